@@ -1,0 +1,21 @@
+"""What packing and masking must know of a vocabulary, without knowing the tokenizer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """Ids of the special pieces, the vocabulary's size, and which pieces continue a word."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+    vocabulary: int
+    """Number of pieces, V."""
+    continuation_V: npt.NDArray[np.bool_]
+    """True for pieces that begin with ##: they belong to the word of the piece before."""
