@@ -1,0 +1,183 @@
+"""Compatibility mode: the instances of Google's create_pretraining_data.py, draw for draw.
+
+Source: google-research/bert, create_pretraining_data.py (Devlin et al. 2019, appendix A.2), re-implemented here over
+token ranges. All draws come from one `random.Random` in the original's order, so this is sequential, holds all
+instances in memory and gives every epoch the same masks. It exists to compare with; to train, use mode "pairs".
+"""
+
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from lambert.core.specials import Specials
+from lambert.data.masking import Ints, MaskingConfig
+from lambert.data.packing import Outline, PackingConfig, Rows
+
+
+class Instance(NamedTuple):
+    """One sequence with its static masks."""
+
+    a_start: int
+    a_length: int
+    b_start: int
+    b_length: int
+    label: int
+    positions: list[int]
+    """Masked places within the sequence, ascending."""
+    replacements: list[int]
+    """What stands there instead of the original id."""
+
+
+def create_instances(
+    outline: Outline, packing: PackingConfig, masking: MaskingConfig, specials: Specials, random: Random
+) -> list[Instance]:
+    """All instances in the original's final order: documents shuffled once, `duplicates` passes, instances shuffled."""
+    creation = _Creation(outline, packing, masking, specials, random)
+    instances = [
+        instance
+        for _ in range(packing.duplicates)
+        for place in range(outline.documents)
+        for instance in creation.of_document(place)
+    ]
+    random.shuffle(instances)
+    return instances
+
+
+class _Creation:
+    def __init__(
+        self,
+        outline: Outline,
+        packing: PackingConfig,
+        masking: MaskingConfig,
+        specials: Specials,
+        random: Random,
+    ) -> None:
+        self.outline, self.packing, self.masking = outline, packing, masking
+        self.specials, self.random = specials, random
+        order = list(range(outline.documents))
+        random.shuffle(order)
+        bounds = np.concatenate([[0], outline.ends]).tolist()
+        firsts = outline.first.tolist()
+        self.documents = [bounds[firsts[number] : firsts[number + 1] + 1] for number in order]
+        self.continues = specials.continuation_V.tolist()
+
+    def of_document(self, place: int) -> list[Instance]:
+        """The instances of the document at this place of the shuffled order."""
+        random, bounds, room = self.random, self.documents[place], self.packing.room(2)
+        target = room
+        if random.random() < self.packing.short_sequences:
+            target = random.randint(2, room)
+        instances = []
+        first, sentences = 0, len(bounds) - 1
+        while first < sentences:
+            behind = first + 1
+            while behind < sentences and bounds[behind] - bounds[first] < target:
+                behind += 1
+            count = behind - first
+            end_of_a = first + (random.randint(1, count - 1) if count >= 2 else 1)
+            a = (bounds[first], bounds[end_of_a])
+            if count == 1 or random.random() < 0.5:
+                instances.append(self.instance(a, self.elsewhere(place, target - a[1] + a[0]), 1))
+                first = end_of_a  # the sentences behind A are put back
+            else:
+                instances.append(self.instance(a, (a[1], bounds[behind]), 0))
+                first = behind
+        return instances
+
+    def elsewhere(self, place: int, wanted: int) -> tuple[int, int]:
+        """The token range of a random B. After ten tries the document may be A's own."""
+        last = len(self.documents) - 1
+        for _ in range(10):
+            other = self.random.randint(0, last)
+            if other != place:
+                break
+        bounds = self.documents[other]
+        first = self.random.randint(0, len(bounds) - 2)
+        behind = first + 1
+        while behind < len(bounds) - 1 and bounds[behind] - bounds[first] < wanted:
+            behind += 1
+        return bounds[first], bounds[behind]
+
+    def instance(self, a: tuple[int, int], b: tuple[int, int], label: int) -> Instance:
+        """Truncated and masked."""
+        (a_start, a_end), (b_start, b_end), toss = a, b, self.random.random
+        while a_end - a_start + b_end - b_start > self.packing.room(2):
+            front = toss() < 0.5
+            if a_end - a_start > b_end - b_start:
+                a_start, a_end = a_start + front, a_end - (not front)
+            else:
+                b_start, b_end = b_start + front, b_end - (not front)
+        cls, sep = self.specials.cls, self.specials.sep
+        take = self.outline.split.take
+        tokens_a, tokens_b = take(a_start, a_end).tolist(), take(b_start, b_end).tolist()
+        masked = self.masks([cls, *tokens_a, sep, *tokens_b, sep])
+        return Instance(a_start, a_end - a_start, b_start, b_end - b_start, label, sorted(masked), [*masked.values()])
+
+    def masks(self, tokens: list[int]) -> dict[int, int]:
+        """The masked positions, ascending, and what replaces them. A word runs on across [SEP], as in the original."""
+        random, specials = self.random, self.specials
+        words: list[list[int]] = []
+        for position, token in enumerate(tokens):
+            if token in (specials.cls, specials.sep):
+                continue
+            if self.masking.whole_word and words and self.continues[token]:
+                words[-1].append(position)
+            else:
+                words.append([position])
+        random.shuffle(words)
+        wanted = int(self.masking.predictions(np.array([len(tokens)]))[0])
+        masked: dict[int, int] = {}
+        for word in words:
+            if len(masked) >= wanted:
+                break
+            if len(masked) + len(word) > wanted:
+                continue
+            for position in word:
+                if random.random() < self.masking.mask_share:
+                    masked[position] = specials.mask
+                elif random.random() < self.keep_share:
+                    masked[position] = tokens[position]
+                else:
+                    masked[position] = random.randint(0, specials.vocabulary - 1)
+        return dict(sorted(masked.items()))
+
+    @property
+    def keep_share(self) -> float:
+        """Share of the tokens that do not become [MASK] that stay as they are: 0.5 in the original."""
+        kept = 1 - self.masking.mask_share - self.masking.random_share
+        return round(kept / (1 - self.masking.mask_share), 12)
+
+
+class GooglePlan:
+    """The instances as a plan, and their masks; the same in every epoch."""
+
+    def __init__(
+        self,
+        outline: Outline,
+        packing: PackingConfig,
+        masking: MaskingConfig,
+        specials: Specials,
+        seed: int,
+    ) -> None:
+        instances = create_instances(outline, packing, masking, specials, Random(seed))
+        self.size = len(instances)
+        self._columns = np.array([instance[:5] for instance in instances], dtype=np.int64).T
+        self._ends = np.cumsum([0, *(len(instance.positions) for instance in instances)])
+        self._positions = np.array([place for instance in instances for place in instance.positions], dtype=np.int32)
+        self._replacements = np.array([new for instance in instances for new in instance.replacements], dtype=np.int32)
+
+    def rows(self, indices_S: Ints) -> Rows:
+        """The token ranges of the named instances."""
+        return Rows(*self._columns[:, indices_S])
+
+    def mask(self, ids_T: Ints, lengths_S: Ints, epochs_S: Ints, indices_S: Ints) -> tuple[Ints, Ints]:
+        """Replaces the masked tokens of `ids_T` in place. Gives their flat numbers in ascending order, and the ids
+        that stood there [N]. The epoch does not matter."""
+        first_S, counts_S = self._ends[indices_S], self._ends[indices_S + 1] - self._ends[indices_S]
+        within_N = np.arange(counts_S.sum()) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
+        entry_N = np.repeat(first_S, counts_S) + within_N
+        at_N = self._positions[entry_N] + np.repeat(np.cumsum(lengths_S) - lengths_S, counts_S)
+        labels_N = ids_T[at_N]
+        ids_T[at_N] = self._replacements[entry_N]
+        return at_N, labels_N

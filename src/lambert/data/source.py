@@ -1,0 +1,118 @@
+"""A prepared corpus as a source of batches: plan, tokens, masks."""
+
+import threading
+from collections import OrderedDict
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from lambert.core.batch import Batch, Source, Target, flat_batch
+from lambert.core.errors import DataError
+from lambert.core.shards import Split
+from lambert.core.specials import Specials
+from lambert.data.google import GooglePlan
+from lambert.data.masking import DynamicMasking, MaskingConfig
+from lambert.data.packing import FullPlan, Ints, Outline, PackingConfig, Plan, Rows
+from lambert.data.pairs import PairPlan
+
+_PLANS_KEPT = 2  # a batch may reach over the end of an epoch
+
+
+class Masking(Protocol):
+    """Chooses and replaces the tokens to predict."""
+
+    def mask(self, ids_T: Ints, lengths_S: Ints, epochs_S: Ints, indices_S: Ints) -> tuple[Ints, Ints]:
+        """Changes `ids_T`; gives the flat numbers of the chosen tokens and the ids that stood there."""
+
+
+class CorpusSource(Source):
+    """The sequences of one split of a prepared corpus, with masked-LM and, for pairs, next-sentence targets.
+
+    Every epoch has as many sequences as the first, so where an update's sequences lie is arithmetic. In modes "pairs"
+    and "balanced" later plans may be longer or shorter by a fraction of a percent: a few sequences are then left out of
+    an epoch, or seen twice under other masks.
+
+    Raises DataError where the corpus and the vocabulary do not match, or the corpus cannot be packed in this mode.
+    """
+
+    objectives: tuple[str, ...]
+    """What `Batch.targets` holds: ("mlm", "nsp"), in mode "full" ("mlm",)."""
+
+    def __init__(
+        self, split: Split, packing: PackingConfig, masking: MaskingConfig, specials: Specials, seed: int
+    ) -> None:
+        if split.vocabulary != specials.vocabulary:
+            raise DataError(
+                f"{split.corpus} was prepared with a vocabulary of {split.vocabulary} pieces, the tokenizer has "
+                f"{specials.vocabulary}. Use the tokenizer of the corpus, or run `lambert prepare` again."
+            )
+        self.objectives = ("mlm",) if packing.mode == "full" else ("mlm", "nsp")
+        self._split, self._packing, self._specials, self._seed = split, packing, specials, seed
+        self._outline = Outline(split)
+        self._plans: OrderedDict[int, Plan] = OrderedDict()
+        self._lock = threading.Lock()
+        self._masking: Masking = DynamicMasking(masking, specials, seed)
+        self._fixed: Plan | None = None
+        if packing.mode == "full":
+            self._fixed = FullPlan(self._outline, packing)
+        elif packing.mode == "google":
+            google = GooglePlan(self._outline, packing, masking, specials, seed)
+            self._fixed, self._masking = google, google
+        self._size = self._plan(0).size
+
+    def size(self, epoch: int) -> int:
+        return self._size
+
+    def lengths(self, epochs_S: Ints, indices_S: Ints) -> Ints:
+        return self._rows(epochs_S, indices_S).lengths()
+
+    def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
+        rows = self._rows(epochs_S, indices_S)
+        lengths_S = rows.lengths()
+        ids_T = self._tokens(rows, lengths_S)
+        pairs_S2 = np.stack([rows.a_length_S + 2, lengths_S - rows.a_length_S - 2], axis=1)
+        types_T = np.repeat(np.tile([0, 1], len(lengths_S)), pairs_S2.ravel())
+        at_N, labels_N = self._masking.mask(ids_T, lengths_S, epochs_S, indices_S)
+        targets = {"mlm": Target(torch.from_numpy(at_N), torch.from_numpy(labels_N))}
+        if "nsp" in self.objectives:
+            targets["nsp"] = Target(torch.arange(len(lengths_S)), torch.from_numpy(rows.label_S))
+        return flat_batch(ids_T, types_T, lengths_S, targets)
+
+    def _tokens(self, rows: Rows, lengths_S: Ints) -> Ints:
+        """[CLS] A [SEP] B [SEP] of each row, one behind the other [T]."""
+        take, specials = self._split.take, self._specials
+        ids_T = np.full(lengths_S.sum(), specials.sep, dtype=np.int64)
+        begin_S = np.cumsum(lengths_S) - lengths_S
+        ids_T[begin_S] = specials.cls
+        b_begin_S = begin_S + rows.a_length_S + 2
+        for at, start, length in zip(
+            (begin_S + 1).tolist(), rows.a_start_S.tolist(), rows.a_length_S.tolist(), strict=True
+        ):
+            ids_T[at : at + length] = take(start, start + length)
+        if rows.b_length_S.any():
+            for at, start, length in zip(
+                b_begin_S.tolist(), rows.b_start_S.tolist(), rows.b_length_S.tolist(), strict=True
+            ):
+                ids_T[at : at + length] = take(start, start + length)
+        return ids_T
+
+    def _rows(self, epochs_S: Ints, indices_S: Ints) -> Rows:
+        epochs, which = np.unique(epochs_S, return_inverse=True)
+        if len(epochs) == 1:
+            return self._plan(int(epochs[0])).rows(indices_S)
+        columns = np.zeros((5, len(indices_S)), dtype=np.int64)
+        for number, epoch in enumerate(epochs.tolist()):
+            columns[:, which == number] = self._plan(epoch).rows(indices_S[which == number]).columns()
+        return Rows(*columns)
+
+    def _plan(self, epoch: int) -> Plan:
+        if self._fixed is not None:
+            return self._fixed
+        with self._lock:
+            if epoch not in self._plans:
+                self._plans[epoch] = PairPlan(self._outline, self._packing, self._seed, epoch)
+            self._plans.move_to_end(epoch)
+            while len(self._plans) > _PLANS_KEPT:
+                self._plans.popitem(last=False)
+            return self._plans[epoch]

@@ -1,0 +1,256 @@
+"""The stream and its background thread."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lambert.core.batch import Target, flat_batch
+from lambert.core.errors import DataError, UsageError
+from lambert.data.masking import MaskingConfig
+from lambert.data.packing import PackingConfig
+from lambert.data.source import CorpusSource
+from lambert.data.stream import micro_bounds, once, stream
+
+
+class Numbered:
+    """Sequence (epoch, index) is the tokens epoch, index, 0, 0, ...; the epochs have the sizes given."""
+
+    def __init__(self, sizes, fail_at=None):
+        self.sizes, self.fail_at = sizes, fail_at
+
+    def size(self, epoch):
+        return self.sizes[epoch % len(self.sizes)]
+
+    def lengths(self, epochs, indices):
+        return 2 + (indices * 7 + epochs) % 11
+
+    def collate(self, epochs, indices):
+        if self.fail_at is not None and (epochs == self.fail_at).any():
+            raise DataError("rotten row 7")
+        lengths = self.lengths(epochs, indices)
+        ids = np.zeros(lengths.sum(), dtype=np.int64)
+        first = np.cumsum(lengths) - lengths
+        ids[first], ids[first + 1] = epochs, indices
+        odd = np.flatnonzero(indices % 2)
+        target = Target(torch.from_numpy(odd), torch.ones(len(odd), dtype=torch.long))
+        return flat_batch(ids, np.zeros_like(ids), lengths, {"label": target})
+
+
+def members(batch):
+    first = batch.bounds_S1[:-1].long()
+    return list(zip(batch.ids_T[first].tolist(), batch.ids_T[first + 1].tolist(), strict=True))
+
+
+def sequences(batches):
+    """(epoch, index) of each sequence, in order."""
+    return [pair for item in batches for _, batch in item.micro_batches for pair in members(batch)]
+
+
+def rows(batch):
+    """Everything of each sequence, as plain values."""
+    bounds, found = batch.bounds_S1.tolist(), []
+    at = {name: target.at_N.tolist() for name, target in batch.targets.items()}
+    labels = {name: target.labels_N.tolist() for name, target in batch.targets.items()}
+    for s, (low, high) in enumerate(itertools.pairwise(bounds)):
+        mlm = [(a - low, b) for a, b in zip(at["mlm"], labels["mlm"], strict=True) if low <= a < high]
+        nsp = labels["nsp"][s] if "nsp" in labels else None
+        found.append((batch.ids_T[low:high].tolist(), batch.types_T[low:high].tolist(), mlm, nsp))
+    return found
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_epochs_follow_one_another_each_sequence_once(shuffle):
+    sizes = [5, 8, 3]
+    seen = sequences(stream(Numbered(sizes), batch_size=4, micro_tokens=20, seed=3, shuffle=shuffle, stop=8))
+    assert len(seen) == 32
+    epochs = [list(group) for _, group in itertools.groupby(seen, key=lambda pair: pair[0])]
+    assert [len(group) for group in epochs] == [5, 8, 3, 5, 8, 3]
+    for number, group in enumerate(epochs):
+        assert sorted(group) == [(number, index) for index in range(len(group))]
+    assert (seen == sorted(seen)) is not shuffle
+    if shuffle:
+        assert [index for _, index in epochs[0]] != [index for _, index in epochs[3]]
+
+
+@settings(deadline=None)
+@given(
+    start=st.integers(0, 12),
+    world=st.sampled_from([1, 2, 4]),
+    micro_tokens=st.sampled_from([1, 13, 40, 10**6]),
+    batch_size=st.sampled_from([1, 8, 24]),
+)
+def test_nothing_depends_on_start_ranks_or_micro_batches(start, world, micro_tokens, batch_size):
+    source = Numbered([11, 12])
+    reference = list(stream(source, batch_size=batch_size, micro_tokens=10**6, seed=5, stop=start + 3))[start:]
+    shares = [
+        list(
+            stream(
+                source,
+                batch_size=batch_size,
+                micro_tokens=micro_tokens,
+                seed=5,
+                start=start,
+                rank=rank,
+                world=world,
+                stop=start + 3,
+            )
+        )
+        for rank in range(world)
+    ]
+    for update, whole in enumerate(reference):
+        parts = [share[update] for share in shares]
+        merged = sorted(itertools.chain(*(part.micro_batches for part in parts)), key=lambda item: item[0])
+        assert [number for number, _ in merged] == list(range(len(merged)))
+        assert all(n % world == rank for rank, part in enumerate(parts) for n, _ in part.micro_batches)
+        assert [pair for _, batch in merged for pair in members(batch)] == sequences([whole])
+        assert all(batch.tokens <= micro_tokens or batch.sequences == 1 for _, batch in merged)
+        for part in parts:
+            assert (part.counts, part.tokens, part.sequences) == (whole.counts, whole.tokens, batch_size)
+        assert whole.counts["label"] == sum(index % 2 for _, index in sequences([whole]))
+        assert whole.tokens == sum(batch.tokens for _, batch in merged)
+
+
+@pytest.mark.parametrize("mode", ["pairs", "balanced", "full"])
+def test_a_corpus_streams_the_same_bytes_however_it_is_split_and_resumed(random_corpus, specials, mode):
+    corpus = random_corpus(12, seed=9)
+
+    def source():
+        packing = PackingConfig(mode=mode, sequence_length=48)
+        return CorpusSource(corpus, packing, MaskingConfig(whole_word=True), specials, 2)
+
+    def run(start, stop, batch_size=8, micro_tokens=10**6, world=1):
+        updates = []
+        shares = [
+            stream(
+                source(),
+                batch_size=batch_size,
+                micro_tokens=micro_tokens,
+                seed=2,
+                start=start,
+                rank=rank,
+                world=world,
+                stop=stop,
+            )
+            for rank in range(world)
+        ]
+        for parts in zip(*shares, strict=True):
+            merged = sorted(itertools.chain(*(part.micro_batches for part in parts)), key=lambda item: item[0])
+            updates.append([row for _, batch in merged for row in rows(batch)])
+        return updates
+
+    size = source().size(0)
+    stop = 3 * size // 8 + 1  # into the fourth epoch
+    whole = run(0, stop)
+    for world in (1, 2, 4):
+        assert run(0, stop, micro_tokens=100, world=world) == whole
+    for start in (1, stop // 2, stop - 1):
+        assert run(start, stop, micro_tokens=333) == whole[start:]
+    assert [row for update in run(0, 8 * stop, batch_size=1) for row in update] == [r for u in whole for r in u]
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
+def test_micro_batches_are_as_full_as_they_can_be(lengths, micro_tokens):
+    bounds = micro_bounds(np.array(lengths, dtype=np.int64), micro_tokens)
+    assert bounds[0] == 0
+    assert bounds[-1] == len(lengths)
+    for low, high in itertools.pairwise(bounds):
+        assert high > low
+        assert sum(lengths[low:high]) <= micro_tokens or high == low + 1
+        assert high == len(lengths) or sum(lengths[low : high + 1]) > micro_tokens
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_once_gives_every_sequence_of_epoch_0_in_order(world):
+    source = Numbered([23])
+    shares = [list(once(source, micro_tokens=30, rank=rank, world=world)) for rank in range(world)]
+    interleaved = [batch for group in itertools.zip_longest(*shares) for batch in group if batch is not None]
+    assert [pair for batch in interleaved for pair in members(batch)] == [(0, index) for index in range(23)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(4, [0, 5, 11, 17]), (23, list(range(23))), (99, list(range(23))), (0, list(range(23)))]
+)
+def test_once_takes_a_limited_number_from_everywhere(limit, expected):
+    batches = once(Numbered([23]), micro_tokens=30, sequences=limit)
+    assert [index for batch in batches for _, index in members(batch)] == expected
+
+
+def test_an_error_in_the_background_is_raised_here_after_what_came_before():
+    batches = stream(Numbered([4], fail_at=2), batch_size=4, micro_tokens=50, seed=0)
+    assert len(sequences([next(batches), next(batches)])) == 8
+    with pytest.raises(DataError, match="rotten row 7"):
+        next(batches)
+    assert not alive()
+
+
+def alive():
+    return [thread for thread in threading.enumerate() if thread.name == "lambert-stream"]
+
+
+def test_closing_ends_the_thread():
+    batches = stream(Numbered([1000]), batch_size=2, micro_tokens=50, seed=0)
+    assert not alive()  # nothing runs before it is asked for
+    next(batches)
+    assert len(alive()) == 1
+    batches.close()
+    assert not alive()
+    finite = list(stream(Numbered([10]), batch_size=2, micro_tokens=50, seed=0, stop=3))
+    assert len(finite) == 3
+    assert not alive()
+    assert list(stream(Numbered([10]), batch_size=2, micro_tokens=50, seed=0, start=3, stop=3)) == []
+
+
+def test_the_next_update_is_assembled_while_the_caller_works():
+    class Slow(Numbered):
+        def collate(self, epochs, indices):
+            time.sleep(0.05)
+            return super().collate(epochs, indices)
+
+    batches = stream(Slow([100]), batch_size=2, micro_tokens=1000, seed=0)
+    first = next(batches)
+    time.sleep(0.2)
+    second = next(batches)
+    batches.close()
+    assert first.wait_seconds >= 0.045
+    assert second.wait_seconds < 0.04
+
+
+def test_an_interrupt_while_waiting_leaves_at_once():
+    class Slow(Numbered):
+        def collate(self, epochs, indices):
+            time.sleep(0.5)
+            return super().collate(epochs, indices)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    batches = stream(Slow([100]), batch_size=2, micro_tokens=1000, seed=0)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        asked = time.perf_counter()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, handler)
+    assert time.perf_counter() - asked < 3  # the batch under way is finished, none is begun
+    assert not alive()
+
+
+def test_no_data_and_no_room_are_named():
+    with pytest.raises(DataError, match="no sequence"):
+        next(stream(Numbered([0]), batch_size=2, micro_tokens=50, seed=0))
+    with pytest.raises(UsageError, match="batch_size"):
+        stream(Numbered([4]), batch_size=0, micro_tokens=50, seed=0)
+    with pytest.raises(UsageError, match="micro_tokens"):
+        stream(Numbered([4]), batch_size=2, micro_tokens=0, seed=0)
+    with pytest.raises(UsageError, match="micro_tokens"):
+        next(once(Numbered([4]), micro_tokens=0))
+    assert list(once(Numbered([0]), micro_tokens=5)) == []
