@@ -1,0 +1,1 @@
+"""Gradients to updates. Read in this order: lamb, groups, schedule, optimizers."""

@@ -1,0 +1,75 @@
+"""The settings of the optimizer and of its learning rate."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lambert.core.errors import UsageError
+
+Adapt = Literal["decayed", "all", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimConfig:
+    """How gradients become updates, and the learning rate of each update."""
+
+    name: str = "lamb"
+    """Optimizer: lamb, adamw, radam, or "package.module:name"."""
+    lr: float = 1e-3
+    """Peak learning rate, reached at the end of the warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the running means of the gradient and of its square, each in [0, 1)."""
+    eps: float = 1e-6
+    """Added to the root of the mean square, outside the root."""
+    weight_decay: float = 0.01
+    """Decoupled decay, a share of the weight for a learning rate of 1; biases and LayerNorm are never decayed."""
+    clip: float = 1.0
+    """Largest L2 norm of the whole gradient, which is scaled down to it before the update; 0 turns it off."""
+    bias_correction: bool = True
+    """LAMB: divide the running means by 1 - beta^t. Without it the first thousand updates of biases are too long."""
+    adapt: Adapt = "decayed"
+    """LAMB: the tensors whose step is scaled to their norm: the decayed ones, all (NVLAMB), or none (this is AdamW)."""
+    trust: tuple[float, float] = (0.0, math.inf)
+    """LAMB: smallest and largest trust ratio; the published algorithm bounds neither."""
+    schedule: str = "linear"
+    """Course of the learning rate after the warm-up: linear, polynomial, cosine, constant, wsd (constant, then down as
+    1 - sqrt), wsd_linear, or "package.module:name"."""
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises linearly from 0 to its peak."""
+    warmup_share: float = 0.0
+    """The same as a share of all updates of the run, in [0, 1); set this or warmup_steps, not both."""
+    power: float = 1.0
+    """Exponent of the polynomial schedule."""
+    end_lr: float = 0.0
+    """Learning rate at which the decay arrives at the end of the run."""
+    decay_share: float = 0.1
+    """wsd: share of the updates after the warm-up that the final decay takes, in (0, 1]."""
+    anchored: bool = False
+    """Measure the decay from update 0, not from the end of the warm-up, where the learning rate then jumps down: what
+    Google's and NVIDIA's BERT scripts do."""
+
+    def __post_init__(self) -> None:
+        _check("lr", self.lr, self.lr > 0, "above 0")
+        _check(
+            "betas", self.betas, len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two shares in [0, 1)"
+        )
+        _check("eps", self.eps, self.eps >= 0, "0 or more")
+        _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
+        _check("clip", self.clip, self.clip >= 0, "a norm, or 0 for off")
+        _check("adapt", self.adapt, self.adapt in get_args(Adapt), f"one of {', '.join(get_args(Adapt))}")
+        _check("trust", self.trust, len(self.trust) == 2 and 0 <= self.trust[0] <= self.trust[1], "0 <= low <= high")
+        _check("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or more updates")
+        _check("warmup_share", self.warmup_share, 0 <= self.warmup_share < 1, "a share in [0, 1)")
+        _check("power", self.power, self.power > 0, "above 0")
+        _check("end_lr", self.end_lr, 0 <= self.end_lr <= self.lr, "between 0 and lr")
+        _check("decay_share", self.decay_share, 0 < self.decay_share <= 1, "a share in (0, 1]")
+        if self.warmup_steps and self.warmup_share:
+            raise UsageError(
+                f"optim.warmup_steps = {self.warmup_steps} and optim.warmup_share = {self.warmup_share} are both set: "
+                "drop one."
+            )
+
+
+def _check(field: str, value: object, holds: bool, wanted: str) -> None:
+    if not holds:
+        raise UsageError(f"optim.{field} = {value} should be {wanted}.")
