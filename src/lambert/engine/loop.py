@@ -1,0 +1,242 @@
+"""The loop: batches in, updates of the weights out. Pre-training and fine-tuning differ in what they hand to it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lambert.core.batch import Batch
+from lambert.core.errors import MachineError
+from lambert.core.randomness import Stream, key
+from lambert.engine.device import Reading, Stopwatch
+from lambert.engine.dist import World
+from lambert.engine.precision import Gradients, Precision
+
+
+class Update(Protocol):
+    """The data of one update: this rank's share of a global batch, and what the whole of it counts."""
+
+    @property
+    def micro_batches(self) -> Sequence[tuple[int, Batch]]:
+        """This rank's micro-batches, each with its number in the global batch."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Targets of each objective in the whole global batch."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole global batch."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the whole global batch."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long the loop had to wait for it."""
+
+
+class Step:
+    """What one update did. Values that the device computes are fetched when they are first asked for."""
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        lr: float,
+        update: Update,
+        objectives: Sequence[str],
+        parameters: Sequence[str],
+        reading: Reading,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self.index = index
+        """Updates done, this one included: the first step is 1."""
+        self.lr = lr
+        """Learning rate of this update."""
+        self.tokens, self.sequences = update.tokens, update.sequences
+        """Of the whole global batch."""
+        self.wait_seconds = update.wait_seconds
+        """How long the device had no work because the data was not ready."""
+        self._objectives, self._parameters = objectives, parameters
+        self._reading, self._stopwatch = reading, stopwatch
+
+    def due(self, every: int) -> bool:
+        """Whether something that happens once in `every` updates happens now; 0 means never."""
+        return every > 0 and self.index % every == 0
+
+    @cached_property
+    def _values(self) -> list[float]:
+        return self._reading.values
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Mean loss of each objective over its targets in the global batch; those without a target are left out."""
+        return dict(zip(self._objectives, self._values, strict=False))
+
+    @property
+    def loss(self) -> float:
+        """What was minimised: the sum of `losses`."""
+        return math.fsum(self.losses.values())
+
+    @property
+    def grad_norm(self) -> float:
+        """L2 norm of all gradients together, before clipping."""
+        return self._values[len(self._objectives)]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the weights were left as they were, for a non-finite gradient."""
+        return not math.isfinite(self.grad_norm)
+
+    @property
+    def non_finite(self) -> str | None:
+        """Name of the first parameter whose gradient is not finite."""
+        norms = self._values[len(self._objectives) + 1 :]
+        names = zip(self._parameters, norms, strict=True)
+        return next((name for name, norm in names if not math.isfinite(norm)), None)
+
+    @property
+    def seconds(self) -> float:
+        """Time of the update on the device, waiting for data included, and the caller's own work left out."""
+        return self._stopwatch.seconds
+
+
+def train(
+    net: nn.Module,
+    optimizer: Optimizer,
+    batches: Iterable[Update],
+    *,
+    schedule: Callable[[int], float],
+    clip: float,
+    precision: Precision,
+    world: World,
+    seed: int,
+    start: int,
+    steps: int,
+) -> Iterator[Step]:
+    """Runs updates `start` to `steps` - 1 and yields a Step after each.
+
+    `net(batch)` gives the summed losses [K] of `net.objectives`; `batches` begins with the data of update `start`.
+    What is minimised is the sum over the objectives of (summed loss / number of targets in the global batch), each
+    target weighing the same however the batch was split into micro-batches and ranks. `schedule` gives the learning
+    rate of the n-th applied update, from 0; `clip` bounds the global gradient norm (0: no bound).
+    Dropout is a function of (seed, update, number of the micro-batch). Raises MachineError when memory runs out.
+    """
+    gradients = Gradients(net)
+    objectives = _objectives(net)
+    stopwatch = Stopwatch(world.device)
+    try:
+        for number, update in zip(range(start, steps), batches, strict=False):
+            with _memory_explained(number, update, world):
+                net.train()
+                gradients.clear()
+                losses_K = _accumulate(net, update, objectives, precision, world, seed=seed, number=number)
+                world.sum(gradients.flat)
+                world.sum(losses_K)
+                # Read only now: the device is busy with this update while the host learns of the one before.
+                lr = schedule(number - precision.skipped)
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                norms_P1 = precision.step(optimizer, gradients, clip)
+            present = [name for name in objectives if update.counts.get(name, 0)]
+            reading = Reading(torch.cat([losses_K, norms_P1.to(losses_K.dtype)]))
+            stopwatch.stop()
+            yield Step(
+                index=number + 1,
+                lr=lr,
+                update=update,
+                objectives=present,
+                parameters=gradients.names,
+                reading=reading,
+                stopwatch=stopwatch,
+            )
+            stopwatch = Stopwatch(world.device)
+    finally:
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+
+
+def _accumulate(
+    net: nn.Module,
+    update: Update,
+    objectives: Sequence[str],
+    precision: Precision,
+    world: World,
+    *,
+    seed: int,
+    number: int,
+) -> Tensor:
+    """Adds this rank's gradients and gives its share of the mean losses, of the objectives that have targets."""
+    counts = [(k, update.counts[name]) for k, name in enumerate(objectives) if update.counts.get(name, 0)]
+    losses_K = torch.zeros(len(counts), device=world.device)
+    for index, batch in update.micro_batches:
+        torch.manual_seed(int(key(seed, Stream.DROPOUT, number, index)))
+        with precision.autocast():
+            sums_K = net(world.put(batch))
+        terms_K = torch.stack([sums_K[k] / count for k, count in counts]) if counts else sums_K[:0]
+        if terms_K.requires_grad:  # not so where this micro-batch happens to have no target
+            precision.backward(terms_K.sum())
+        losses_K = losses_K + terms_K.detach()
+    return losses_K
+
+
+def evaluate(net: nn.Module, batches: Iterable[Batch], precision: Precision, world: World) -> dict[str, float]:
+    """Mean loss of each of `net.objectives` over all batches of all ranks; as `<objective>_accuracy` the share of hits.
+
+    `net.score(batch)` gives the summed losses [K] and the hits [K]. Objectives without a target are left out.
+    """
+    objectives = _objectives(net)
+    score: Any = net.score
+    wide = torch.float32 if world.device.type == "mps" else torch.float64
+    totals_3K = torch.zeros(3, len(objectives), dtype=torch.float64)
+    sums_2K = torch.zeros(2, len(objectives), dtype=wide, device=world.device)
+    was_training = net.training
+    net.eval()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                with precision.autocast():
+                    sums_K, hits_K = score(world.put(batch))
+                sums_2K += torch.stack([sums_K.to(wide), hits_K.to(wide)])
+                for k, name in enumerate(objectives):
+                    totals_3K[2, k] += batch.targets[name].count if name in batch.targets else 0
+    finally:
+        net.train(was_training)
+    totals_3K[:2] = sums_2K.cpu()
+    world.sum(totals_3K)
+    scores = {}
+    for k, name in enumerate(objectives):
+        loss, hits, count = totals_3K[:, k].tolist()
+        if count:
+            scores[name], scores[f"{name}_accuracy"] = loss / count, hits / count
+    return scores
+
+
+def _objectives(net: nn.Module) -> tuple[str, ...]:
+    names: Any = net.objectives
+    return tuple(names)
+
+
+@contextmanager
+def _memory_explained(number: int, update: Update, world: World) -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+        texts = ("can't allocate memory", "not enough memory", "out of memory")
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not any(t in str(error) for t in texts):
+            raise
+        batches = [batch for _, batch in update.micro_batches]
+        largest = max((batch.tokens for batch in batches), default=0)
+        longest = max((batch.longest for batch in batches), default=0)
+        raise MachineError(
+            f"Out of memory on {world.device} in update {number + 1}, with micro-batches of up to {largest:,} tokens "
+            f"(longest sequence: {longest}). Lower micro_tokens: the batch size and the result stay the same."
+        ) from error

@@ -1,0 +1,134 @@
+"""Number formats of the forward and backward pass. Weights, gradients and moments are float32 whatever is chosen.
+
+Micikevicius et al., "Mixed precision training", ICLR 2018: master weights in float32 (section 3.1) and, for float16,
+loss scaling (section 3.2). The order is theirs and of torch's AMP notes: scale, backward, unscale, clip, step, update.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lambert.core.errors import UsageError
+from lambert.core.registry import nearest
+from lambert.engine.device import Reading
+
+PRECISIONS: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+_ALIGNMENT = 16
+"""Elements: every gradient begins at a multiple of 64 bytes, so that vectorised kernels take their fast path."""
+
+
+class Gradients:
+    """The gradients of a net as views into one flat buffer: one collective, one kernel to clear, one to scale.
+
+    A parameter that took no part in an update has gradient zero, not none, so that the result is the same however the
+    batch was split.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+        self.names = [name for name, _ in named]
+        """P names of trained parameters."""
+        self._parameters = [parameter for _, parameter in named]
+        if len({(parameter.dtype, parameter.device) for parameter in self._parameters}) != 1:
+            raise UsageError("All trained parameters must be of one type and on one device, and there must be some.")
+        starts = [0]
+        for parameter in self._parameters:
+            starts.append(starts[-1] + -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT)
+        self.flat = self._parameters[0].new_zeros(starts[-1], requires_grad=False)
+        """All gradients one behind the other, with zeros between them."""
+        self.views = [
+            self.flat[start : start + parameter.numel()].view(parameter.shape)
+            for start, parameter in zip(starts[:-1], self._parameters, strict=True)
+        ]
+        """P gradients, shaped as their parameters."""
+
+    def clear(self) -> None:
+        """Zeroes the buffer and (again) hangs its views on the parameters, where `backward` adds to them."""
+        self.flat.zero_()
+        for parameter, view in zip(self._parameters, self.views, strict=True):
+            parameter.grad = view
+
+    def norms(self) -> Tensor:
+        """L2 norm of every gradient [P]."""
+        return torch.stack(torch._foreach_norm(self.views))
+
+
+class Precision:
+    """How a loss becomes an update in one of PRECISIONS. Its state: the loss scale, and how many updates it skipped."""
+
+    def __init__(self, name: str, device: torch.device | None = None) -> None:
+        if name not in PRECISIONS:
+            raise UsageError(f"precision = {name!r} is unknown.{nearest(name, PRECISIONS)}")
+        self.name = name
+        self.device = device or torch.device("cpu")
+        self._dtype = PRECISIONS[name]
+        # Torch's defaults: scale 65536, x2 after 2000 good updates, x0.5 after an overflow.
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=name == "float16")
+        self._scaler.scale(torch.zeros((), device=self.device))  # makes the scale exist, also on a rank without work
+        self._skipped = 0
+        self._last: Reading | None = None
+
+    def autocast(self) -> torch.autocast:
+        """A context in which matrix products run in this precision."""
+        return torch.autocast(self.device.type, self._dtype, enabled=self.name != "float32")
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of `loss`, times the loss scale."""
+        torch.autograd.backward(self._scaler.scale(loss))
+
+    def step(self, optimizer: Optimizer, gradients: Gradients, clip: float) -> Tensor:
+        """Unscales, clips to a global norm of `clip` (0: not at all) and updates the weights.
+
+        Gives the norms [1 + P] before clipping: the global one, then each parameter's. Where the global norm is not
+        finite, weights and moments stay as they are; gradients were summed before, so all ranks decide alike.
+        Clipping as in Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, algorithm 1.
+        """
+        self._scaler.unscale_(optimizer)
+        norms_P = gradients.norms()
+        norm = torch.linalg.vector_norm(norms_P)
+        finite = torch.isfinite(norm)
+        if clip > 0:
+            gradients.flat.mul_(clip / norm.clamp(min=clip))
+        self._count()
+        self._last = Reading(finite)
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            # The kernel itself leaves everything as it is where found_inf is 1, and the host need not know yet.
+            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
+            optimizer.step()
+        elif self._last.values[0]:
+            optimizer.step()
+        self._scaler.update()
+        return torch.cat([norm[None], norms_P])
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were skipped so far for a non-finite gradient: they do not move the schedule."""
+        self._count()
+        return self._skipped
+
+    def _count(self) -> None:
+        if self._last is not None:
+            self._skipped += not self._last.values[0]
+            self._last = None
+
+    @property
+    def scale(self) -> float:
+        """The loss scale; 1 where there is none. Waits for the device."""
+        return float(self._scaler.get_scale())
+
+    def state(self) -> dict[str, Any]:
+        """Plain values that restore it exactly."""
+        return {"name": self.name, "skipped": self.skipped, "scaler": self._scaler.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes over what `state` gave. Another precision keeps its own fresh loss scale."""
+        self._skipped, self._last = int(state["skipped"]), None
+        if state["name"] == self.name and state["scaler"]:
+            self._scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,127 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Tiny, adamw, batch_of, free_port, start, steps
+
+from lambert.core.errors import UsageError
+from lambert.engine.dist import World
+from lambert.engine.loop import evaluate
+from lambert.engine.precision import Precision
+
+
+def ranks(size: int, work: Any, *arguments: Any) -> None:
+    port = free_port()
+    processes = [start(work, *arguments, rank=rank, world=size, port=port) for rank in range(size)]
+    for process in processes:
+        process.join(90)
+    assert [process.exitcode for process in processes] == [0] * size
+
+
+def ten_steps(out: Path) -> None:
+    world = World.detect("cpu")
+    net = Tiny()
+    found = list(steps(net, adamw(net), Precision("float32"), stop=10, world=world))
+    scores = evaluate(net, [batch_of([n]) for n in range(world.rank, 12, world.size)], Precision("float32"), world)
+    losses = [(step.loss, step.grad_norm, step.losses) for step in found]
+    torch.save((dict(net.named_parameters()), losses, scores), out / f"{world.size}-{world.rank}.pt")
+    world.close()
+
+
+def test_one_two_and_four_ranks_take_the_same_ten_steps(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    ten_steps(tmp_path)
+    alone, losses, scores = torch.load(tmp_path / "1-0.pt")
+    for size in (2, 4):
+        ranks(size, ten_steps, tmp_path)
+        for rank in range(size):
+            net, seen, theirs = torch.load(tmp_path / f"{size}-{rank}.pt")
+            for name, parameter in alone.items():
+                assert (net[name] - parameter).abs().max() <= 1e-5 * parameter.abs().max()
+            for (a, b, c), (d, e, f) in zip(losses, seen, strict=True):
+                assert (a, b) == pytest.approx((d, e), rel=1e-5)
+                assert c == pytest.approx(f, rel=1e-5)
+            assert theirs == pytest.approx(scores, rel=1e-5)
+
+
+def collectives(out: Path) -> None:
+    world = World.detect("cpu")
+    first = world.is_first
+    tensor = torch.full((3,), float(world.rank))
+    world.broadcast([tensor])
+    answers = (
+        world.sum(torch.tensor([1.0, float(world.rank)])).tolist(),
+        tensor.tolist(),
+        world.broadcast_text("sagt: äöü" if first else "?" * 99),
+        world.broadcast_text("" if first else "x"),
+        world.agree(world.rank == 1),
+        world.agree(False),
+        world.largest(10 - world.rank),
+    )
+    world.barrier()
+    assert answers == ([2.0, 1.0], [0.0, 0.0, 0.0], "sagt: äöü", "", True, False, 10)
+    (out / str(world.rank)).touch()
+    world.close()
+
+
+def test_collectives_give_every_rank_the_same(tmp_path: Path) -> None:
+    ranks(2, collectives, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def overflow_on_one_rank(out: Path) -> None:
+    world = World.detect("cpu")
+    net = Tiny()
+    optimizer, precision = adamw(net), Precision("float16")
+
+    def explode(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * (float("inf") if world.rank == 1 and step_number == 2 else 1)
+
+    net.dense.weight.register_hook(explode)
+    step_number, seen = 1, []
+    for step in steps(net, optimizer, precision, stop=4, world=world):
+        seen.append((step.skipped, step.non_finite, precision.scale, net.dense.weight.detach().clone()))
+        step_number += 1
+    assert [entry[0] for entry in seen] == [False, True, False, False]
+    assert seen[1][1] == "dense.weight"
+    assert [entry[2] for entry in seen] == [65536, 32768, 32768, 32768]
+    assert torch.equal(seen[0][3], seen[1][3])
+    assert not torch.equal(seen[1][3], seen[2][3])
+    (out / str(world.rank)).touch()
+    world.close()
+
+
+def test_an_overflow_on_one_rank_is_skipped_by_all(tmp_path: Path) -> None:
+    ranks(2, overflow_on_one_rank, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_world_of_one_answers_the_same_questions() -> None:
+    world = World()
+    tensor = torch.tensor([1.5])
+    world.broadcast([tensor])
+    world.barrier()
+    world.close()
+    assert world.sum(tensor).tolist() == [1.5]
+    assert world.broadcast_text("a") == "a"
+    assert world.largest(3) == 3
+    assert [world.agree(flag) for flag in (True, False)] == [True, False]
+    assert world.is_first
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("gpu", "unknown"), ("cuda:99", "needs GPU 99"), ("meta", "not supported")]
+)
+def test_a_device_that_is_not_there_is_a_usage_error(device: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        World.detect(device)
+
+
+@pytest.mark.parametrize("values", [{"RANK": "x"}, {"RANK": "2", "WORLD_SIZE": "2"}])
+def test_a_broken_environment_is_a_usage_error(values: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in values.items():
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(UsageError, match="torchrun"):
+        World.detect("cpu")

@@ -1,0 +1,107 @@
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lambert.core.errors import DivergedError, UsageError
+from lambert.engine.guard import Guard, GuardConfig
+
+
+def step(index: int, loss: float, grad_norm: float = 1.0, non_finite: str | None = None) -> Any:
+    skipped = not math.isfinite(grad_norm)
+    return SimpleNamespace(
+        index=index, loss=loss, grad_norm=grad_norm, lr=0.002, skipped=skipped, non_finite=non_finite
+    )
+
+
+def feed(guard: Guard, losses: list[float], start: int = 1, grad_norm: float = 1.0) -> list[str]:
+    return [guard.watch(step(start + i, loss, grad_norm)) for i, loss in enumerate(losses)]
+
+
+def test_a_healthy_run_goes_on() -> None:
+    guard = Guard(GuardConfig())
+    curve = [10.3 - 8 * i / 500 + 0.3 * math.sin(i) for i in range(500)]
+    assert set(feed(guard, curve)) == {"go on"}
+    assert guard.settle() == "go on"
+    assert guard.healthy == 500
+
+
+def test_a_small_loss_may_double_and_a_spike_may_pass() -> None:
+    guard = Guard(GuardConfig(patience=5))
+    assert set(feed(guard, [0.01] * 50 + [0.5] * 50)) == {"go on"}
+    assert set(feed(guard, ([0.5] * 20 + [9.0] * 4) * 5, start=101)) == {"go on"}
+
+
+def test_a_loss_that_runs_away_stops_the_run() -> None:
+    guard = Guard(GuardConfig(patience=5))
+    feed(guard, [2.0] * 100)
+    with pytest.raises(DivergedError) as caught:
+        feed(guard, [7.5] * 10, start=101, grad_norm=40.0)
+    text = str(caught.value)
+    assert caught.value.exit_code == 5
+    for part in ("at step 105", "loss 7.5", "learning rate 0.002", "gradient norm 40 at step 104", "optim.lr"):
+        assert part in text
+    assert guard.healthy == 100
+    assert "\n" not in text
+
+
+def test_a_loss_that_runs_away_is_not_learned_as_the_new_mean() -> None:
+    guard = Guard(GuardConfig(patience=60, window=10))
+    feed(guard, [2.0] * 50)
+    with pytest.raises(DivergedError, match="above 2 x 2 \\+ 1 in 60 updates"):
+        feed(guard, [9.0] * 61, start=51)
+
+
+def test_one_skipped_update_passes_and_ten_in_a_row_do_not() -> None:
+    guard = Guard(GuardConfig(skips=10))
+    for index in range(1, 100):
+        assert guard.watch(step(index, 2.0, math.inf if index % 10 else 1.0)) == "go on"
+    feed(guard, [2.0], start=100)
+    for index in range(101, 111):
+        assert guard.watch(step(index, math.nan, math.nan, "encoder.0")) == "go on"
+    with pytest.raises(DivergedError, match=r"10 updates in a row .* non-finite gradient: encoder\.0"):
+        guard.settle()
+    assert guard.healthy == 100
+
+
+def test_settle_judges_the_last_step() -> None:
+    guard = Guard(GuardConfig(skips=1))
+    assert guard.watch(step(1, math.nan, math.nan)) == "go on"
+    with pytest.raises(DivergedError, match="at step 1:"):
+        guard.settle()
+    assert guard.settle() == "go on"
+
+
+def test_rolling_back_lowers_the_rate_and_ends_after_a_few() -> None:
+    guard = Guard(GuardConfig(action="roll back", patience=3, roll_backs=2, lr_factor=0.5))
+    feed(guard, [2.0] * 50)
+    guard.settle()
+    saved = guard.state()
+    for times in (1, 2):
+        answers = feed(guard, [2.0] * 10 + [8.0] * 4, start=51)
+        assert answers == ["go on"] * 13 + ["roll back"]
+        assert guard.healthy == 60
+        guard.rolled_back(saved)
+        assert guard.lr_scale == 0.5**times
+        assert guard.healthy == 50
+    with pytest.raises(DivergedError, match="after 2 roll backs"):
+        feed(guard, [2.0] * 10 + [8.0] * 4, start=51)
+
+
+def test_its_state_survives_a_restart() -> None:
+    guard, other = Guard(GuardConfig()), Guard(GuardConfig())
+    feed(guard, [2.0] * 50)
+    guard.settle()
+    guard.rolled_back(guard.state())
+    other.load(guard.state())
+    assert other.state() == guard.state()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"factor": 0.5}, {"margin": -1.0}, {"patience": 0}, {"lr_factor": 0.0}, {"lr_factor": 2.0}, {"roll_backs": -1}],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"guard.{next(iter(wrong))}"):
+        GuardConfig(**wrong)

@@ -1,0 +1,280 @@
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import Share, Tiny, adamw, batch_of, schedule, steps, updates
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.errors import MachineError
+from lambert.engine.dist import World
+from lambert.engine.loop import evaluate, train
+from lambert.engine.precision import PRECISIONS, Gradients, Precision
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def weights(net: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+
+def gradients_of(micro: int, dtype: torch.dtype) -> Tensor:
+    """Of the first global batch, split into micro-batches of `micro` sequences; lr 0 keeps the weights."""
+    net = Tiny(dropout=0).to(dtype)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    for _ in steps(net, optimizer, Precision("float32"), stop=1, micro=micro, clip=0):
+        pass
+    return torch.cat([parameter.grad.flatten() for parameter in net.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_any_split_into_micro_batches_gives_the_gradient_of_one_big_batch(dtype: torch.dtype, bound: float) -> None:
+    whole = gradients_of(16, dtype)
+    for micro in (8, 4, 2, 1, 3):
+        parts = gradients_of(micro, dtype)
+        assert (parts - whole).abs().max() <= bound * whole.abs().max()
+
+
+def test_the_gradient_is_that_of_the_sum_of_mean_losses() -> None:
+    net = Tiny(dropout=0).double()
+    update = next(updates(size=16, micro=16))
+    sums_K = net(update.micro_batches[0][1])
+    (sums_K[0] / update.counts["mlm"] + sums_K[1] / update.counts["nsp"]).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in net.parameters() if parameter.grad is not None])
+    assert torch.allclose(gradients_of(2, torch.float64), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_a_step_tells_what_the_update_did() -> None:
+    net = Tiny(dropout=0)
+    sums_K = net(next(updates(micro=16)).micro_batches[0][1]).detach()
+    counts = next(updates()).counts
+    found = list(steps(net, adamw(net), Precision("float32"), stop=3))
+    first = found[0]
+    assert [step.index for step in found] == [1, 2, 3]
+    assert [step.lr for step in found] == [schedule(0), schedule(1), schedule(2)]
+    means = {"mlm": float(sums_K[0]) / counts["mlm"], "nsp": float(sums_K[1]) / counts["nsp"]}
+    assert first.losses == pytest.approx(means, rel=1e-5)
+    assert first.loss == pytest.approx(sum(first.losses.values()))
+    assert first.tokens == 96
+    assert first.sequences == 16
+    assert first.seconds > 0
+    assert first.grad_norm == pytest.approx(float(gradients_of(16, torch.float32).norm()), rel=1e-5)
+    assert not first.skipped
+    assert first.non_finite is None
+    assert first.due(1)
+    assert found[1].due(2)
+    assert not found[2].due(2)
+    assert not found[2].due(0)
+
+
+def test_an_objective_without_targets_contributes_nothing() -> None:
+    net = Tiny(dropout=0)
+    batch = batch_of([3, 6, 9])
+    assert set(batch.targets) == {"mlm"}
+    before = net.nsp.weight.clone()
+    update = Share([(0, batch)], {"mlm": 3 + 2 + 1, "nsp": 0}, batch.tokens, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = list(trained(net, optimizer, iter([update]), schedule=lambda _: 0.1))
+    assert list(found[0].losses) == ["mlm"]
+    assert torch.equal(net.nsp.weight, before)
+    assert net.nsp.weight.grad is not None
+    assert not net.nsp.weight.grad.any()
+
+
+def trained(net: nn.Module, optimizer: Any, batches: Iterator[Share], **changed: Any) -> Any:
+    settings: dict[str, Any] = {
+        "schedule": schedule,
+        "clip": 1.0,
+        "precision": Precision("float32"),
+        "world": World(),
+        "seed": 3,
+        "start": 0,
+        "steps": 100,
+    }
+    return train(net, optimizer, batches, **(settings | changed))
+
+
+def test_it_ends_where_the_data_ends_and_closes_it() -> None:
+    closed = []
+
+    def two() -> Iterator[Share]:
+        try:
+            source = updates()
+            yield next(source)
+            yield next(source)
+        finally:
+            closed.append(True)
+
+    net = Tiny()
+    assert len(list(trained(net, adamw(net), two()))) == 2
+    running = trained(net, adamw(net), two())
+    next(running)
+    running.close()
+    assert len(closed) == 2
+
+
+def test_dropout_is_a_function_of_seed_update_and_micro_batch() -> None:
+    def ending(start: int, seed: int, noise: int) -> Tensor:
+        torch.manual_seed(noise)
+        net = Tiny(dropout=0.5)
+        for _ in trained(net, torch.optim.SGD(net.parameters()), updates(0), start=start, steps=start + 1, seed=seed):
+            torch.rand(noise)
+        return weights(net)
+
+    assert torch.equal(ending(4, 1, 1), ending(4, 1, 2))
+    assert not torch.equal(ending(4, 1, 1), ending(5, 1, 1))
+    assert not torch.equal(ending(4, 1, 1), ending(4, 2, 1))
+
+
+def test_the_global_norm_is_clipped() -> None:
+    def moved(clip: float) -> Tensor:
+        net = Tiny(dropout=0)
+        before = weights(net)
+        optimizer = torch.optim.SGD(net.parameters())
+        list(trained(net, optimizer, updates(), schedule=lambda _: 1.0, clip=clip, steps=1))
+        return weights(net) - before
+
+    free = moved(0)
+    assert moved(0.01).norm() == pytest.approx(0.01, rel=1e-3)
+    assert torch.allclose(moved(0.01) * float(free.norm()) / 0.01, free, rtol=1e-3, atol=1e-5)
+    assert torch.equal(moved(1e6), free)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", list(PRECISIONS))
+def test_a_non_finite_gradient_changes_nothing_but_the_loss_scale(name: str, fused: bool) -> None:
+    class Poisoned(Tiny):
+        calls = 0
+
+        def forward(self, batch: Batch) -> Tensor:
+            self.calls += 1
+            return super().forward(batch) * (math.inf if self.calls == 2 * 4 + 3 else 1)
+
+    net = Poisoned(dropout=0)
+    optimizer, precision = adamw(net, fused=fused), Precision(name)
+    seen = []
+    for step in steps(net, optimizer, precision, stop=5):
+        moments = torch.cat([t.flatten() for slots in optimizer.state.values() for t in slots.values()])
+        seen.append((step, weights(net), moments, precision.scale))
+    skipped = [step.index for step, *_ in seen if step.skipped]
+    assert skipped == [3]
+    assert torch.equal(seen[1][1], seen[2][1])
+    assert torch.equal(seen[1][2], seen[2][2])
+    assert not torch.equal(seen[2][1], seen[3][1])
+    assert seen[2][3] == seen[1][3] * (0.5 if name == "float16" else 1)
+    assert [step.lr for step, *_ in seen] == [schedule(n) for n in (0, 1, 2, 2, 3)]
+    assert precision.skipped == 1
+    assert seen[2][0].non_finite in dict(net.named_parameters())
+
+
+def test_the_loss_scale_doubles_after_2000_good_updates() -> None:
+    net, precision = Tiny(), Precision("float16")
+    optimizer = adamw(net)
+    state = precision.state()
+    assert state["scaler"]["scale"] == 65536
+    state["scaler"]["_growth_tracker"] = 1998
+    precision.load(state)
+    scales = [precision.scale for _ in steps(net, optimizer, precision, stop=3)]
+    assert scales == [65536, 131072, 131072]
+
+
+def test_weights_gradients_and_moments_are_float32_in_every_precision() -> None:
+    for name in PRECISIONS:
+        net = Tiny()
+        optimizer = adamw(net)
+        list(steps(net, optimizer, Precision(name), stop=1))
+        assert {p.dtype for p in net.parameters()} == {torch.float32}
+        assert {t.dtype for slots in optimizer.state.values() for t in slots.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_half_precision_follows_the_float32_curve(name: str) -> None:
+    def curve(precision: str) -> list[float]:
+        net = Tiny(dropout=0)
+        return [step.loss for step in steps(net, adamw(net), Precision(precision), stop=150)]
+
+    exact, half = curve("float32"), curve(name)
+    assert exact != half
+    assert max(abs(a - b) for a, b in zip(exact[:20], half[:20], strict=True)) < 2e-2
+    assert sum(half[-50:]) == pytest.approx(sum(exact[-50:]), rel=0.015)
+    assert sum(exact[-50:]) / 50 < exact[0] - 0.5
+
+
+def test_evaluate_means_over_targets_in_evaluation_mode() -> None:
+    net = Tiny(dropout=0.5)
+    net.train()
+    parts = [batch_of([0, 1, 2]), batch_of([3, 4, 5, 6, 7]), batch_of([3, 6])]
+    scores = evaluate(net, parts, Precision("float32"), World())
+    assert net.training
+    net.eval()
+    whole = batch_of([0, 1, 2, 3, 4, 5, 6, 7, 3, 6])
+    sums_K, hits_K = (values.detach() for values in net.score(whole))
+    counts = [whole.targets[name].count for name in net.objectives]
+    expected = {
+        "mlm": sums_K[0] / counts[0],
+        "mlm_accuracy": hits_K[0] / counts[0],
+        "nsp": sums_K[1] / counts[1],
+        "nsp_accuracy": hits_K[1] / counts[1],
+    }
+    assert scores == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-5)
+    assert set(evaluate(net, [batch_of([3])], Precision("float32"), World())) == {"mlm", "mlm_accuracy"}
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: x")]
+)
+def test_running_out_of_memory_says_what_to_lower(error: Exception) -> None:
+    class Hungry(Tiny):
+        def forward(self, batch: Batch) -> Tensor:
+            raise error
+
+    net = Hungry()
+    with pytest.raises(MachineError, match=r"update 1, .* 24 tokens .*micro_tokens"):
+        next(trained(net, adamw(net), updates()))
+
+
+def test_other_errors_are_passed_on_as_they_are() -> None:
+    class Broken(Tiny):
+        def forward(self, batch: Batch) -> Tensor:
+            raise RuntimeError("shapes")
+
+    net = Broken()
+    with pytest.raises(RuntimeError, match="shapes"):
+        next(trained(net, adamw(net), updates()))
+
+
+def test_a_frozen_parameter_stays() -> None:
+    net = Tiny()
+    net.dense.requires_grad_(False)
+    before = net.dense.weight.clone()
+    list(trained(net, adamw(net), updates(), steps=2))
+    assert torch.equal(before, net.dense.weight)
+    assert Gradients(net).names == ["pieces.weight", "decoder.bias", "nsp.weight", "nsp.bias"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_on_a_gpu_the_host_waits_for_nothing_inside_an_update(name: str) -> None:
+    class Straight(Tiny):
+        def logits(self, batch: Batch) -> dict[str, Tensor]:
+            states_TD = torch.tanh(self.dense(self.dropout(self.pieces(batch.ids_T))))
+            target = batch.targets["mlm"]
+            return {"mlm": self.decoder(states_TD.index_select(0, target.at_N))}
+
+    world = World.detect("cuda")
+    net = Straight().to(world.device)
+    optimizer, precision = adamw(net, fused=True), Precision(name, world.device)
+    shares = [replace(share, counts=share.counts | {"nsp": 0}) for share, _ in zip(updates(), range(8), strict=False)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = list(trained(net, optimizer, iter(shares), world=world, precision=precision))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found[-1].loss < found[0].loss
+    assert all(step.seconds > 0 for step in found)

@@ -1,0 +1,78 @@
+import io
+import sys
+
+import pytest
+
+from lambert.engine.progress import duration, progress
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (3599, "59 min 59 s"), (7620, "2 h 7 min")]
+)
+def test_durations_read_as_a_person_says_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_plain_lines_come_at_intervals_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(4, "tokenize", unit="files", seconds=0) as bar:
+        bar.advance(1, "12 MB")
+        bar.advance(3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("tokenize: 1/4 (25%) files, 12 MB, ")
+    assert lines[0].endswith(" left")
+    assert lines[-1] == "tokenize: 4/4 (100%) files, 12 MB, done in 0 s"
+
+
+def test_between_intervals_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(None, "read", seconds=1000) as bar:
+        for _ in range(100):
+            bar.advance()
+        bar.note("by the way")
+    assert capsys.readouterr().err == "by the way\nread: 100, done in 0 s\n"
+
+
+def test_a_full_disk_behind_stderr_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    with progress(2, "read", seconds=0) as bar:
+        bar.advance()
+        bar.note("by the way")
+    assert bar.done == 1
+
+
+def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(2, "read", quiet=True, seconds=0) as bar:
+        bar.advance()
+        bar.note("by the way")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_counts_only_what_was_done_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with progress(100, "train", quiet=True, done=60) as bar:
+        assert bar.seconds_left is None
+        now[0] += 5
+        bar.advance(10)
+        assert bar.seconds_left == pytest.approx(15)
+
+
+def test_a_terminal_shows_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    with progress(10, "train", unit="updates") as bar:
+        bar.advance(5, "loss 1.5 [x]")
+        bar.note("a note")
+    text = screen.getvalue()
+    for part in ("train", "5/10", "updates", " left", "loss 1.5 [x]", "a note"):
+        assert part in text
+    assert text.rstrip().endswith("\x1b[?25h")

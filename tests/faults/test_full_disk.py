@@ -1,0 +1,106 @@
+"""A disk that fills up, and folders that cannot be written: nothing already there is lost."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Tiny, adamw, run, start, steps
+
+from lambert.core.errors import UsageError
+from lambert.engine import checkpoint
+from lambert.engine.lock import hold
+from lambert.engine.precision import Precision
+
+
+def small_files(folder: Path, size: int, final: bool) -> None:
+    """Trains on with files limited to `size` bytes, as a disk that is full at some byte of a write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what captures it is a file, too
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    net = Tiny(width=64)
+    optimizer, precision = adamw(net), Precision("float32")
+    for step in steps(net, optimizer, precision, stop=3):
+        checkpoint.save(
+            folder,
+            10 + step.index,
+            model=net,
+            optimizer=optimizer,
+            precision=precision,
+            final=final and step.index == 3,
+        )
+    (folder / "went-on").touch()
+
+
+@pytest.mark.parametrize("size", [0, 1000, 10_000, 30_000])
+def test_a_write_that_fails_leaves_what_is_there(size: int, tmp_path: Path) -> None:
+    net = Tiny(width=64)
+    optimizer, precision = adamw(net), Precision("float32")
+    for step in steps(net, optimizer, precision, stop=2):
+        checkpoint.save(tmp_path, step.index, model=net, optimizer=optimizer, precision=precision)
+    sizes = [path.stat().st_size for path in (tmp_path / "checkpoints" / "step-000002").glob("*.safetensors")]
+    assert min(sizes) < 30_000
+    assert max(sizes) > 30_000
+    for final, code in ((False, 0), (True, 4)):
+        process = start(small_files, tmp_path, size, final)
+        process.join(60)
+        assert process.exitcode == code
+        assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-000001", "step-000002"}
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    found.restore(net, optimizer, precision)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_on_a_full_disk_training_goes_on_and_its_last_save_fails(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.set_num_threads(1)
+    run(small_disk, stop=4, save_every=2)
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    process = start(filled, small_disk)
+    process.join(60)
+    assert process.exitcode == 4
+    found = checkpoint.latest(small_disk)
+    assert found is not None
+    assert found.step == 4
+    (small_disk / "filler").unlink()
+    run(small_disk, stop=20, save_every=2)
+    rows = [json.loads(line) for line in (small_disk / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 21))
+
+
+def filled(folder: Path) -> None:
+    run(folder, stop=20, save_every=2)
+
+
+def unprivileged(folder: Path) -> None:
+    if os.geteuid() == 0:
+        os.setegid(65534)
+        os.seteuid(65534)
+    with hold(folder):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    for folder in (tmp_path, tmp_path / "run"):
+        process = start(unprivileged, folder)
+        process.join(60)
+        assert process.exitcode == UsageError.exit_code
+    tmp_path.chmod(0o755)

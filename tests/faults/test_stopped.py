@@ -1,0 +1,88 @@
+"""Signals to a running process: the first is polite, the second is not, and nothing half-written has a good name."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Tiny, adamw, free_port, run, start
+
+from lambert.engine import checkpoint
+from lambert.engine.loop import Step
+from lambert.engine.precision import Precision
+
+
+def beat(step: Step) -> None:
+    time.sleep(0.02)
+
+
+def sleep(step: Step) -> None:
+    if step.index == 3:
+        for _ in range(300):
+            time.sleep(0.1)
+
+
+def training(folder: Path, hook: str) -> None:
+    run(folder, stop=100_000, save_every=1000, hook={"beat": beat, "sleep": sleep}[hook])
+
+
+def wait_for_steps(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    path = folder / "metrics.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_it_saves_the_step_it_is_at_and_leaves(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    process = start(training, tmp_path, "beat")
+    wait_for_steps(tmp_path, 2)
+    os.kill(process.pid, number)
+    process.join(20)
+    assert process.exitcode == code
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == found.step
+    assert number.name in (tmp_path / "log.txt").read_text()
+    net = Tiny()
+    found.restore(net, adamw(net), Precision("float32"))
+    assert torch.isfinite(net.dense.weight).all()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_leaves_at_once(number: signal.Signals, tmp_path: Path) -> None:
+    process = start(training, tmp_path, "sleep")
+    wait_for_steps(tmp_path, 3)
+    os.kill(process.pid, number)
+    process.join(0.5)
+    assert process.exitcode is None
+    os.kill(process.pid, number)
+    process.join(5)
+    assert process.exitcode == 128 + number
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
+    port = free_port()
+    processes = [start(ranked, tmp_path, rank=rank, world=2, port=port) for rank in range(2)]
+    wait_for_steps(tmp_path, 2)
+    os.kill(processes[1].pid, signal.SIGTERM)
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [75, 75]
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert int((tmp_path / "last-0").read_text()) == int((tmp_path / "last-1").read_text()) == found.step
+
+
+def ranked(folder: Path) -> None:
+    rank = os.environ["RANK"]
+
+    def note(step: Step) -> None:
+        (folder / f"last-{rank}").write_text(str(step.index))
+        time.sleep(0.02)
+
+    run(folder, stop=100_000, save_every=1000, hook=note)
