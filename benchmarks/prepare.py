@@ -1,0 +1,110 @@
+"""`lambert prepare` end to end against bare `encode_batch_fast` on the same text, interleaved, on all cores.
+
+    python benchmarks/prepare.py --tokenizer vocab.txt --rounds 5 FILE... [--json]
+
+Bare: the documents are in memory already, cleaned of mark-up; the library encodes them in batches of 1000; its ids stay
+where they are. Prepare: files are hashed, read, cleaned, split into sentences, encoded, checked for duplicates, written
+and synced. The ratio is bare seconds to prepare seconds (medians). Peak memory is that of a process that prepares only,
+with its workers.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import tokenizers
+
+from lambert.corpus import tokenizer as lambert_tokenizer
+from lambert.corpus.config import PrepareConfig
+from lambert.corpus.pipeline import prepare
+from lambert.corpus.readers import Layout, read
+
+BATCH = 1000
+
+
+def bare(vocabulary: Path, texts: list[str]) -> float:
+    """Seconds that the library alone takes."""
+    tokenizer = lambert_tokenizer.load(vocabulary)
+    started = time.perf_counter()
+    for at in range(0, len(texts), BATCH):
+        tokenizer.encode_batch_fast(texts[at : at + BATCH], add_special_tokens=False)
+    return time.perf_counter() - started
+
+
+def whole(vocabulary: Path, files: list[Path], workers: int) -> float:
+    """Seconds that `prepare` takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = PrepareConfig(tuple(files), Path(folder) / "corpus", tokenizer=str(vocabulary), workers=workers)
+        started = time.perf_counter()
+        prepare(config)
+        return time.perf_counter() - started
+
+
+def peak_memory(vocabulary: Path, files: list[Path], workers: int) -> float:
+    """MB resident at most in a process that prepares, its workers included, sampled 50 times a second."""
+    code = (
+        "import sys; from pathlib import Path; from lambert.corpus.config import PrepareConfig; "
+        "from lambert.corpus.pipeline import prepare; "
+        "prepare(PrepareConfig(tuple(map(Path, sys.argv[4:])), Path(sys.argv[1]), tokenizer=sys.argv[2], "
+        "workers=int(sys.argv[3])))"
+    )
+    peak = 0
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [f"{folder}/corpus", str(vocabulary), str(workers), *map(str, files)]
+        process = subprocess.Popen([sys.executable, "-c", code, *arguments])
+        parent = psutil.Process(process.pid)
+        ended = threading.Event()
+        threading.Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
+        while not ended.wait(0.02):
+            resident = 0
+            try:
+                for member in (parent, *parent.children()):
+                    resident += member.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+            peak = max(peak, resident)
+    if process.returncode:
+        raise SystemExit("prepare failed")
+    return peak / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--tokenizer", required=True, type=Path, help="vocab.txt or tokenizer.json")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=0, help="as in `lambert prepare`")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    texts = [piece.text for file in arguments.files for piece in read(file, Layout())]
+    size = sum(len(text.encode()) for text in texts)
+    bare_seconds, whole_seconds = [], []
+    for _ in range(arguments.rounds):
+        bare_seconds.append(bare(arguments.tokenizer, texts))
+        whole_seconds.append(whole(arguments.tokenizer, arguments.files, arguments.workers))
+    result = {
+        "text_MB": round(size / 1e6, 2),
+        "documents": len(texts),
+        "bare_seconds": round(statistics.median(bare_seconds), 3),
+        "prepare_seconds": round(statistics.median(whole_seconds), 3),
+        "ratio": round(statistics.median(bare_seconds) / statistics.median(whole_seconds), 3),
+        "ratios": [round(b / w, 3) for b, w in zip(bare_seconds, whole_seconds, strict=True)],
+        "prepare_MB_per_s": round(size / 1e6 / statistics.median(whole_seconds), 2),
+        "peak_MB": round(peak_memory(arguments.tokenizer, arguments.files, arguments.workers)),
+        "cores": len(psutil.Process().cpu_affinity()),
+        "python": platform.python_version(),
+        "tokenizers": tokenizers.__version__,
+    }
+    print(json.dumps(result) if arguments.json else "\n".join(f"{name:<18}{value}" for name, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()

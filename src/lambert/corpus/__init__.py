@@ -1,0 +1,1 @@
+"""Raw text to token shards, once: readers, sentences, tokenizer, pipeline."""

@@ -1,0 +1,84 @@
+"""All documents of all files, in batches of bounded size, with what could not be read counted and named."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lambert.core.errors import DataError
+from lambert.corpus.files import text_bytes
+from lambert.corpus.readers import Layout, read
+
+BATCH = 1 << 20  # characters: enough to spread the cost of a call, little enough that dozens fit in memory
+BATCH_DOCUMENTS = 1 << 14
+NAMED = 20  # unreadable documents named in the manifest; all are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a batch holds: whole documents, or one piece of a long document."""
+
+    long: bool = False
+    first: bool = False
+
+
+WHOLE = Part()
+
+
+class Documents:
+    """The documents of a list of files. `read`, `bad` and `named` say what the last pass found."""
+
+    def __init__(self, files: Sequence[Path], layout: Layout, kind: str, max_bad: float) -> None:
+        self.files, self.layout, self.kind, self.max_bad = files, layout, kind, max_bad
+        self.total = sum(file.stat().st_size for file in files)
+        """Bytes on disk."""
+        self.done = 0
+        """Bytes on disk read so far in this pass."""
+        self.text_bytes = text_bytes(files)
+        """About how many bytes of text the files hold."""
+        self.read = self.bad = 0
+        self.named: list[str] = []
+
+    def batches(self) -> Iterator[tuple[list[str], Part]]:
+        """One pass: lists of texts with what they are. A long document comes as consecutive batches of one piece each.
+
+        Raises DataError at the end where more than a share `max_bad` of the documents could not be read.
+        """
+        self.done = self.read = self.bad = 0
+        self.named = []
+        texts: list[str] = []
+        size = 0
+        for file in self.files:
+            before, inside = self.done, False
+            for piece in read(file, self.layout, self.kind, lambda at, before=before: self._at(before + at)):  # type: ignore[misc]
+                self.read += not inside
+                if piece.error:
+                    self._refuse(f"{file}, {piece.place}, {piece.error}")
+                if piece.last and not inside:
+                    if not piece.error:
+                        texts.append(piece.text)
+                        size += len(piece.text)
+                else:
+                    if texts:
+                        yield texts, WHOLE
+                        texts, size = [], 0
+                    yield [piece.text], Part(long=True, first=not inside)
+                inside = not piece.last
+                if size >= BATCH or len(texts) >= BATCH_DOCUMENTS:
+                    yield texts, WHOLE
+                    texts, size = [], 0
+            self.done = before + file.stat().st_size
+        if texts:
+            yield texts, WHOLE
+        if self.bad > self.max_bad * self.read:
+            raise DataError(
+                f"{self.named[0]}. {self.bad} of {self.read} documents cannot be read, more than "
+                f"max_bad = {self.max_bad:g}. Repair or remove them, or raise max_bad to drop them."
+            )
+
+    def _at(self, done: int) -> None:
+        self.done = done
+
+    def _refuse(self, what: str) -> None:
+        self.bad += 1
+        if len(self.named) < NAMED:
+            self.named.append(what)

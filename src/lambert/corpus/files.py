@@ -1,0 +1,67 @@
+"""Which files a list of paths, folders and globs names."""
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lambert.core.errors import DataError
+from lambert.corpus.readers import COMPRESSIONS, EXPANSION, SUFFIXES
+
+
+def find(inputs: Sequence[str | Path], without: Path | None = None) -> tuple[list[Path], list[Path]]:
+    """(files to read, files passed over), each file once, folders in order of their names.
+
+    A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
+    at all are, hidden ones are not; a glob (`*`, `?`, `[`, `**`) names what it matches. Nothing below the folder
+    `without` (the output) is read. Raises DataError where something named does not exist or nothing is left.
+    """
+    chosen: dict[Path, None] = {}
+    passed: dict[Path, None] = {}
+    apart = without.resolve() if without is not None else None
+    for entry in inputs:
+        path = Path(entry)
+        if path.exists():
+            matches = [path]
+        else:
+            matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(str(entry)), recursive=True))]
+            if not matches:
+                raise DataError(f"No such file or folder: {entry}.{_near(path)}")
+        for match in matches:
+            for file in _walk(match) if match.is_dir() else [match]:
+                if apart is not None and apart in file.resolve().parents:
+                    continue
+                (chosen if file == match or _is_text(file) else passed)[file] = None
+    if not chosen:
+        known = " ".join(SUFFIXES)
+        raise DataError(
+            f"No files to read in {', '.join(map(str, inputs))}: {len(passed)} with unknown suffixes. "
+            f"Known: {known}, also compressed."
+        )
+    return list(chosen), list(passed)
+
+
+def text_bytes(files: Sequence[Path]) -> int:
+    """About how many bytes of text the files hold, from their sizes."""
+    return int(sum(file.stat().st_size * EXPANSION.get(file.suffix.lower(), 1.0) for file in files))
+
+
+def _walk(folder: Path) -> list[Path]:
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(root) / name for name in sorted(names) if not name.startswith(".")]
+    return found
+
+
+def _is_text(file: Path) -> bool:
+    suffix = file.suffix.lower()
+    inner = Path(file.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+    return inner in SUFFIXES or not inner
+
+
+def _near(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" The folder {path.parent} does not exist."
+    names = sorted(child.name for child in path.parent.iterdir() if not child.name.startswith("."))[:5]
+    return f" {path.parent} holds: {', '.join(names)}." if names else f" {path.parent} is empty."

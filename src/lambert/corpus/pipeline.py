@@ -1,0 +1,243 @@
+"""Raw text to a prepared corpus: read, clean, split, learn the vocabulary, encode, write, all in bounded memory.
+
+Everything is written to a folder beside `out` that is renamed at the end: the corpus is complete or absent.
+"""
+
+import errno
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from lambert import __version__
+from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.randomness import Stream, key, unit
+from lambert.core.shards import FORMAT_VERSION, Split, read_manifest, sha256
+from lambert.corpus import files, sentences, tokenizer
+from lambert.corpus.config import PrepareConfig
+from lambert.corpus.documents import Documents
+from lambert.corpus.encoder import document_hash
+from lambert.corpus.readers import Layout
+from lambert.corpus.splits import Sink
+from lambert.corpus.workers import ahead, encode
+
+Progress = Callable[[int, int, str], None]
+"""Called with bytes done, bytes in all and what is being done."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MOST_WORKERS = 6
+SMALL = 8 << 20  # bytes of text below which starting processes costs more than they save
+WRITTEN_SHARE = 0.6  # bytes of shards and index to a byte of text: 2 bytes in 4.5 and 16 in 120, rounded up
+
+
+def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note: None) -> dict[str, Any]:
+    """Writes the corpus in `config.out` and returns its manifest, or the manifest that is there where the same settings
+    and inputs have been prepared before.
+
+    Raises DataError for input that cannot be used, UsageError where `out` holds something else, MachineError where the
+    disk is full; then `out` is as it was.
+    """
+    found, passed = files.find(config.input, without=config.out)
+    given = None
+    if config.tokenizer != "train":
+        given = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)
+        tokenizer.specials(given, config.tokenizer)
+    inputs: list[dict[str, Any]] = []
+    for file in found:
+        try:
+            inputs.append({"file": str(file), "bytes": file.stat().st_size, "sha256": sha256(file)})
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}.") from error
+    head = {
+        "format_version": FORMAT_VERSION,
+        "settings": config.decides(),
+        "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
+        "inputs": inputs,
+    }
+    if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
+        manifest = _existing(config.out, head)
+        size: int = sum(entry["bytes"] for entry in inputs)
+        progress(size, size, "already prepared")
+        return manifest
+    documents = Documents(found, Layout(config.documents, config.text_field), config.format, config.max_bad)
+    text = documents.text_bytes
+    _check_space(config.out, int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6))
+    with _aside(config.out) as folder:
+        manifest = _write(config, folder, documents, given, progress)
+        manifest = {
+            **head,
+            **manifest,
+            "files_passed_over": {"count": len(passed), "first": [str(file) for file in passed[:20]]},
+            "versions": {"lambert": __version__}
+            | {n: importlib.metadata.version(n) for n in ("tokenizers", "sentencex")},
+        }
+        with (folder / "manifest.json").open("w", encoding="utf-8") as out:
+            out.write(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+    return manifest
+
+
+def _write(config: PrepareConfig, folder: Path, documents: Documents, given: Any, progress: Progress) -> dict[str, Any]:
+    """Tokenizer and splits into `folder`. Where chance left a split without documents, again with a threshold that puts
+    the nearest document there."""
+    workers = config.workers or (1 if documents.text_bytes < SMALL else min(_cores(), MOST_WORKERS))
+    threshold = config.heldout
+    while True:
+        learnt = given if given is not None else _learn(config, folder, documents, threshold, progress)
+        specials = tokenizer.specials(learnt)
+        tokenizer.save(learnt, folder)
+        sink = Sink(folder, specials.vocabulary, config.seed, threshold, config.min_tokens)
+        arguments = (learnt.to_str(), config.language, config.lines)
+        try:
+            for (_, part), encoded in encode(ahead(documents.batches), workers, arguments):
+                sink.add(encoded, part)
+                progress(documents.done, documents.total, "writing tokens")
+            splits = sink.close(specials.unk)
+        except BaseException:
+            sink.abandon()
+            raise
+        better = sink.better_threshold() if config.heldout else threshold
+        if better == threshold:
+            break
+        threshold = better
+    kept = sum(split["documents"] for split in splits.values())
+    dropped = {"unreadable": documents.bad, **sink.dropped}
+    if not kept:
+        reasons = {
+            "unreadable": "unreadable",
+            "empty": "empty",
+            "short": f"shorter than {config.min_tokens} tokens (min_tokens)",
+            "duplicate": "duplicates",
+        }
+        counted = ", ".join(f"{count} {reasons[name]}" for name, count in dropped.items() if count) or "none at all"
+        names = ", ".join(map(str, config.input))
+        raise DataError(f"{names}: {len(documents.files)} files but 0 usable documents: {counted}.")
+    return {
+        "vocabulary": specials.vocabulary,
+        "tokenizer_sha256": sha256(folder / tokenizer.JSON),
+        "documents": {"read": documents.read, "kept": kept, "dropped": dropped, "unreadable": documents.named},
+        "characters_removed": sink.removed,
+        "splits": splits,
+    }
+
+
+def _learn(config: PrepareConfig, folder: Path, documents: Documents, threshold: float, progress: Progress) -> Any:
+    """A tokenizer learnt from a sample of the documents that are not held out."""
+    lowercase = True if config.lowercase is None else config.lowercase
+    spool = folder / "sample.txt"
+    rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
+    characters = tokenizer.Characters()
+    held = False
+    with spool.open("w", encoding="utf-8", newline="\n") as out:
+        for texts, part in ahead(documents.batches):
+            found = [sentences.split(sentences.clean(t)[0], config.language, config.lines) for t in texts]
+            hashes = np.array([document_hash(own) for own in found], dtype=np.uint64)
+            if not part.long or part.first:
+                held_D = unit(key(config.seed, Stream.SPLIT, hashes)) < threshold
+                held = bool(held_D[-1])
+            else:
+                held_D = np.array([held])
+            chosen_D = unit(key(config.seed, Stream.SPLIT, hashes, 1)) < rate
+            for own in (found[d] for d in np.flatnonzero(chosen_D & ~held_D)):
+                joined = "\n".join(own)
+                characters.add(joined)
+                out.write(joined + "\n")
+            progress(documents.done, documents.total, "reading for the vocabulary")
+    progress(documents.total, documents.total, "learning the vocabulary")
+    with spool.open(encoding="utf-8", newline="\n") as lines:
+        learnt = tokenizer.train(
+            lines,
+            characters,
+            vocabulary=config.vocabulary,
+            lowercase=lowercase,
+            min_frequency=config.min_frequency,
+            alphabet=config.alphabet,
+        )
+    spool.unlink()
+    return learnt
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a corpus made from the same settings and inputs. Raises UsageError that says what differs."""
+    if not (out / "manifest.json").is_file():
+        raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
+    manifest = read_manifest(out)
+    old, new = manifest["settings"], head["settings"]
+    differs = [f"{name} was {old[name]!r}, is {new[name]!r}" for name in old if name in new and old[name] != new[name]]
+    if manifest["tokenizer"] != head["tokenizer"]:
+        differs.append("tokenizer is another one")
+    was, now = ([entry["sha256"] for entry in values["inputs"]] for values in (manifest, head))
+    if was != now:
+        changed = [entry["file"] for entry in head["inputs"] if entry["sha256"] not in set(was)]
+        gone = [entry["file"] for entry in manifest["inputs"] if entry["sha256"] not in set(now)]
+        what = [f"{names[0]} {verb}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+                for names, verb in ((changed, "is new or changed"), (gone, "is gone")) if names]  # fmt: skip
+        differs.append("inputs: " + (", ".join(what) or "their order changed"))
+    if differs:
+        raise UsageError(f"{out} was prepared otherwise ({'; '.join(differs)}): choose another out, or move it away.")
+    for name in manifest["splits"]:
+        Split(out, name)
+    return manifest
+
+
+def _check_space(out: Path, needed: int) -> None:
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise MachineError(
+            f"{folder} has {free / 1e9:.1f} GB free and {out} may need {needed / 1e9:.1f} GB: "
+            "free space or choose another out."
+        )
+
+
+@contextmanager
+def _aside(out: Path) -> Iterator[Path]:
+    """A folder beside `out` that becomes `out` where the block ends well and vanishes where it does not."""
+    prefix = f".{out.name}.partial-{platform.node()}-"
+    folder = out.parent / f"{prefix}{os.getpid()}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for left in out.parent.glob(f"{prefix}*"):  # of runs that were killed
+            process = left.name.removeprefix(prefix)
+            if process.isdigit() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
+                shutil.rmtree(left, ignore_errors=True)
+        folder.mkdir()
+        yield folder
+        try:
+            folder.rename(out)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise UsageError(f"{out} was written by another process meanwhile: nothing was changed.") from error
+            raise
+        _sync(out.parent)
+    except OSError as error:
+        if error.errno in FULL:
+            raise MachineError(
+                f"The disk of {out} is full: nothing was kept. Free space or choose another out."
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
+            raise MachineError(f"{out} cannot be written: {error.strerror}. Choose another out.") from error
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

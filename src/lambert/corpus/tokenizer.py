@@ -1,0 +1,246 @@
+"""The WordPiece tokenizer: trained, loaded, saved in the Hugging Face layout, and checked for what BERT needs of it.
+
+Everything that turns text into ids is the `tokenizers` library with the normalizer and pre-tokenizer of BERT (Devlin et
+al. 2019; `tokenization.py` of google-research/bert).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from lambert.core.errors import DataError, UsageError
+from lambert.core.specials import Specials
+
+SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUATION = "##"
+LONGEST_WORD = 100  # characters; a longer word is [UNK]: tokenization.py of google-research/bert has 200, its users 100
+JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+
+
+def build(pieces: list[str], *, lowercase: bool) -> Any:
+    """BERT's tokenizer over a vocabulary in order of ids. Lower-casing also strips accents, as published."""
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    tokenizer.add_special_tokens([piece for piece in SPECIAL_PIECES if piece in ids])
+    if "[CLS]" in ids and "[SEP]" in ids:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+        )
+    return tokenizer
+
+
+class Characters:
+    """Counts the characters of a text as the tokenizer will see them, in constant memory."""
+
+    def __init__(self) -> None:
+        self.counts: npt.NDArray[np.int64] = np.zeros(0x110000, dtype=np.int64)
+
+    def add(self, text: str) -> None:
+        points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+        counts = np.bincount(points)
+        self.counts[: len(counts)] += counts
+
+    def alphabet(self, limit: int, least: int, *, lowercase: bool) -> tuple[list[str], list[str]]:
+        """(the `limit` most frequent characters that occur at least `least` times, those of them that can continue a
+        word), in order of their code points."""
+        normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        seen: dict[str, int] = {}
+        for point in np.flatnonzero(self.counts):
+            for character in normalizer.normalize_str(chr(point)):
+                if not character.isspace():
+                    seen[character] = seen.get(character, 0) + int(self.counts[point])
+        frequent = sorted((c for c in seen if seen[c] >= least), key=lambda c: (-seen[c], c))
+        alphabet = sorted(frequent[:limit])
+        pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        joins = [c for c in alphabet if len(pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(f"a{c}"))) == 1]
+        return alphabet, joins
+
+
+def train(
+    texts: Iterable[str],
+    characters: Characters,
+    *,
+    vocabulary: int,
+    lowercase: bool,
+    min_frequency: int = 2,
+    alphabet: int = 0,
+) -> Any:
+    """A WordPiece tokenizer of at most `vocabulary` pieces learnt from texts; `characters` has counted the same texts.
+
+    The same texts give the same pieces with the same ids in every process. The library numbers continuing characters in
+    the order of a hash map, which differs from run to run, so the alphabet is handed to it already numbered. `alphabet`
+    limits the single characters (0: a tenth of the vocabulary, at most 1000). Words seen less than `min_frequency`
+    times, and characters likewise, make no piece.
+    """
+    limit = alphabet or min(1000, max(64, vocabulary // 10))
+    single, joining = characters.alphabet(limit, min_frequency, lowercase=lowercase)
+    first = [*SPECIAL_PIECES, *single, *(CONTINUATION + character for character in joining)]
+    if len(first) > vocabulary:
+        raise UsageError(
+            f"vocabulary = {vocabulary} is too small: special pieces and single characters alone are {len(first)}. "
+            f"Raise it, or set alphabet below {len(single)}."
+        )
+    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    learner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocabulary,
+        min_frequency=min_frequency,
+        special_tokens=first,
+        initial_alphabet=single,
+        limit_alphabet=len(single),
+        continuing_subword_prefix=CONTINUATION,
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    ids = learner.get_vocab(with_added_tokens=True)
+    return build(sorted(ids, key=ids.__getitem__), lowercase=lowercase)
+
+
+def load(path: Path, *, lowercase: bool | None = None) -> Any:
+    """The tokenizer in a model folder, a `tokenizer.json` or a `vocab.txt`, without truncation and padding.
+
+    For a bare vocabulary `lowercase` says whether text is lower-cased; None takes it from `tokenizer_config.json`
+    beside it, else from the pieces (a cased vocabulary has pieces with capitals). Raises DataError for a file that is
+    missing or damaged, UsageError where `lowercase` contradicts a `tokenizer.json`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = [path / name for name in (JSON, VOCABULARY) if (path / name).is_file()]
+        if not files:
+            raise DataError(f"No tokenizer in {path}: neither {JSON} nor {VOCABULARY}.")
+        path = files[0]
+    if not path.is_file():
+        raise DataError(f"No such tokenizer: {path}. Give a {VOCABULARY}, a {JSON} or a folder that holds one.")
+    if path.suffix == ".json":
+        return _from_json(path, lowercase)
+    pieces = _pieces(path)
+    if lowercase is None:
+        lowercase = _configured(path.parent / CONFIG)
+    if lowercase is None:
+        lowercase = not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+    return build(pieces, lowercase=lowercase)
+
+
+def _from_json(path: Path, lowercase: bool | None) -> Any:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    found = lowercases(tokenizer)
+    if lowercase is not None and found is not None and found != lowercase:
+        raise UsageError(
+            f"{path} has lowercase = {str(found).lower()}: leave the setting out or use another tokenizer."
+        )
+    return tokenizer
+
+
+def _pieces(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}:{line} is not UTF-8 text (byte 0x{error.object[error.start]:02x}).") from error
+    pieces = [line.rstrip("\r") for line in text.split("\n")]
+    if pieces[-1] == "":
+        pieces.pop()
+    lines: dict[str, int] = {}
+    for number, piece in enumerate(pieces, start=1):
+        if piece in lines:
+            raise DataError(
+                f"{path}:{number} repeats the piece {piece!r} of line {lines[piece]}: ids would shift. Mend it."
+            )
+        lines[piece] = number
+    return pieces
+
+
+def _configured(path: Path) -> bool | None:
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("do_lower_case")
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path} is not a JSON object: {error}.") from error
+    return found if isinstance(found, bool) else None
+
+
+def described(tokenizer: Any) -> dict[str, Any]:
+    """The tokenizer as the plain values of its `tokenizer.json`."""
+    values: dict[str, Any] = json.loads(tokenizer.to_str())
+    return values
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """SHA-256 of the `tokenizer.json` that `save` writes."""
+    return hashlib.sha256(_serialised(tokenizer).encode()).hexdigest()
+
+
+def _serialised(tokenizer: Any) -> str:
+    return json.dumps(described(tokenizer), ensure_ascii=False, indent=1) + "\n"
+
+
+def lowercases(tokenizer: Any) -> bool | None:
+    """Whether the tokenizer lower-cases, None where its normalizer is not BERT's."""
+    normalizer = described(tokenizer)["normalizer"] or {}
+    return bool(normalizer["lowercase"]) if normalizer.get("type") == "BertNormalizer" else None
+
+
+def save(tokenizer: Any, folder: Path) -> None:
+    """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, which AutoTokenizer reads."""
+    values = described(tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / JSON).write_text(_serialised(tokenizer), encoding="utf-8")
+    lowercase = lowercases(tokenizer)
+    config: dict[str, Any] = {
+        "tokenizer_class": "BertTokenizer" if lowercase is not None else "PreTrainedTokenizerFast"
+    }
+    if lowercase is not None:
+        normalizer = values["normalizer"]
+        config["do_lower_case"] = lowercase
+        config["strip_accents"] = normalizer["strip_accents"]
+        config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    for piece in SPECIAL_PIECES:
+        if piece in ids:
+            config[f"{piece[1:-1].lower()}_token"] = piece
+    config["model_max_length"] = 512
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if values["model"].get("type") == "WordPiece":
+        lines = "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__))
+        (folder / VOCABULARY).write_text(lines, encoding="utf-8", newline="\n")
+
+
+def specials(tokenizer: Any, source: str = "the tokenizer") -> Specials:
+    """The ids of the special pieces and which pieces continue a word. `source` names the file in errors.
+
+    Raises DataError where a special piece is missing or ids have gaps.
+    """
+    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    missing = [piece for piece in SPECIAL_PIECES if piece not in ids]
+    if missing:
+        raise DataError(f"{source} has no piece {', '.join(missing)}. Add it, or use a BERT vocabulary.")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise DataError(f"{source} does not number its {len(ids)} pieces from 0 without gaps. Use a BERT vocabulary.")
+    pieces = sorted(ids, key=ids.__getitem__)
+    return Specials(
+        pad=ids["[PAD]"],
+        unk=ids["[UNK]"],
+        cls=ids["[CLS]"],
+        sep=ids["[SEP]"],
+        mask=ids["[MASK]"],
+        vocabulary=len(ids),
+        continuation_V=np.array([piece.startswith(CONTINUATION) for piece in pieces], dtype=np.bool_),
+    )

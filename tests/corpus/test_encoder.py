@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lambert.corpus import sentences
+from lambert.corpus import tokenizer as tk
+from lambert.corpus.encoder import Encoder
+from lambert.corpus.workers import ahead, encode
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/tokenization.json").read_text(encoding="utf-8"))
+TEXTS = [row["text"] for row in GOLDEN["rows"]]
+SERIALISED = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True).to_str()
+
+
+def expected(texts: list[str]) -> tuple[list[int], list[int], list[int]]:
+    """Ids, lengths and sentence counts from the library, sentence by sentence."""
+    tokenizer = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True)
+    tokenizer.encode_special_tokens = True
+    ids, lengths, counts = [], [], []
+    for text in texts:
+        own = [tokenizer.encode(s, add_special_tokens=False).ids for s in sentences.split(sentences.clean(text)[0])]
+        own = [sentence for sentence in own if sentence]
+        ids += [number for sentence in own for number in sentence]
+        lengths += [len(sentence) for sentence in own]
+        counts.append(len(own))
+    return ids, lengths, counts
+
+
+@pytest.mark.parametrize("by_words", [True, False])
+@pytest.mark.parametrize("memory", [1, 1 << 20])
+def test_ids_are_those_of_the_library(by_words: bool, memory: int) -> None:
+    encoder = Encoder(SERIALISED, "en", "auto", memory)
+    assert encoder.by_words
+    encoder.by_words = by_words
+    for _ in range(2):  # the second time from memory, or after forgetting
+        for texts in (TEXTS, [], ["", "\x01 \x02. \x03"], TEXTS[:3]):
+            found = encoder(texts)
+            assert (found.ids_T.tolist(), found.lengths_n.tolist(), found.sentences_D.tolist()) == expected(texts)
+            assert found.ids_T.dtype == np.dtype("<u2")
+
+
+@given(st.lists(st.text(max_size=80), max_size=4))
+@settings(max_examples=60)
+def test_any_text(texts: list[str]) -> None:
+    found = Encoder(SERIALISED, "en", "auto")(texts)
+    assert (found.ids_T.tolist(), found.lengths_n.tolist(), found.sentences_D.tolist()) == expected(texts)
+
+
+def test_special_pieces_in_a_text_are_text() -> None:
+    encoder = Encoder(SERIALISED, "en", "auto")
+    specials = tk.specials(tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True))
+    ids = encoder(["Fill in the [MASK] and the [SEP] now"]).ids_T
+    assert not {specials.mask, specials.sep, specials.cls, specials.pad} & set(ids.tolist())
+
+
+def test_hashes_tell_documents_apart() -> None:
+    found = Encoder(SERIALISED, "en", "auto")(["One. Two.", "One.  Two.\n", "One. Two!", ""])
+    assert found.hashes_D[0] == found.hashes_D[1]
+    assert len(set(found.hashes_D.tolist())) == 3
+
+
+def test_another_kind_of_tokenizer_goes_through_the_library() -> None:
+    tokenizer = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True)
+    tokenizer.normalizer = None
+    assert not Encoder(tokenizer.to_str(), "en", "auto").by_words
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_keep_the_order(workers: int) -> None:
+    batches = [([text], number) for number, text in enumerate(TEXTS)]
+    found = list(encode(batches, workers, (SERIALISED, "en", "auto")))
+    assert [number for (_, number), _ in found] == list(range(len(TEXTS)))
+    for (texts, _), encoded in found:
+        assert encoded.ids_T.tolist() == expected(texts)[0]
+
+
+def test_reading_ahead_hands_errors_on() -> None:
+    def fails() -> object:
+        yield 1
+        raise KeyError("gone")
+
+    items = ahead(fails)  # type: ignore[arg-type]
+    assert next(items) == 1
+    with pytest.raises(KeyError, match="gone"):
+        next(items)
+
+
+def test_reading_ahead_can_be_left() -> None:
+    items = ahead(lambda: iter(range(10**9)))
+    assert [next(items) for _ in range(5)] == list(range(5))
+    items.close()  # type: ignore[attr-defined]

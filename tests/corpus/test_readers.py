@@ -1,0 +1,197 @@
+import bz2
+import gzip
+import json
+import lzma
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lambert.core.errors import DataError, UsageError
+from lambert.corpus import readers
+from lambert.corpus.files import find
+from lambert.corpus.readers import PIECE, Layout, Piece, read
+
+DEFAULT = Layout()
+
+
+def texts(path: Path, layout: Layout = DEFAULT, kind: str = "auto") -> list[str]:
+    pieces = list(read(path, layout, kind))
+    assert not any(piece.error for piece in pieces), pieces
+    return [piece.text for piece in pieces]
+
+
+def errors(path: Path, layout: Layout = DEFAULT) -> list[tuple[str, str]]:
+    return [(piece.place, piece.error) for piece in read(path, layout) if piece.error]
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def zstd(data: bytes) -> bytes:
+    return pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd").compress(data)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_compression_is_transparent(tmp_path: Path, suffix: str) -> None:
+    path = written(tmp_path / f"a.jsonl{suffix}", PACKERS[suffix](b'{"text": "one"}\n\n{"text": "tw\\u00f6"}'))
+    assert texts(path) == ["one", "twö"]
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in PACKERS if suffix])
+def test_a_truncated_file_keeps_what_came_before_and_says_so(tmp_path: Path, suffix: str) -> None:
+    rows = "".join(json.dumps({"text": f"{number} {number * 7919**5 % 10**12}"}) + "\n" for number in range(20_000))
+    whole = PACKERS[suffix](rows.encode())
+    path = written(tmp_path / f"a.jsonl{suffix}", whole[: len(whole) * 3 // 4])
+    pieces = list(read(path, Layout()))
+    assert "damaged or cut short" in pieces[-1].error
+    assert [piece.text.split()[0] for piece in pieces[:-1]] == [str(number) for number in range(len(pieces) - 1)]
+    assert len(pieces) > 1000 or suffix == ".bz2"
+
+
+def test_a_file_that_is_not_compressed_at_all(tmp_path: Path) -> None:
+    for suffix in (".gz", ".bz2", ".xz", ".zst"):
+        ((_, error),) = errors(written(tmp_path / f"a.txt{suffix}", b"plain text, whatever the name says" * 9))
+        assert "damaged or cut short" in error
+
+
+def test_documents_of_plain_text(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\ntwo\r\n\r\n  \r\n\r\nthree\r\n")
+    assert texts(path) == ["one\ntwo\n\n  \n\nthree\n"]
+    assert texts(path, Layout(documents="blank-line")) == ["one\ntwo", "three\n"]
+    assert [line.strip() for line in texts(path, Layout(documents="line"))] == ["one", "two", "", "", "", "three"]
+
+
+def test_blank_lines_on_the_edge_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"a b\n\nc\r\n\r\n\r\nd\n \n\ne f\n"
+    path = written(tmp_path / "a.txt", data)
+    for block in range(1, len(data) + 1):
+        monkeypatch.setattr(readers, "BLOCK", block)
+        assert [text.strip() for text in texts(path, Layout(documents="blank-line"))] == ["a b", "c", "d", "e f"]
+        places = [piece.place for piece in read(path, Layout(documents="blank-line"))]
+        assert places == ["line 1", "line 3", "line 6", "line 9"]
+
+
+def test_wikipedia_extracts_are_recognised(tmp_path: Path) -> None:
+    rows = "".join(f'<doc id="{n}" url="u" title="T">\nT{n}\n\nBody {n}.\n</doc>\n' for n in range(3))
+    assert [text.strip() for text in texts(written(tmp_path / "wiki_00", rows.encode()))] == [
+        f"T{n}\n\nBody {n}." for n in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "is not JSON"),
+        (b"[1]", "is not a JSON object"),
+        (b'{"body": "x"}', "has no field 'text' (fields: body)"),
+        (b'{"text": 3}', "has a int in the field 'text'"),
+        (b'{"text": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"text": "\xff"}', "is not UTF-8 text (byte 0xff)"),
+    ],
+)
+def test_a_bad_json_line_is_located(tmp_path: Path, line: bytes, message: str) -> None:
+    path = written(tmp_path / "a.jsonl", b'{"text": "good"}\n' + line + b'\n{"text": "good"}\n')
+    ((place, error),) = errors(path)
+    assert place == "line 2"
+    assert message in error
+    assert [piece.text for piece in read(path, Layout()) if not piece.error] == ["good", "good"]
+
+
+def test_invalid_utf8_is_located(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.txt", b"fine\n\nfine\nnot \xe9t\xe9\n\nfine\n")
+    assert errors(path) == [("line 4", "is not UTF-8 text (byte 0xe9)")]
+    pieces = list(read(path, Layout(documents="blank-line")))
+    assert [piece.text.strip() for piece in pieces if not piece.error] == ["fine", "fine"]
+    assert errors(path, Layout(documents="blank-line")) == [("line 4", "is not UTF-8 text (byte 0xe9)")]
+
+
+@pytest.mark.parametrize("unit", ["é" * 50, "word ", "a line of words\n", "a paragraph\n\n", "\U0001f600"])
+@pytest.mark.parametrize("documents", ["file", "line"])
+def test_long_documents_come_in_bounded_pieces(tmp_path: Path, unit: str, documents: str) -> None:
+    if documents == "line":
+        unit = unit.replace("\n", " ")
+    text = unit * (2 * PIECE // len(unit.encode()) + 7)
+    pieces = list(read(written(tmp_path / "a.txt", text.encode()), Layout(documents=documents)))
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert len(pieces) >= 3
+    assert all(len(piece.text.encode()) <= PIECE for piece in pieces)
+
+
+def test_a_line_that_ends_exactly_at_the_limit(tmp_path: Path) -> None:
+    for length in (PIECE - 1, PIECE, PIECE + 1):
+        pieces = list(read(written(tmp_path / "a.txt", b"x" * length), Layout(documents="line")))
+        assert sum(len(piece.text) for piece in pieces) == length
+        assert pieces[-1].last
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    table = arrow.table({"body": [f"text {number}" for number in range(700)] + [None], "id": list(range(701))})
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table, path, row_group_size=100)
+    assert texts(path, Layout(text_field="body")) == [f"text {number}" for number in range(700)] + [""]
+    assert errors(path) == [("row 1", "has no column 'text' (columns: body, id)")]
+    ((_, error),) = errors(written(path, path.read_bytes()[:3000]))
+    assert "is damaged or no Parquet" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "extra"),
+    [("a.parquet", ("pyarrow.parquet",), "parquet"), ("a.txt.zst", ("compression.zstd", "backports.zstd"), "zstd")],
+)
+def test_a_missing_library_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hidden: tuple[str, ...], extra: str
+) -> None:
+    for module in hidden:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=rf"pip install 'lambert-bert\[{extra}\]'"):
+        list(read(written(tmp_path / name, b"x"), Layout()))
+
+
+def test_a_reader_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_reader.py").write_text(
+        "from lambert.corpus.readers import Piece\n"
+        "def shout(stream, layout):\n"
+        "    yield Piece(stream.read(99).decode().upper(), 'line 1')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert list(read(written(tmp_path / "a.txt", b"hey"), Layout(), "own_reader:shout")) == [Piece("HEY", "line 1")]
+    with pytest.raises(UsageError, match="Did you mean 'jsonl'"):
+        list(read(tmp_path / "a.txt", Layout(), "json"))
+
+
+def test_files_of_folders_and_globs(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.jsonl.gz", "c.bin", ".hidden.txt", "deep/wiki_00", "deep/.git/x.txt", "out/vocab.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    found, passed = find([tmp_path], without=tmp_path / "out")
+    assert [str(file.relative_to(tmp_path)) for file in found] == ["a.jsonl.gz", "b.txt", "deep/wiki_00"]
+    assert [file.name for file in passed] == ["c.bin"]
+    found, _ = find([tmp_path / "c.bin", str(tmp_path / "**/*.txt"), tmp_path / "b.txt"])
+    assert [file.name for file in found] == ["c.bin", "b.txt", "vocab.txt"]
+
+
+def test_files_that_do_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "real.txt").write_text("x")
+    with pytest.raises(DataError, match=r"No such file or folder: .*rael.txt. .* holds: real.txt"):
+        find([tmp_path / "rael.txt"])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/x.bin").write_text("x")
+    with pytest.raises(DataError, match="1 with unknown suffixes"):
+        find([tmp_path / "other"])
