@@ -1,0 +1,52 @@
+"""Labelled text: what to learn, how to score.
+
+task, train = learn(config.task, tokenizer, train_file)             # fine-tuning: labels come from the file
+task = create(described(model_config), tokenizer)                   # later: the model folder knows its task
+data = task.read(file)                                              # a core.batch.Source
+predictions = task.predictions(data, outputs)                       # model.outputs(batch) of every batch in order
+scores = task.score(data, predictions)
+"""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lambert.core.registry import lookup
+from lambert.tasks.config import Columns, SquadConfig, TaskConfig
+from lambert.tasks.task import Outputs, Row, Task, described, predict
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TASKS: dict[str, str] = {
+    "classify": "lambert.tasks.classify:Classify",
+    "regress": "lambert.tasks.classify:Regress",
+    "squad": "lambert.tasks.squad:Squad",
+    "tag": "lambert.tasks.tag:Tag",
+    "mask": "lambert.tasks.mask:Mask",
+}
+
+__all__ = [
+    "TASKS", "Columns", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
+    "create", "described", "learn", "predict",
+]  # fmt: skip
+
+
+def _class(config: TaskConfig) -> Any:
+    found: Any = lookup(TASKS, config.name, "task.name")
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        return getattr(importlib.import_module(module), name)
+    return found
+
+
+def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:
+    """The task of a complete description (labels known), as `described` reads it from a model folder."""
+    task: Task[Any, Any] = _class(config)(config, tokenizer)
+    return task
+
+
+def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[Any, Any], Any]:
+    """The task as the training file completes its description, and the training data (a Source with targets)."""
+    learnt: tuple[Task[Any, Any], Any] = _class(config).learn(config, tokenizer, path)
+    return learnt

@@ -1,0 +1,228 @@
+"""Sentences and sentence pairs: a label (classify) or a value (regress), as in GLUE (Wang et al. 2019)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from lambert.core.batch import Ints, Target
+from lambert.core.errors import DataError, UsageError
+from lambert.core.registry import lookup
+from lambert.tasks import metrics
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.metrics import Floats
+from lambert.tasks.segments import Cuts, Segments, concatenated, encode, truncated
+from lambert.tasks.table import label_cell, ordered, read_rows, text_cell, value_cell
+from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, write_rows
+
+
+class Sentences(Segments):
+    """Tokenised sentences or pairs, with a label or value each where they have one (`truth_N`)."""
+
+    objective = ""
+    truth_N: Ints | Floats | None = None
+
+    def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
+        if self.truth_N is None:
+            return {}
+        truth = torch.from_numpy(self.truth_N[indices_S])
+        truth = truth.float() if truth.is_floating_point() else truth
+        return {self.objective: Target(torch.arange(len(indices_S)), truth)}
+
+
+def tokenised(
+    tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str] | None
+) -> Sentences:
+    """Sentences or pairs cut to `max_length` tokens, the longer text of a pair first. `counts` says how many were."""
+    first = encode(tokenizer, texts)
+    counts = {"examples": len(texts), "empty": sum(not text.strip() for text in texts)}
+    if texts_b is None:
+        kept = np.minimum(first.lengths, config.max_length - 2)
+        counts["cut"] = int((kept < first.lengths).sum())
+        return Sentences(tokenizer, Cuts(first.ids, first.bounds[:-1], kept), None, counts)
+    second = encode(tokenizer, texts_b)
+    counts["empty"] += sum(not text.strip() for text in texts_b)
+    kept_A, kept_B = truncated(first.lengths, second.lengths, config.max_length - 3)
+    counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
+    cuts_A, cuts_B = Cuts(first.ids, first.bounds[:-1], kept_A), Cuts(second.ids, second.bounds[:-1], kept_B)
+    return Sentences(tokenizer, cuts_A, cuts_B, counts)
+
+
+class SentenceTask:
+    """What classify and regress share: rows with one or two columns of text."""
+
+    head = ""
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        self.config, self.tokenizer = config, tokenizer
+
+    def _tokenised(self, texts: Sequence[str], texts_b: Sequence[str]) -> Sentences:
+        data = tokenised(self.tokenizer, self.config, texts, texts_b if self.config.columns.text_b else None)
+        data.objective = self.head
+        return data
+
+    def _texts(self, row: Row, place: str) -> tuple[str, str]:
+        columns = self.config.columns
+        text = text_cell(row, columns.text, "text", place)
+        return text, text_cell(row, columns.text_b, "text_b", place) if columns.text_b else ""
+
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Sentences:
+        """Rows to predict, under the columns' names, or "text" and "text_b" where columns were given by number."""
+        columns = self.config.columns
+        key, key_b = ("text" if not columns.text or columns.text.isdecimal() else columns.text), columns.text_b
+        key_b = "text_b" if key_b.isdecimal() else key_b
+        texts = [text_of(row, key, place) for row, place in zip(rows, places, strict=True)]
+        texts_b = [text_of(row, key_b, place) for row, place in zip(rows, places, strict=True)] if key_b else []
+        return self._tokenised(texts, texts_b)
+
+
+class Classify(SentenceTask):
+    """One label for each sentence or pair. Scores: accuracy, f1 (of the second of two labels: "1" of 0 and 1),
+    f1_macro, matthews, loss (mean cross-entropy, nats)."""
+
+    head = "label"
+    _METRICS = ("accuracy", "f1", "f1_macro", "matthews")
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        if len(config.labels) < 2:
+            raise UsageError(
+                "task.labels: a classification needs two labels at least, given or found in a training file."
+            )
+        self.labels = len(config.labels)
+        self.main_score = lookup({name: name for name in self._METRICS}, config.metric or "accuracy", "task.metric")
+        if self.main_score == "f1" and self.labels != 2:
+            raise UsageError(f"task.metric = 'f1' is for two labels, not {self.labels}: choose f1_macro.")
+        self._numbers = {label: number for number, label in enumerate(config.labels)}
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
+        if not config.labels:
+            name = config.columns.label
+            found = ordered([label_cell(row, name, place) for place, row in read_rows(path, config.columns)])
+            if len(found) < 2:
+                raise DataError(f"{path}: every label (column {name!r}) is {found[0]!r}; there is nothing to learn.")
+            config = replace(config, labels=found)
+        task = cls(config, tokenizer)
+        return task, task.read(path, training=True)
+
+    def read(self, path: Path, *, training: bool = False) -> Sentences:
+        texts, texts_b, labels = [], [], []
+        for place, row in read_rows(path, self.config.columns):
+            label = label_cell(row, self.config.columns.label, place)
+            if label not in self._numbers:
+                known = ", ".join(self.config.labels[:10]) + (", ..." if self.labels > 10 else "")
+                raise DataError(f"{place}: label {label!r} is not among the labels learnt from: {known}.")
+            text, text_b = self._texts(row, place)
+            texts.append(text)
+            texts_b.append(text_b)
+            labels.append(self._numbers[label])
+        data = self._tokenised(texts, texts_b)
+        data.truth_N = np.array(labels, dtype=np.int64)
+        return data
+
+    def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
+        """Probabilities of all labels [L] for each example."""
+        return list(metrics.softmax(concatenated(outputs, self.head)))
+
+    def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
+        assert data.truth_N is not None, "scoring needs labels"
+        truth_N, chances_NL = data.truth_N.astype(np.int64), np.stack(predictions)
+        predicted_N = chances_NL.argmax(1)
+
+        def scores(rows_N: Ints) -> dict[str, float]:
+            counts_LL = metrics.confusion(truth_N[rows_N], predicted_N[rows_N], self.labels)
+            found = {"f1_macro": metrics.f1_macro(counts_LL), "matthews": metrics.matthews(counts_LL)}
+            return {"f1": metrics.f1(counts_LL, 1), **found} if self.labels == 2 else found
+
+        rows_N = np.arange(len(truth_N))
+        right = metrics.accuracy(metrics.confusion(truth_N, predicted_N, self.labels))
+        losses_N = -np.log(np.maximum(chances_NL[rows_N, truth_N], np.finfo(np.float64).tiny))
+        found = {"accuracy": right, **scores(rows_N), "loss": float(losses_N.mean())}
+        errors = {"accuracy": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
+        errors |= metrics.bootstrap_errors(scores, len(rows_N))
+        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+
+    def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
+        """label, its probability, and the probabilities of all labels."""
+        return [
+            {
+                "label": self.config.labels[int(chances_L.argmax())],
+                "probability": float(chances_L.max()),
+                "probabilities": dict(zip(self.config.labels, chances_L.tolist(), strict=True)),
+            }
+            for chances_L in predictions
+        ]
+
+    def write(self, path: Path, data: Sentences, predictions: Sequence[Floats]) -> list[Path]:
+        """JSON lines, or a table with the columns of GLUE's submissions (index, prediction) where it ends in .tsv."""
+        rows = self.rows(data, predictions)
+        if path.suffix == ".tsv":
+            rows = [{"index": index, "prediction": row["label"]} for index, row in enumerate(rows)]
+        return [write_rows(path, rows)]
+
+    def model_config(self) -> dict[str, Any]:
+        return {**stored(self.config), **label_names(self.config.labels), "problem_type": "single_label_classification"}
+
+
+class Regress(SentenceTask):
+    """One value for each sentence or pair. Scores: pearson, spearman, mse."""
+
+    head = "value"
+    labels = 1
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        known = {"pearson": "pearson", "spearman": "spearman"}
+        self.main_score = lookup(known, config.metric or "pearson", "task.metric")
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
+        task = cls(config, tokenizer)
+        return task, task.read(path, training=True)
+
+    def read(self, path: Path, *, training: bool = False) -> Sentences:
+        texts, texts_b, values = [], [], []
+        for place, row in read_rows(path, self.config.columns):
+            values.append(value_cell(row, self.config.columns.label, place))
+            text, text_b = self._texts(row, place)
+            texts.append(text)
+            texts_b.append(text_b)
+        data = self._tokenised(texts, texts_b)
+        data.truth_N = np.array(values, dtype=np.float64)
+        return data
+
+    def predictions(self, data: Sentences, outputs: Outputs) -> list[float]:
+        """One value for each example."""
+        values: list[float] = concatenated(outputs, self.head).reshape(-1).tolist()
+        return values
+
+    def score(self, data: Sentences, predictions: Sequence[float]) -> dict[str, float]:
+        assert data.truth_N is not None, "scoring needs values"
+        truth_N, predicted_N = data.truth_N.astype(np.float64), np.asarray(predictions)
+
+        def scores(rows_N: Ints) -> dict[str, float]:
+            pair = truth_N[rows_N], predicted_N[rows_N]
+            return {"pearson": metrics.pearson(*pair), "spearman": metrics.spearman(*pair)}
+
+        rows_N, squares_N = np.arange(len(truth_N)), (truth_N - predicted_N) ** 2
+        errors = {**metrics.bootstrap_errors(scores, len(rows_N)), "mse": metrics.mean_error(squares_N)}
+        found = {**scores(rows_N), "mse": float(squares_N.mean())}
+        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+
+    def rows(self, data: Sentences, predictions: Sequence[float]) -> list[Row]:
+        return [{"value": value} for value in predictions]
+
+    def write(self, path: Path, data: Sentences, predictions: Sequence[float]) -> list[Path]:
+        """JSON lines, or a table with the columns of GLUE's submissions (index, prediction) where it ends in .tsv."""
+        rows = self.rows(data, predictions)
+        if path.suffix == ".tsv":
+            rows = [{"index": index, "prediction": row["value"]} for index, row in enumerate(rows)]
+        return [write_rows(path, rows)]
+
+    def model_config(self) -> dict[str, Any]:
+        return {**stored(self.config), **label_names(["LABEL_0"]), "problem_type": "regression"}

@@ -1,0 +1,104 @@
+"""What a pre-trained model would put for [MASK]: a look at what it knows, without any labelled text."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Never, Self
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from lambert.core.batch import Ints, Target
+from lambert.core.errors import DataError, UsageError
+from lambert.tasks.classify import tokenised
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.metrics import softmax
+from lambert.tasks.segments import Cuts, Segments, special
+from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
+
+Candidates = list[tuple[int, float]]
+"""Token ids and their probabilities, the likeliest first."""
+
+
+class Masked(Segments):
+    """Tokenised texts with the places of [MASK] in each: `masks` [sequence] are places in the sequence."""
+
+    masks: list[list[int]]
+    mask: int
+
+    def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
+        at = [begin + place for s, begin in zip(indices_S, begins_S, strict=True) for place in self.masks[s]]
+        return {
+            "mlm": Target(torch.tensor(at, dtype=torch.int64), torch.full((len(at),), self.mask, dtype=torch.int64))
+        }
+
+
+class Mask:
+    """Predicts only: {"text": "The capital of France is [MASK]."} gives the likeliest pieces for each [MASK]."""
+
+    head = "mlm"
+    labels = 0
+    main_score = ""
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self.mask = special(tokenizer, "[MASK]")
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Masked]:
+        _unlabelled()
+
+    def read(self, path: Path, *, training: bool = False) -> Masked:
+        _unlabelled()
+
+    def score(self, data: Masked, predictions: Sequence[list[Candidates]]) -> dict[str, float]:
+        _unlabelled()
+
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Masked:
+        """Rows {"text": ...} with at least one [MASK] each within `max_length`."""
+        texts = [text_of(row, "text", place) for row, place in zip(rows, places, strict=True)]
+        plain = tokenised(self.tokenizer, self.config, texts, None)
+        data = Masked(self.tokenizer, plain.first, None, plain.counts)
+        data.mask, data.masks = self.mask, [_places(plain.first, row, self.mask) for row in range(len(texts))]
+        for places_found, place in zip(data.masks, places, strict=True):
+            if not places_found:
+                raise DataError(f"{place}: no [MASK] in the first {self.config.max_length - 2} tokens of the text.")
+        return data
+
+    def predictions(self, data: Masked, outputs: Outputs) -> list[list[Candidates]]:
+        """The `top` candidates for each [MASK] of each example; holds the logits of one batch at a time."""
+        found: list[Candidates] = []
+        for batch in outputs:
+            logits_NV = batch[self.head].detach().float().cpu().numpy().astype(np.float64)
+            chances_NV = softmax(logits_NV)
+            best_NK = np.argsort(-logits_NV, axis=1, kind="stable")[:, : self.config.top]
+            for best_K, chances_V in zip(best_NK, chances_NV, strict=True):
+                found.append([(int(piece), float(chances_V[piece])) for piece in best_K])
+        ends = np.cumsum([len(places) for places in data.masks])
+        return [found[end - len(places) : end] for end, places in zip(ends, data.masks, strict=True)]
+
+    def rows(self, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Row]:
+        """masks: for each [MASK] the candidates {"token", "probability"}."""
+        piece = self.tokenizer.id_to_token
+        return [
+            {"masks": [[{"token": piece(token), "probability": chance} for token, chance in best] for best in example]}
+            for example in predictions
+        ]
+
+    def write(self, path: Path, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Path]:
+        """JSON lines."""
+        return [write_rows(path, self.rows(data, predictions))]
+
+    def model_config(self) -> dict[str, Any]:
+        return stored(self.config)
+
+
+def _places(cuts: Cuts, sequence: int, mask: int) -> list[int]:
+    start = int(cuts.starts_S[sequence])
+    ids = cuts.ids[start : start + int(cuts.lengths_S[sequence])]
+    places: list[int] = (np.flatnonzero(ids == mask) + 1).tolist()
+    return places
+
+
+def _unlabelled() -> Never:
+    raise UsageError("The task 'mask' only predicts: it has no labelled data to learn from or to score.")

@@ -1,0 +1,106 @@
+"""Scores in plain numpy, double precision, each with its definition; undefined scores (nothing to divide by) are 0."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.core.batch import Ints
+from lambert.core.randomness import Stream, below, key, words
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+_RESAMPLES = 200  # the error of a bootstrap standard error is 1 / sqrt(2 * 200) = 5% (Efron and Tibshirani 1993, 6.4)
+
+
+def confusion(truth_N: Ints, predicted_N: Ints, labels: int) -> Counts:
+    """How often each true label [rows] met each predicted one [columns]; int64 [L, L]."""
+    pairs = np.bincount(truth_N * labels + predicted_N, minlength=labels * labels)
+    return pairs.reshape(labels, labels).astype(np.int64)
+
+
+def accuracy(counts_LL: Counts) -> float:
+    """Share of rows whose prediction is right."""
+    return _ratio(float(np.trace(counts_LL)), float(counts_LL.sum()))
+
+
+def f1(counts_LL: Counts, label: int) -> float:
+    """F1 of one label against all others: 2 right / (true + predicted)."""
+    total = float(counts_LL[label].sum() + counts_LL[:, label].sum())
+    return _ratio(2.0 * float(counts_LL[label, label]), total)
+
+
+def f1_macro(counts_LL: Counts) -> float:
+    """Mean of F1 over the labels that occur in the truth or the predictions."""
+    present = np.flatnonzero(counts_LL.sum(0) + counts_LL.sum(1))
+    return _ratio(sum(f1(counts_LL, int(label)) for label in present), float(len(present)))
+
+
+def f1_micro(counts_LL: Counts, ignored: int | None = None) -> float:
+    """F1 over all labels together, except one that means nothing ("O" of token labels) if given. Equal to accuracy
+    where none is ignored."""
+    kept = np.arange(len(counts_LL)) != ignored
+    right = float(np.diag(counts_LL)[kept].sum())
+    return _ratio(2.0 * right, float(counts_LL[kept].sum() + counts_LL[:, kept].sum()))
+
+
+def matthews(counts_LL: Counts) -> float:
+    """Matthews' correlation of truth and prediction for any number of labels (Gorodkin, Comput Biol Chem 28, 2004)."""
+    truth_L, predicted_L = counts_LL.sum(1).astype(np.float64), counts_LL.sum(0).astype(np.float64)
+    rows = float(counts_LL.sum())
+    both = float(np.trace(counts_LL)) * rows - float(truth_L @ predicted_L)
+    spread = (rows**2 - float(truth_L @ truth_L)) * (rows**2 - float(predicted_L @ predicted_L))
+    return _ratio(both, math.sqrt(spread))
+
+
+def pearson(x_N: Floats, y_N: Floats) -> float:
+    """Pearson's correlation."""
+    x, y = x_N - x_N.mean(), y_N - y_N.mean()
+    x_norm, y_norm = math.sqrt(float(x @ x)), math.sqrt(float(y @ y))
+    if x_norm == 0.0 or y_norm == 0.0:
+        return 0.0
+    return float(np.clip((x / x_norm) @ (y / y_norm), -1.0, 1.0))
+
+
+def spearman(x_N: Floats, y_N: Floats) -> float:
+    """Spearman's correlation: Pearson's of the ranks, equal values sharing their mean rank."""
+    return pearson(ranks(x_N), ranks(y_N))
+
+
+def ranks(x_N: Floats) -> Floats:
+    """Ranks from 1; equal values share their mean rank."""
+    _, which, counts = np.unique(x_N, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2.0)[which], dtype=np.float64)
+
+
+def binomial_error(share: float, rows: int) -> float:
+    """Standard error of a share of `rows` independent rows."""
+    return math.sqrt(share * (1.0 - share) / rows) if rows else 0.0
+
+
+def mean_error(values_N: Floats) -> float:
+    """Standard error of a mean."""
+    return float(values_N.std(ddof=1)) / math.sqrt(len(values_N)) if len(values_N) > 1 else 0.0
+
+
+def bootstrap_errors(scores: Callable[[Ints], Mapping[str, float]], rows: int) -> dict[str, float]:
+    """Standard errors of scores of resampled row numbers; the resampling is the same each time it is asked for."""
+    found: dict[str, list[float]] = {}
+    for resample in range(_RESAMPLES if rows > 1 else 0):
+        for name, value in scores(below(words(key(0, Stream.ORDER, resample), rows), rows)).items():
+            found.setdefault(name, []).append(value)
+    return {name: float(np.std(values, ddof=1)) for name, values in found.items()}
+
+
+def softmax(logits_NL: npt.NDArray[Any]) -> Floats:
+    """Probabilities over the last axis."""
+    shifted = np.exp(logits_NL - logits_NL.max(-1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(-1, keepdims=True), dtype=np.float64)
+
+
+def _ratio(over: float, under: float) -> float:
+    return over / under if under else 0.0

@@ -1,0 +1,118 @@
+"""Question answering over paragraphs: SQuAD v1.1 and v2.0 (Devlin et al. 2019, sections 4.2 and 4.3)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from lambert.core.errors import DataError
+from lambert.core.registry import lookup
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.segments import concatenated
+from lambert.tasks.squad_answers import Answer, answers
+from lambert.tasks.squad_score import best_threshold, pairs_v2, score_v1, score_v2
+from lambert.tasks.squad_text import Question, Questions, read_squad
+from lambert.tasks.squad_windows import Windows, windows
+from lambert.tasks.task import Outputs, Row, stored, text_of, write_whole
+
+
+class Squad:
+    """The answer is a span of the paragraph; version 2.0 may also say that there is none.
+
+    Scores are those of the file's version, in per cent. Version 2.0 adds the threshold of "no answer" that would have
+    been best on this file: best_exact_match, best_exact_match_threshold, best_f1, best_f1_threshold.
+    """
+
+    head = "span"
+    labels = 2
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        known = {"f1": "f1", "exact_match": "exact_match"}
+        self.main_score = lookup(known, config.metric or "f1", "task.metric")
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Windows]:
+        squad = read_squad(path)
+        version = config.squad.version or squad.version
+        task = cls(replace(config, squad=replace(config.squad, version=version)), tokenizer)
+        return task, task._windows(squad, training=True)
+
+    def read(self, path: Path, *, training: bool = False) -> Windows:
+        return self._windows(read_squad(path), training=training)
+
+    def _windows(self, squad: Questions, *, training: bool) -> Windows:
+        if training and self.config.squad.version == "1.1":
+            without = next((question for question in squad.questions if question.impossible), None)
+            if without:
+                raise DataError(
+                    f'{without.place} has no answer: set task.squad.version = "2.0" to learn from such questions.'
+                )
+        return windows(self.tokenizer, self.config, squad, training=training)
+
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Windows:
+        """Rows {"question": ..., "context": ...}; rows about the same paragraph share it."""
+        contexts: dict[str, int] = {}
+        questions = []
+        for number, (row, place) in enumerate(zip(rows, places, strict=True)):
+            text, context = text_of(row, "question", place), text_of(row, "context", place)
+            paragraph = contexts.setdefault(context, len(contexts))
+            questions.append(Question(str(number), text, paragraph, (), False, place))
+        squad = Questions(list(contexts), questions, self.config.squad.version or "1.1")
+        return windows(self.tokenizer, self.config, squad, training=False)
+
+    def predictions(self, data: Windows, outputs: Outputs) -> list[Answer]:
+        """One answer a question. "No answer" is allowed where the task, or else the file, is of version 2.0."""
+        null = (self.config.squad.version or data.squad.version) == "2.0"
+        logits_T2 = concatenated(outputs, self.head)
+        return answers(self.tokenizer, data, logits_T2, self.config.squad, null=null)
+
+    def score(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, float]:
+        golds = {question.id: [text for text, _ in question.answers] for question in data.questions}
+        texts = {question.id: answer.text for question, answer in zip(data.questions, predictions, strict=True)}
+        if data.squad.version == "1.1":
+            return score_v1(golds, texts)
+        found = score_v2(golds, texts)
+        odds = [answer.null_odds for answer in predictions if answer.null_odds is not None]
+        if len(odds) == len(predictions):
+            best = {question.id: answer.best.text for question, answer in zip(data.questions, predictions, strict=True)}
+            answered_N2 = np.array(list(pairs_v2(golds, best).values()))
+            unanswered_N2 = np.array(list(pairs_v2(golds, dict.fromkeys(golds, "")).values()))
+            for side, name in enumerate(("exact_match", "f1")):
+                score, threshold = best_threshold(np.array(odds), answered_N2[:, side], unanswered_N2[:, side])
+                found |= {f"best_{name}": score, f"best_{name}_threshold": threshold}
+        return found
+
+    def rows(self, data: Windows, predictions: Sequence[Answer]) -> list[Row]:
+        """answer, its probability among the candidates, start and end in the context (characters); null_odds (2.0)."""
+        return [_row(answer) for answer in predictions]
+
+    def write(self, path: Path, data: Windows, predictions: Sequence[Answer]) -> list[Path]:
+        """The official predictions file {id: text}; beside it NAME.nbest.json, and for 2.0 NAME.null_odds.json."""
+        named = [(question.id, answer) for question, answer in zip(data.questions, predictions, strict=True)]
+        nbest = {name: [asdict(candidate) for candidate in answer.candidates] for name, answer in named}
+        odds = {name: answer.null_odds for name, answer in named if answer.null_odds is not None}
+        written = [
+            _write_json(path, {name: answer.text for name, answer in named}),
+            _write_json(path.with_suffix(".nbest.json"), nbest),
+        ]
+        return [*written, _write_json(path.with_suffix(".null_odds.json"), odds)] if odds else written
+
+    def model_config(self) -> dict[str, Any]:
+        return stored(self.config)
+
+
+def _row(answer: Answer) -> Row:
+    said = next((candidate for candidate in answer.candidates if candidate.text == answer.text), answer.best)
+    found: Row = {"answer": answer.text, "probability": said.probability}
+    if answer.text:
+        found |= {"start": said.characters[0], "end": said.characters[1]}
+    return found if answer.null_odds is None else {**found, "null_odds": answer.null_odds}
+
+
+def _write_json(path: Path, value: object) -> Path:
+    return write_whole(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")

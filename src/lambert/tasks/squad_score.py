@@ -1,0 +1,112 @@
+"""The official scores of SQuAD v1.1 and v2.0, which differ (evaluate-v1.1.py, evaluate-v2.0.py of Rajpurkar et al.).
+
+| | v1.1 | v2.0 |
+| --- | --- | --- |
+| a question without a prediction | scores 0 | is left out |
+| gold answers of nothing but articles and punctuation | kept | left out; "" where none is left |
+| F1 where prediction and gold answer have no words | 0 | 1 |
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lambert.tasks.metrics import Floats, binomial_error, mean_error
+
+Golds = Mapping[str, Sequence[str]]
+"""By question id: the texts of its gold answers, none for a question without answer."""
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalised(text: str) -> str:
+    """Lower case, without ASCII punctuation, then without English articles, single spaces: in this order."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def f1(predicted: str, gold: str, *, both_empty: float) -> float:
+    """F1 of the bags of words of two normalised texts; `both_empty` where neither has a word."""
+    predicted_words, gold_words = predicted.split(), gold.split()
+    if not predicted_words and not gold_words:
+        return both_empty
+    same = (Counter(predicted_words) & Counter(gold_words)).total()
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(predicted_words), same / len(gold_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def pairs_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+    """(exact match, F1) of every question, 0 to 1, as version 1.1 counts them."""
+    found = {}
+    for name, answers in golds.items():
+        predicted = normalised(predictions[name]) if name in predictions else None
+        found[name] = (0.0, 0.0)
+        if predicted is not None:
+            texts = [normalised(answer) for answer in answers]
+            best = max((f1(predicted, text, both_empty=0.0) for text in texts), default=0.0)
+            found[name] = (float(predicted in texts), best)
+    return found
+
+
+def pairs_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+    """(exact match, F1) of every question that has a prediction, 0 to 1, as version 2.0 counts them."""
+    found = {}
+    for name, answers in golds.items():
+        if name in predictions:
+            predicted = normalised(predictions[name])
+            texts = [text for text in map(normalised, answers) if text] or [""]
+            best = max(f1(predicted, text, both_empty=1.0) for text in texts)
+            found[name] = (float(predicted in texts), best)
+    return found
+
+
+def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+    """exact_match and f1 in per cent with their standard errors, and the number of questions."""
+    return _means(list(pairs_v1(golds, predictions).values()))
+
+
+def score_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+    """exact_match and f1 in per cent with their standard errors: of all questions with a prediction, of those that have
+    an answer (has_answer_...) and of those that have none (no_answer_...)."""
+    pairs = pairs_v2(golds, predictions)
+    found = _means(list(pairs.values()))
+    for prefix, wanted in (("has_answer_", True), ("no_answer_", False)):
+        part = _means([pair for name, pair in pairs.items() if bool(golds[name]) is wanted])
+        if part["questions"]:
+            found |= {prefix + name: value for name, value in part.items()}
+    return found
+
+
+def _means(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    if not pairs:
+        return {"exact_match": 0.0, "f1": 0.0, "questions": 0.0}
+    exact_N, f1_N = np.array(pairs).T
+    exact, share = float(exact_N.mean()), float(f1_N.mean())
+    return {
+        "exact_match": 100.0 * exact,
+        "exact_match_se": 100.0 * binomial_error(exact, len(pairs)),
+        "f1": 100.0 * share,
+        "f1_se": 100.0 * mean_error(f1_N),
+        "questions": float(len(pairs)),
+    }
+
+
+def best_threshold(odds_N: Floats, answered_N: Floats, unanswered_N: Floats) -> tuple[float, float]:
+    """(best mean score in per cent, threshold) over every way to say "no answer" where the odds are above a threshold.
+
+    `odds_N`: score of no answer less that of the best answer. `answered_N`, `unanswered_N`: what a question scores, 0
+    to 1, with its best answer and with none. Of equally good thresholds the lowest; one below all odds answers nothing.
+    """
+    order = np.argsort(odds_N, kind="stable")
+    sorted_N = odds_N[order]
+    gains_N = np.cumsum((answered_N - unanswered_N)[order])
+    ends = np.flatnonzero(np.append(sorted_N[1:] != sorted_N[:-1], True))
+    totals = np.concatenate([[0.0], gains_N[ends]]) + unanswered_N.sum()
+    best = int(np.argmax(totals))
+    threshold = float(sorted_N[ends[best - 1]]) if best else float(sorted_N[0]) - 1.0
+    return 100.0 * float(totals[best]) / len(odds_N), threshold

@@ -1,0 +1,168 @@
+"""SQuAD files (Rajpurkar et al. 2016, 2018) and the words of a paragraph (google-research/bert, run_squad.py)."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from lambert.core.errors import DataError
+from lambert.tasks.table import opened
+
+_SPACES = " \t\r\n\u202f"  # the official word separators: not all of Unicode's spaces
+_WORD = re.compile(f"[^{_SPACES}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question about `contexts[paragraph]`. `answers` are (text, first character or -1); none where it has none."""
+
+    id: str
+    text: str
+    paragraph: int
+    answers: tuple[tuple[str, int], ...]
+    impossible: bool
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """A SQuAD file: its paragraphs, and the questions about them in order."""
+
+    contexts: list[str]
+    questions: list[Question]
+    version: Literal["1.1", "2.0"]
+    """2.0 where the file says so or knows questions without answer, else 1.1."""
+
+
+def read_squad(path: Path) -> Questions:
+    """A SQuAD v1.1 or v2.0 file. Raises DataError that names the place of what is missing, doubled or malformed."""
+    with opened(path) as file:
+        try:
+            root = json.loads(file.read().decode("utf-8-sig"))
+        except ValueError as error:
+            raise DataError(f"{path} is not a JSON file in UTF-8: {error}.") from error
+    if not isinstance(root, dict):
+        raise DataError(f'{path} is a JSON {_kind(root)}, a SQuAD file is an object {{"version": ..., "data": [...]}}.')
+    contexts: list[str] = []
+    questions: list[Question] = []
+    seen: dict[str, str] = {}
+    two = str(root.get("version", "")).removeprefix("v").startswith("2")
+    for a, article in enumerate(_get(root, "data", list, str(path))):
+        for p, paragraph in enumerate(_get(article, "paragraphs", list, at := f"{path}: data[{a}]")):
+            contexts.append(_get(paragraph, "context", str, at := f"{path}: data[{a}].paragraphs[{p}]"))
+            for q, entry in enumerate(_get(paragraph, "qas", list, at)):
+                question = _question(entry, len(contexts) - 1, f"{at}.qas[{q}]")
+                if question.id in seen:
+                    raise DataError(f"{question.place}: id {question.id!r} is already that of {seen[question.id]}.")
+                seen[question.id] = question.place.removeprefix(f"{path}: ")
+                two = two or question.impossible or "is_impossible" in entry
+                questions.append(question)
+    if not questions:
+        raise DataError(f"{path} holds no questions.")
+    return Questions(contexts, questions, "2.0" if two else "1.1")
+
+
+def _question(entry: Any, paragraph: int, place: str) -> Question:
+    answers = []
+    for n, answer in enumerate(_get(entry, "answers", list, place)):
+        text = _get(answer, "text", str, f"{place}.answers[{n}]")
+        start = answer.get("answer_start", -1)
+        if not isinstance(start, int):
+            raise DataError(f"{place}.answers[{n}]: 'answer_start' is a {_kind(start)}, not a whole number.")
+        answers.append((text, start))
+    name = _get(entry, "id", (str, int), place)
+    impossible = bool(entry.get("is_impossible", not answers))
+    if not impossible and not answers:
+        raise DataError(f"{place}: neither answers nor 'is_impossible'.")
+    return Question(str(name), _get(entry, "question", str, place), paragraph, tuple(answers), impossible, place)
+
+
+def _get(node: Any, key: str, kinds: type | tuple[type, ...], place: str) -> Any:
+    if not isinstance(node, dict):
+        raise DataError(f"{place} is a {_kind(node)}, not an object.")
+    if key not in node:
+        raise DataError(f"{place}: {key!r} is missing. Keys found: {', '.join(node) or 'none'}.")
+    if not isinstance(node[key], kinds):
+        raise DataError(f"{place}: {key!r} is a {_kind(node[key])}.")
+    return node[key]
+
+
+def _kind(value: object) -> str:
+    names: dict[type, str] = {
+        list: "list",
+        dict: "object",
+        str: "text",
+        bool: "truth value",
+        int: "number",
+        float: "number",
+    }
+    return names.get(type(value), "null")
+
+
+def word_numbers(context: str) -> npt.NDArray[np.int32]:
+    """The number of each character's word; a separator belongs to the word before it, -1 before any."""
+    codes = np.frombuffer(context.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    inside = ~np.isin(codes, [ord(space) for space in _SPACES])
+    begins = inside.copy()
+    begins[1:] &= ~inside[:-1]
+    return np.asarray(np.cumsum(begins) - 1, dtype=np.int32)
+
+
+def words_of(context: str) -> list[str]:
+    """The words of a paragraph."""
+    return _WORD.findall(context)
+
+
+def word_spans(context: str) -> list[tuple[int, int]]:
+    """First character and end of each word."""
+    return [match.span() for match in _WORD.finditer(context)]
+
+
+def nearest_offset(context: str, text: str, start: int) -> int:
+    """Where `text` occurs in the paragraph nearest to `start`; -1 where it does not."""
+    found, at = -1, context.find(text)
+    while at >= 0:
+        if found < 0 or abs(at - start) < abs(found - start):
+            found = at
+        at = context.find(text, at + 1)
+    return found
+
+
+def basic_tokenizer(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """The tokenizer's normalisation and splitting at spaces and punctuation, without its pieces, joined by spaces.
+    Words that are apart by single spaces are looked up one by one, since most of them come again and again."""
+    normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+
+    @cache
+    def word(text: str) -> str:
+        plain: str = normalizer.normalize_str(text) if normalizer else text
+        return " ".join(part for part, _ in pre_tokenizer.pre_tokenize_str(plain)) if pre_tokenizer else plain
+
+    return lambda text: " ".join(filter(None, map(word, text.split(" "))))
+
+
+def final_text(predicted: str, original: str, basic: Callable[[str], str]) -> str:
+    """The part of `original`, words of the paragraph, that `predicted`, joined pieces, stands for; all of `original`
+    where the two cannot be aligned character by character (`get_final_text` of run_squad.py)."""
+    tokenised = basic(original)
+    start = tokenised.find(predicted)
+    if start < 0 or not predicted or predicted == tokenised:
+        return original
+    if len(original) - original.count(" ") != len(tokenised) - tokenised.count(" "):
+        return original
+    at = [place for place, character in enumerate(original) if character != " "]
+    first = start - tokenised.count(" ", 0, start)
+    last = first + len(predicted) - predicted.count(" ") - 1
+    return original[at[first] : at[last] + 1]
+
+
+def joined(pieces: Sequence[str]) -> str:
+    """Pieces as text: those that begin with ## are glued to the one before."""
+    return " ".join(" ".join(pieces).replace(" ##", "").split())

@@ -1,0 +1,159 @@
+"""Windows over paragraphs: [CLS] question [SEP] part of the paragraph [SEP] (google-research/bert, run_squad.py).
+
+Paragraphs are tokenised once, whatever the number of questions and windows about them, and windows are cut out of them
+only when a batch is asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+
+from lambert.core.batch import Ints, Target
+from lambert.core.errors import DataError, UsageError
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.segments import Cuts, Segments, Texts, encode, ragged
+from lambert.tasks.squad_text import Question, Questions, nearest_offset, word_numbers, words_of
+
+_CHUNK = 4096  # paragraphs tokenised at once
+_NONE, _LOST = -1, -2  # instead of a token: there is no answer; it is not found in the paragraph
+
+
+class Windows(Segments):
+    """The windows of all questions, in the order of the questions and of the paragraph.
+
+    `bounds_Q` [questions + 1]: windows of question q are bounds_Q[q] to bounds_Q[q + 1].
+    `begins_S`: the paragraph's token at which a window begins. `words_T`: the word of every token of every paragraph.
+    `spans_Q2`: first and last token in the paragraph of the answer to learn, -1 for none; absent without training.
+    """
+
+    squad: Questions
+    bounds_Q: Ints
+    begins_S: Ints
+    words_T: npt.NDArray[np.int32]
+    paragraphs: Texts
+    spans_Q2: Ints | None = None
+
+    @property
+    def questions(self) -> list[Question]:
+        return self.squad.questions
+
+    def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
+        if self.spans_Q2 is None or self.second is None:
+            return {}
+        owners_S = np.searchsorted(self.bounds_Q, indices_S, side="right") - 1
+        first_S, last_S = self.spans_Q2[owners_S].T - self.begins_S[indices_S]
+        inside_S = (first_S >= 0) & (last_S < self.second.lengths_S[indices_S])
+        shift_S = self.first.lengths_S[indices_S] + 2
+        labels_S2 = np.stack([first_S + shift_S, last_S + shift_S], 1) * inside_S[:, None]
+        return {"span": Target(torch.arange(len(indices_S)), torch.from_numpy(labels_S2))}
+
+
+def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, training: bool) -> Windows:
+    """All windows of a file. `training` finds the answers' tokens and leaves out questions whose answer the paragraph
+    does not hold. `counts`: questions, windows, impossible, offsets_corrected, answers_not_found, questions_cut."""
+    room = config.max_length - config.squad.max_query - 3
+    if room < 1:
+        what = f"max_length = {config.max_length} leaves no room for the paragraph beside max_query = "
+        raise UsageError(f"task.{what}{config.squad.max_query}: make it longer.")
+    paragraphs, words_T = _paragraphs(tokenizer, squad.contexts)
+    counts = {"offsets_corrected": 0, "answers_not_found": 0}
+    spans_Q2 = None
+    if training:
+        spans_Q2 = _spans(tokenizer, squad, paragraphs, words_T, counts)
+        kept = spans_Q2[:, 0] != _LOST
+        squad = Questions(squad.contexts, [q for q, k in zip(squad.questions, kept, strict=True) if k], squad.version)
+        spans_Q2 = spans_Q2[kept]
+        if not squad.questions:
+            raise DataError(
+                "No question's answer is found in its paragraph: the file's answers belong to other paragraphs."
+            )
+    questions = encode(tokenizer, [question.text for question in squad.questions])
+    asked_Q = np.minimum(questions.lengths, config.squad.max_query)
+    owner_Q = np.array([question.paragraph for question in squad.questions], dtype=np.int64)
+    tokens_Q, room_Q = paragraphs.lengths[owner_Q], config.max_length - 3 - asked_Q
+    step_Q = np.minimum(room_Q, config.squad.stride)
+    windows_Q = np.where(tokens_Q > 0, 1 + np.maximum(0, -((room_Q - tokens_Q) // step_Q)), 0)
+    bounds_Q = np.concatenate([[0], np.cumsum(windows_Q)])
+    owners_S = np.repeat(np.arange(len(windows_Q)), windows_Q)
+    begins_S = (np.arange(bounds_Q[-1]) - bounds_Q[owners_S]) * step_Q[owners_S]
+    first = Cuts(questions.ids, questions.bounds[owners_S], asked_Q[owners_S])
+    lengths_S = np.minimum(tokens_Q[owners_S] - begins_S, room_Q[owners_S])
+    second = Cuts(paragraphs.ids, paragraphs.bounds[owner_Q[owners_S]] + begins_S, lengths_S)
+    counts |= {
+        "questions": len(squad.questions),
+        "impossible": sum(question.impossible for question in squad.questions),
+        "windows": len(owners_S),
+        "questions_cut": int((asked_Q < questions.lengths).sum()),
+    }
+    made = Windows(tokenizer, first, second, counts)
+    made.squad, made.bounds_Q, made.begins_S, made.words_T = squad, bounds_Q, begins_S, words_T
+    made.paragraphs, made.spans_Q2 = paragraphs, spans_Q2
+    return made
+
+
+def _paragraphs(tokenizer: Tokenizer, contexts: Sequence[str]) -> tuple[Texts, npt.NDArray[np.int32]]:
+    """Ids of the paragraphs, and the word of each token. The original tokenises word by word; since words end at
+    spaces, where the tokenizer splits as well, whole paragraphs give the same pieces in half the time."""
+    parts, words = [], [np.zeros(0, dtype=np.int32)]
+    for at in range(0, len(contexts), _CHUNK):
+        block = contexts[at : at + _CHUNK]
+        for context, encoding in zip(block, tokenizer.encode_batch(block, add_special_tokens=False), strict=True):
+            parts.append(encoding.ids)
+            if encoding.ids:
+                words.append(word_numbers(context)[np.array(encoding.offsets, dtype=np.int64)[:, 0]])
+    return ragged(parts), np.concatenate(words)
+
+
+def _spans(
+    tokenizer: Tokenizer, squad: Questions, paragraphs: Texts, words_T: npt.NDArray[np.int32], counts: dict[str, int]
+) -> Ints:
+    """First and last token [questions, 2] of the first answer; -1, -1 where there is none; -2 where it is not found."""
+    golds = encode(tokenizer, [question.answers[0][0] if question.answers else "" for question in squad.questions])
+    spans_Q2 = np.full((len(squad.questions), 2), _NONE, dtype=np.int64)
+    cached, numbers, words = -1, np.zeros(0, dtype=np.int32), [""]
+    for index, question in enumerate(squad.questions):
+        if question.impossible:
+            continue
+        if question.paragraph != cached:
+            cached, context = question.paragraph, squad.contexts[question.paragraph]
+            numbers, words = word_numbers(context), words_of(context)
+            begin, end = paragraphs.bounds[cached], paragraphs.bounds[cached + 1]
+            ids, token_words = paragraphs.ids[begin:end], words_T[begin:end]
+        text, start = question.answers[0]
+        if start < 0 or context[start : start + len(text)] != text:
+            found = nearest_offset(context, text, start) if text.strip() else -1
+            counts["offsets_corrected"] += found >= 0
+            start = found if found >= 0 else start
+        span = _word_span(numbers, words, text, start)
+        if span is not None:
+            first, last = np.searchsorted(token_words, [span[0], span[1] + 1])
+            span = _improved(ids, int(first), int(last) - 1, golds[index])
+        if span is None or span[1] < span[0]:
+            counts["answers_not_found"] += 1
+            span = (_LOST, _LOST)
+        spans_Q2[index] = span
+    return spans_Q2
+
+
+def _word_span(numbers: npt.NDArray[np.int32], words: Sequence[str], text: str, start: int) -> tuple[int, int] | None:
+    """First and last word of an answer; None where these words do not hold it (the original's check)."""
+    if not text.strip() or not 0 <= start < len(numbers):
+        return None
+    first, last = int(numbers[start]), int(numbers[min(start + len(text), len(numbers)) - 1])
+    first = max(first, 0)
+    held = " ".join(text.split()) in " ".join(words[first : last + 1])
+    return (first, last) if held else None
+
+
+def _improved(ids: npt.NDArray[np.int32], first: int, last: int, gold: npt.NDArray[np.int32]) -> tuple[int, int]:
+    """The longest-reaching first part of tokens [first, last] that equals the tokenised answer, "1895" within
+    "(1895-1943)."; all of them where none does (`_improve_answer_span`)."""
+    size = len(gold)
+    if size:
+        for start in range(first, last - size + 2):
+            if np.array_equal(ids[start : start + size], gold):
+                return start, start + size - 1
+    return first, last

@@ -1,0 +1,194 @@
+"""Labelled files as rows: TSV, CSV, JSON lines and Parquet, compressed or not, each row with its place for errors."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import math
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any, cast
+
+from lambert.core.errors import DataError, UsageError
+from lambert.core.registry import nearest
+from lambert.tasks.config import Columns
+from lambert.tasks.task import Row
+
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed. Failures of opening and reading leave as DataError that names the file."""
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise DataError(f"No such file: {path}.") from error
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} is cut off or damaged ({error}). Fetch it again.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def kind(path: Path) -> str:
+    """The name's ending without that of its compression: ".tsv", ".csv", ".jsonl", ".parquet"."""
+    return (Path(path.stem) if path.suffix in _OPENERS else path).suffix.lower()
+
+
+def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+    """(place, row) of every row, where place is "file:line". Rows of files without a header have the columns' numbers,
+    counted from 1 and written as text, for keys. Blank lines are skipped."""
+    readers: dict[str, Callable[[Path, Columns], Iterator[tuple[str, Row]]]] = {
+        ".tsv": _read_table, ".txt": _read_table, ".csv": _read_table,
+        ".jsonl": _read_json, ".ndjson": _read_json, ".json": _read_json,
+        ".parquet": _read_parquet,
+    }  # fmt: skip
+    ending = kind(path)
+    if ending not in readers:
+        raise UsageError(f"{path}: rows are read from .tsv, .csv, .txt, .jsonl or .parquet (also .gz .bz2 .xz).")
+    found = False
+    for place, row in readers[ending](path, columns):
+        found = True
+        yield place, row
+    if not found:
+        raise DataError(f"{path} holds no rows.")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            yield number, _decoded(line, path, number)
+
+
+def _decoded(line: bytes, path: Path, number: int) -> str:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{number} is not UTF-8 (byte {error.start + 1}). Convert the file to UTF-8.") from error
+    return text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells). TSV has no quoting, as in GLUE; CSV has, so that a row may take several lines."""
+    if kind(path) != ".csv":
+        for number, line in _lines(path):
+            if text := line.rstrip("\r\n"):
+                yield number, text.split("\t")
+        return
+    limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    with opened(path) as file:
+        reader = csv.reader(TextIOWrapper(cast(Any, file), encoding="utf-8-sig", newline=""), strict=True)
+        try:
+            for row in reader:
+                if row:
+                    yield reader.line_num, row
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.line_num} is not CSV: {error}.") from error
+        except UnicodeDecodeError as error:
+            near = f"{path}, after line {reader.line_num},"
+            raise DataError(f"{near} is not UTF-8. Convert the file to UTF-8.") from error
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _read_table(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+    asked = [name for name in (columns.text, columns.text_b, columns.label) if name]
+    numbered = all(name.isdecimal() for name in asked)
+    header = columns.header if columns.header is not None else not numbered
+    names: list[str] | None = None
+    for number, cells in _cells(path):
+        if names is None:
+            names = cells if header and not numbered else [str(column + 1) for column in range(len(cells))]
+            if len(set(names)) < len(names):
+                raise DataError(f"{path}:{number}: two columns have the same name.")
+            if header:
+                continue
+        if len(cells) != len(names):
+            raise DataError(f"{path}:{number} has {len(cells)} columns, the first line has {len(names)}.")
+        yield f"{path}:{number}", dict(zip(names, cells, strict=True))
+
+
+def _read_json(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}:{number} is not a line of JSON: {error}. Give one object a line.") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number} is not a JSON object. Give one object a line.")
+        yield f"{path}:{number}", row
+
+
+def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(f"{path}: reading Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
+    number = 0
+    with opened(path) as file:
+        try:
+            for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:row {number}", row
+        except pyarrow.lib.ArrowException as error:
+            raise DataError(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}") from error
+
+
+def column(row: Row, name: str, setting: str, place: str) -> Any:
+    """The value of a column. Raises DataError with the nearest column's name where there is none."""
+    if name not in row:
+        raise DataError(
+            f"{place}: no column {name!r} (task.columns.{setting}).{nearest(name, [str(key) for key in row])}"
+        )
+    return row[name]
+
+
+def text_cell(row: Row, name: str, setting: str, place: str) -> str:
+    """A column's text. Raises DataError where it is missing or no text."""
+    value = column(row, name, setting, place)
+    if not isinstance(value, str):
+        raise DataError(f"{place}: column {name!r} holds {_shown(value)}, not text.")
+    return value
+
+
+def label_cell(row: Row, name: str, place: str) -> str:
+    """A column's label as text: 1 and "1" are the same label. Raises DataError where it is empty."""
+    value = column(row, name, "label", place)
+    label = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value).strip()
+    if not label:
+        raise DataError(f"{place}: the label (column {name!r}) is empty.")
+    return label
+
+
+def value_cell(row: Row, name: str, place: str) -> float:
+    """A column's number. Raises DataError where it is none, or not finite."""
+    value = column(row, name, "label", place)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{place}: column {name!r} holds {_shown(value)}, not a finite number.")
+    return number
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def ordered(labels: Sequence[str]) -> tuple[str, ...]:
+    """The distinct labels, sorted; as numbers where all of them are whole numbers, so that 10 follows 9."""
+    distinct = set(labels)
+    if all(label.removeprefix("-").isdecimal() for label in distinct):
+        return tuple(sorted(distinct, key=lambda label: (int(label), label)))
+    return tuple(sorted(distinct))

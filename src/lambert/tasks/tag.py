@@ -1,0 +1,154 @@
+"""A label for each word of a sentence (Devlin et al. 2019, section 5.3): JSON lines {"tokens": [...], "tags": [...]}.
+
+The label stands at a word's first piece. Words beyond `max_length` and words of no piece get no prediction: wrong for
+accuracy, not found for F1.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from lambert.core.batch import Ints, Target
+from lambert.core.errors import DataError, UsageError
+from lambert.core.registry import lookup
+from lambert.tasks import metrics
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.segments import Cuts, Segments, Texts, concatenated, ragged
+from lambert.tasks.table import ordered, read_rows
+from lambert.tasks.task import Outputs, Row, label_names, stored, write_rows
+
+OUTSIDE = "O"  # the label of words that are nothing in particular (Ramshaw and Marcus 1995)
+_NONE = -1  # the class of words without prediction
+
+
+class Words(Segments):
+    """Tokenised sentences of words: where each word begins in its sequence (`firsts`, 0 where it has no piece or was
+    cut off), and the class of each word where known (`truth`)."""
+
+    firsts: Texts
+    truth: Texts | None = None
+
+    def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
+        if self.truth is None:
+            return {}
+        kept = [self.firsts[sequence] > 0 for sequence in indices_S]
+        at = [self.firsts[s][keep] + begin for s, keep, begin in zip(indices_S, kept, begins_S, strict=True)]
+        labels = [self.truth[s][keep] for s, keep in zip(indices_S, kept, strict=True)]
+        at_N, labels_N = (torch.from_numpy(np.concatenate(parts).astype(np.int64)) for parts in (at, labels))
+        return {"tag": Target(at_N, labels_N)}
+
+
+class Tag:
+    """One label for each word. Scores: accuracy, and f1: micro-averaged over all labels but "O"."""
+
+    head = "tag"
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        if len(config.labels) < 2:
+            raise UsageError("task.labels: tagging needs two labels at least, given or found in a training file.")
+        self.config, self.tokenizer = config, tokenizer
+        self.labels = len(config.labels)
+        self.main_score = lookup({"f1": "f1", "accuracy": "accuracy"}, config.metric or "f1", "task.metric")
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Words]:
+        if not config.labels:
+            found = ordered(
+                [tag for place, row in read_rows(path, config.columns) for tag in _words(row, "tags", place)]
+            )
+            if len(found) < 2:
+                raise DataError(f"{path}: there are fewer than two different tags; there is nothing to learn.")
+            config = replace(config, labels=found)
+        task = cls(config, tokenizer)
+        return task, task.read(path, training=True)
+
+    def read(self, path: Path, *, training: bool = False) -> Words:
+        numbers = {label: number for number, label in enumerate(self.config.labels)}
+        rows, places, truth = [], [], []
+        for place, row in read_rows(path, self.config.columns):
+            words, tags = _words(row, "tokens", place), _words(row, "tags", place)
+            if len(words) != len(tags):
+                raise DataError(f"{place}: {len(words)} tokens but {len(tags)} tags.")
+            if unknown := next((tag for tag in tags if tag not in numbers), None):
+                raise DataError(f"{place}: tag {unknown!r} is not among the labels learnt from.")
+            rows.append(row)
+            places.append(place)
+            truth.append([numbers[tag] for tag in tags])
+        data = self.parse(rows, places)
+        data.truth = ragged(truth)
+        return data
+
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
+        """Rows {"tokens": [...]} to predict."""
+        texts = [_words(row, "tokens", place) for row, place in zip(rows, places, strict=True)]
+        found = self.tokenizer.encode_batch(texts, is_pretokenized=True, add_special_tokens=False)
+        room, firsts = self.config.max_length - 2, []
+        for words, encoding in zip(texts, found, strict=True):
+            first = [0] * len(words)
+            for place, word in reversed(list(enumerate(encoding.word_ids[:room], 1))):
+                if word is not None:
+                    first[word] = place
+            firsts.append(first)
+        ids = ragged([encoding.ids for encoding in found])
+        kept = np.minimum(ids.lengths, room)
+        counts = {"examples": len(texts), "cut": int((kept < ids.lengths).sum())}
+        data = Words(self.tokenizer, Cuts(ids.ids, ids.bounds[:-1], kept), None, counts)
+        data.firsts = ragged(firsts)
+        return data
+
+    def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:
+        """The class of each word of each example; None where the word has no piece or was cut off."""
+        classes = concatenated(outputs, self.head).argmax(1)
+        begins = np.cumsum(data.lengths_S) - data.lengths_S
+        return [
+            [int(classes[begin + first]) if first else None for first in data.firsts[sequence].tolist()]
+            for sequence, begin in enumerate(begins.tolist())
+        ]
+
+    def score(self, data: Words, predictions: Sequence[list[int | None]]) -> dict[str, float]:
+        assert data.truth is not None, "scoring needs tags"
+        truth_N = data.truth.ids.astype(np.int64)
+        flat = [_NONE if label is None else label for row in predictions for label in row]
+        owner_N = np.repeat(np.arange(len(predictions)), data.truth.lengths)
+        outside = self.config.labels.index(OUTSIDE) if OUTSIDE in self.config.labels else _NONE
+        cells_S5 = _cells(truth_N, np.array(flat, dtype=np.int64), owner_N, len(predictions), outside)
+
+        def scores(rows: Ints) -> dict[str, float]:
+            words, right, tagged_right, tagged_truth, tagged_found = cells_S5[rows].sum(0).tolist()
+            both = tagged_truth + tagged_found
+            return {"accuracy": right / words if words else 0.0, "f1": 2.0 * tagged_right / both if both else 0.0}
+
+        found = scores(np.arange(len(predictions)))
+        errors = metrics.bootstrap_errors(scores, len(predictions))
+        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "words": float(len(truth_N))}
+
+    def rows(self, data: Words, predictions: Sequence[list[int | None]]) -> list[Row]:
+        labels = self.config.labels
+        return [{"tags": [None if label is None else labels[label] for label in row]} for row in predictions]
+
+    def write(self, path: Path, data: Words, predictions: Sequence[list[int | None]]) -> list[Path]:
+        """JSON lines {"tags": [...]}."""
+        return [write_rows(path.with_suffix(".jsonl") if path.suffix == ".tsv" else path, self.rows(data, predictions))]
+
+    def model_config(self) -> dict[str, Any]:
+        return {**stored(self.config), **label_names(self.config.labels)}
+
+
+def _cells(truth_N: Ints, predicted_N: Ints, owner_N: Ints, rows: int, outside: int) -> Ints:
+    """For each row [rows, 5]: words; right ones; right ones, true ones and predicted ones that are not `outside`."""
+    right = truth_N == predicted_N
+    tagged, found = truth_N != outside, (predicted_N != outside) & (predicted_N != _NONE)
+    parts = [np.ones_like(right), right, right & tagged, tagged, found]
+    return np.stack([np.bincount(owner_N, weights=part, minlength=rows) for part in parts], 1).astype(np.int64)
+
+
+def _words(row: Row, key: str, place: str) -> list[str]:
+    words = row.get(key)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise DataError(f"{place}: {key!r} is no list of texts with one entry a word.")
+    return words

@@ -1,0 +1,167 @@
+"""What a task is: how labelled text becomes targets, and how a head's outputs become predictions and scores."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from lambert.core.config import as_dict
+from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.tasks.config import Columns, SquadConfig, TaskConfig
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from lambert.tasks.segments import Segments
+
+Row = dict[str, Any]
+Outputs = Iterable[Mapping[str, Any]]
+"""`model.outputs(batch)` of every batch, in the order of the sequences."""
+
+
+D = TypeVar("D", bound="Segments")
+P = TypeVar("P")
+
+
+class Task(Protocol[D, P]):
+    """Ties together labelled text (D, a Source), the head that learns it, and predictions (P, one an example).
+
+    `head` names the objective (a key of `model.heads.HEADS`), `labels` its number of outputs, `main_score` the score
+    that decides which of two models is better: the higher, the better.
+    """
+
+    config: TaskConfig
+    head: str
+    labels: int
+    main_score: str
+
+    def __init__(self, config: TaskConfig, tokenizer: "Tokenizer") -> None: ...
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Self, D]:
+        """The task as the training file defines it (labels, version), and the training data."""
+
+    def read(self, path: Path, *, training: bool = False) -> D:
+        """A labelled file. `training` gives targets and drops what cannot be learnt from. Raises DataError."""
+
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> D:
+        """Rows without labels, to be predicted; `places` names each row in errors."""
+
+    def predictions(self, data: D, outputs: Outputs) -> list[P]:
+        """One prediction an example, from the outputs for all sequences of `data` in order."""
+
+    def score(self, data: D, predictions: Sequence[P]) -> dict[str, float]:
+        """Scores by name; NAME_se is the standard error of NAME."""
+
+    def rows(self, data: D, predictions: Sequence[P]) -> list[Row]:
+        """Predictions as plain values, one row an example."""
+
+    def write(self, path: Path, data: D, predictions: Sequence[P]) -> list[Path]:
+        """Writes the predictions file in the task's usual form and returns every file written."""
+
+    def model_config(self) -> dict[str, Any]:
+        """Keys for config.json of the model folder: {"lambert": {"task": ...}} and what Hugging Face reads."""
+
+
+def stored(config: TaskConfig) -> dict[str, Any]:
+    """{"lambert": {"task": ...}} for config.json, which `described` reads back equal."""
+    return {"lambert": {"task": as_dict(config)}}
+
+
+def label_names(labels: Sequence[str]) -> dict[str, Any]:
+    """id2label and label2id as Hugging Face's config.json has them."""
+    ids = {label: number for number, label in enumerate(labels)}
+    return {"id2label": {str(number): label for label, number in ids.items()}, "label2id": ids}
+
+
+_ARCHITECTURES = {"QuestionAnswering": "squad", "SequenceClassification": "classify", "TokenClassification": "tag"}
+
+
+def described(model_config: Mapping[str, Any], name: str = "") -> TaskConfig:
+    """The task that a model folder's config.json describes; for a folder of another origin, `name` or what its
+    architecture tells. Raises UsageError where the folder is of another task, DataError where it is damaged."""
+    kept = model_config.get("lambert", {}).get("task")
+    if kept is None:
+        return _foreign(model_config, name)
+    if name and name != kept.get("name"):
+        raise UsageError(f"The model was fine-tuned for the task {kept.get('name')!r}, not {name!r}.")
+    try:
+        columns, squad = Columns(**kept.get("columns", {})), SquadConfig(**kept.get("squad", {}))
+        rest = {key: value for key, value in kept.items() if key not in ("columns", "squad", "labels")}
+        return TaskConfig(**rest, labels=tuple(kept.get("labels", ())), columns=columns, squad=squad)
+    except TypeError as error:
+        raise DataError(f"The model's config.json describes its task in another form: {error}.") from error
+
+
+def _foreign(model_config: Mapping[str, Any], name: str) -> TaskConfig:
+    architecture = "".join(model_config.get("architectures") or [])
+    found = next((task for part, task in _ARCHITECTURES.items() if part in architecture), "mask")
+    names = model_config.get("id2label") or {}
+    labels = tuple(names[key] for key in sorted(names, key=int))
+    if found == "classify" and (model_config.get("problem_type") == "regression" or len(labels) == 1):
+        found = "regress"
+    name = name or found
+    return TaskConfig(name=name, labels=labels if name in ("classify", "tag") else ())
+
+
+def predict(
+    task: Task[Any, Any], outputs_of: Callable[[Any], Outputs], lines: Iterable[str], *, chunk: int = 512
+) -> Iterator[Row]:
+    """JSON lines in, one answer row for each out, in order and in constant memory: `chunk` lines at a time.
+
+    `outputs_of(source)` runs the model over every sequence of a Source in order. Blank lines are skipped. Raises
+    DataError that names the line, after the answers to the chunks before it.
+    """
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    while block := list(islice(numbered, chunk)):
+        places = [f"line {number}" for number, _ in block]
+        rows = [_json_row(line, place) for (_, line), place in zip(block, places, strict=True)]
+        data = task.parse(rows, places)
+        for row, answer in zip(rows, task.rows(data, task.predictions(data, outputs_of(data))), strict=True):
+            yield {"id": row["id"], **answer} if "id" in row else answer
+
+
+def _json_row(line: str, place: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{place} is not JSON: {error}.") from error
+    if not isinstance(row, dict):
+        raise DataError(f'{place} is not a JSON object: give one like {{"text": "..."}} a line.')
+    return row
+
+
+def text_of(row: Row, key: str, place: str) -> str:
+    """The text that a row holds under `key`. Raises DataError where it is missing or no text."""
+    value = row.get(key)
+    if not isinstance(value, str):
+        what = "is missing" if value is None else "is not a text"
+        raise DataError(f"{place}: {key!r} {what}. Keys found: {', '.join(map(str, row)) or 'none'}.")
+    return value
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Writes a file aside and renames it, so that it is complete or absent. Raises MachineError."""
+    aside = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise MachineError(f"{path} cannot be written: {error.strerror}.") from error
+    return path
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> Path:
+    """Rows as JSON lines, or as a tab-separated table where the name ends in .tsv (nested values are left out)."""
+    if path.suffix == ".tsv":
+        flat = [{key: value for key, value in row.items() if not isinstance(value, dict | list)} for row in rows]
+        names = list(flat[0]) if flat else []
+        table = [names, *([str(row[name]) for name in names] for row in flat)]
+        return write_whole(path, "".join("\t".join(cells) + "\n" for cells in table))
+    return write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -1,0 +1,200 @@
+"""What all tasks share: descriptions in the model folder, the registry, prediction of lines; and tag and mask."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, create, described, learn, predict
+from lambert.tasks.task import stored, write_rows, write_whole
+
+Build = Callable[[list[str]], Tokenizer]
+
+
+@pytest.fixture(scope="module")
+def words(wordpiece: Build) -> Tokenizer:
+    return wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ann", "lives", "in", "rome", "##s", ".", "a"])
+
+
+def test_descriptions_read_back_equal() -> None:
+    config = TaskConfig(
+        name="squad", max_length=99, labels=("b", "a"), metric="f1", top=3,
+        columns=Columns(text="1", text_b="2", header=True), squad=SquadConfig(version="2.0", null_threshold=-1.5),
+    )  # fmt: skip
+    assert described(json.loads(json.dumps(stored(config)))) == config
+    assert described(stored(TaskConfig())) == TaskConfig()
+
+
+def test_descriptions_of_other_origin() -> None:
+    labels = {"1": "b", "0": "a"}
+    assert described({"architectures": ["BertForSequenceClassification"], "id2label": labels}).labels == ("a", "b")
+    assert described({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}).name == "regress"
+    assert described({"architectures": ["BertForTokenClassification"], "id2label": labels}).name == "tag"
+    assert described({"architectures": ["BertForQuestionAnswering"]}).name == "squad"
+    assert described({"architectures": ["BertForPreTraining"]}) == TaskConfig(name="mask")
+    assert described({}, "squad").name == "squad"
+    with pytest.raises(UsageError, match="fine-tuned for the task 'classify', not 'squad'"):
+        described(stored(TaskConfig()), "squad")
+    with pytest.raises(DataError, match="describes its task in another form"):
+        described({"lambert": {"task": {"name": "classify", "colour": "red"}}})
+
+
+def test_registry(words: Tokenizer) -> None:
+    assert set(TASKS) == {"classify", "regress", "squad", "tag", "mask"}
+    outside = create(TaskConfig(name="lambert.tasks.mask:Mask"), words)
+    assert outside.head == "mlm"
+    with pytest.raises(UsageError, match="Did you mean 'classify'"):
+        create(TaskConfig(name="clasify"), words)
+
+
+def test_settings_that_cannot_be() -> None:
+    for wrong in ({"max_length": 7}, {"top": 0}, {"labels": ("a", "a")}):
+        with pytest.raises(UsageError, match=rf"task\.{next(iter(wrong))}"):
+            TaskConfig(**wrong)
+
+
+def test_importing_the_settings_loads_no_torch() -> None:
+    code = "import sys, lambert.tasks; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_lines_that_cannot_be_predicted(words: Tokenizer) -> None:
+    task = create(TaskConfig(labels=("a", "b")), words)
+    good = '{"text": "ann"}'
+
+    def outputs(data: Any) -> list[dict[str, torch.Tensor]]:
+        return [{"label": torch.zeros(data.size(0), 2)}]
+
+    for bad, message in (
+        ("{", "line 3 is not JSON"),
+        ("[1]", "line 3 is not a JSON object"),
+        ("{}", "line 3: 'text' is"),
+    ):
+        found = predict(task, outputs, [good, "", bad], chunk=1)
+        assert next(found)["label"] == "a"
+        with pytest.raises(DataError, match=message):
+            next(found)
+
+
+def test_prediction_streams(words: Tokenizer) -> None:
+    task = create(TaskConfig(labels=("a", "b")), words)
+    taken = []
+
+    def lines() -> Any:
+        for number in range(10):
+            taken.append(number)
+            yield '{"text": "ann"}'
+
+    found = predict(task, lambda data: [{"label": torch.zeros(data.size(0), 2)}], lines(), chunk=2)
+    next(found)
+    assert len(taken) == 2
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(MachineError, match="cannot be written"):
+        write_whole(tmp_path / "file" / "out.json", "{}")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(MachineError, match="cannot be written"):
+        write_rows(tmp_path / "taken", [{"a": 1}])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+
+
+TAGGED = [(["Ann", "lives", "in", "Romes", "."], ["PER", "O", "O", "LOC", "O"]), (["\u200b", "Rome"], ["O", "LOC"])]
+
+
+def tagged(path: Path, rows: list[tuple[list[str], list[str]]]) -> Path:
+    path.write_text("".join(json.dumps({"tokens": tokens, "tags": tags}) + "\n" for tokens, tags in rows))
+    return path
+
+
+def test_tagging(words: Tokenizer, tmp_path: Path) -> None:
+    path = tagged(tmp_path / "x.jsonl", TAGGED)
+    task, data = learn(TaskConfig(name="tag"), words, path)
+    assert (task.head, task.labels, task.main_score, task.config.labels) == ("tag", 3, "f1", ("LOC", "O", "PER"))
+    batch = data.collate(np.zeros(2, np.int64), np.array([1, 0]))
+    target = batch.targets["tag"]
+    pieces = [words.id_to_token(int(batch.ids_T[at])) for at in target.at_N]
+    assert pieces == ["rome", "ann", "lives", "in", "rome", "."]  # first pieces only; a word of no piece is left out
+    assert target.labels_N.tolist() == [0, 2, 1, 1, 0, 1]
+
+    def outputs(data: Any) -> list[dict[str, torch.Tensor]]:
+        batch = data.collate(np.zeros(data.size(0), np.int64), np.arange(data.size(0)))
+        logits = torch.zeros(batch.tokens, 3)
+        logits[:, 1] = 1.0
+        logits[batch.ids_T == 8, 0] = 2.0
+        return [{"tag": logits[:3]}, {"tag": logits[3:]}]
+
+    predictions = task.predictions(data, outputs(data))
+    assert predictions == [[1, 1, 1, 0, 1], [None, 0]]
+    scores = task.score(data, predictions)
+    assert scores["accuracy"] == pytest.approx(5 / 7)
+    assert scores["f1"] == pytest.approx(2 * 2 / (3 + 2))  # three true names, two predicted
+    again = create(described(json.loads(json.dumps(task.model_config()))), words)
+    rows = list(predict(again, outputs, [json.dumps({"tokens": tokens}) for tokens, _ in TAGGED]))
+    assert rows == [{"tags": ["O", "O", "O", "LOC", "O"]}, {"tags": [None, "LOC"]}]
+    again.write(tmp_path / "out.jsonl", data, predictions)
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
+
+
+def test_tagging_cuts_long_sentences(words: Tokenizer, tmp_path: Path) -> None:
+    task, data = learn(
+        TaskConfig(name="tag", max_length=8), words, tagged(tmp_path / "x.jsonl", [(["a"] * 9, list("abababaaa"))])
+    )
+    assert data.counts["cut"] == 1
+    assert len(data.collate(np.zeros(1, np.int64), np.zeros(1, np.int64)).targets["tag"].labels_N) == 6
+    assert task.predictions(data, [{"tag": torch.zeros(8, 2)}]) == [[0] * 6 + [None] * 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["O"]}, r"x\.jsonl:2: 2 tokens but 1 tags"),
+        ({"tokens": "a", "tags": ["O"]}, r"x\.jsonl:2: 'tokens' is no list of texts"),
+        ({"tokens": ["a"]}, r"x\.jsonl:2: 'tags' is no list of texts"),
+        ({"tokens": [], "tags": []}, r"x\.jsonl:2: 'tokens' is no list of texts"),
+        ({"tokens": ["a"], "tags": ["X"]}, r"x\.jsonl:2: tag 'X' is not among the labels"),
+    ],
+)
+def test_tagged_rows_that_cannot_be_read(words: Tokenizer, tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"tokens": ["a"], "tags": ["O"]}) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=message):
+        create(TaskConfig(name="tag", labels=("O", "B")), words).read(path)
+
+
+def test_masks(words: Tokenizer) -> None:
+    task = create(TaskConfig(name="mask", top=2), words)
+    texts = ["Ann lives in [MASK].", "[MASK] lives in [MASK]"]
+
+    def outputs(data: Any) -> list[dict[str, torch.Tensor]]:
+        found = []
+        for start in range(data.size(0)):
+            batch = data.collate(np.zeros(1, np.int64), np.array([start]))
+            at = batch.targets["mlm"].at_N
+            assert (batch.ids_T[at] == 4).all()
+            assert (batch.targets["mlm"].labels_N == 4).all()
+            logits = torch.zeros(len(at), 12)
+            logits[:, 8], logits[torch.arange(len(at)), 5] = 2.0, (batch.positions_T[at] == 1) * 5.0
+            found.append({"mlm": logits})
+        return found
+
+    rows = list(predict(task, outputs, [json.dumps({"text": text}) for text in texts]))
+    assert [[best[0]["token"] for best in row["masks"]] for row in rows] == [["rome"], ["ann", "rome"]]
+    assert all(len(best) == 2 for row in rows for best in row["masks"])
+    assert rows[0]["masks"][0][0]["probability"] == pytest.approx(np.exp(2) / (np.exp(2) + 11))
+    with pytest.raises(DataError, match=r"line 1: no \[MASK\] in the first 382 tokens"):
+        list(predict(task, outputs, ['{"text": "Ann"}']))
+    for call in (lambda: task.read(Path("x")), lambda: learn(TaskConfig(name="mask"), words, Path("x"))):
+        with pytest.raises(UsageError, match="only predicts"):
+            call()
+    with pytest.raises(UsageError, match="only predicts"):
+        task.score(None, [])
