@@ -1,0 +1,116 @@
+"""Attention within each sequence of a flat batch: softmax(q k' / sqrt(E)) v (Vaswani et al., 2017, equation 1).
+
+`attention` picks the kernel; `reference` is the plain version that the others are tested against. E is the width of a
+head, G the sequences of equal length that are taken together.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lambert.model.dropout import keep_mask, survival
+
+
+def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: float) -> Tensor:
+    """Every token's mixture of the values of its own sequence, [T, H, E].
+
+    `bounds_S1` and `longest` as in `Batch`; `dropout` is the probability of dropping an attention weight.
+    """
+    if qkv_T3HE.device.type == "cpu":
+        mixed_THE: Tensor = _Products.apply(qkv_T3HE, equal_lengths(bounds_S1.tolist()), dropout)  # type: ignore[no-untyped-call]
+        return mixed_THE
+    if qkv_T3HE.dtype in (torch.float16, torch.bfloat16) and dropout == 0:
+        from torch.nn.attention.varlen import varlen_attn
+
+        q_THE, k_THE, v_THE = qkv_T3HE.unbind(1)
+        mixed = varlen_attn(q_THE, k_THE, v_THE, bounds_S1, bounds_S1, longest, longest)
+        assert isinstance(mixed, Tensor)
+        return mixed
+    return reference(qkv_T3HE, bounds_S1, dropout=dropout)
+
+
+def reference(qkv_T3HE: Tensor, bounds_S1: Tensor, *, dropout: float) -> Tensor:
+    """As `attention`, a sequence at a time with torch's own scaled dot product."""
+    mixed = []
+    for part in qkv_T3HE.tensor_split(bounds_S1[1:-1].cpu().long()):
+        q_HME, k_HME, v_HME = part.permute(1, 2, 0, 3)
+        mixed.append(nn.functional.scaled_dot_product_attention(q_HME, k_HME, v_HME, dropout_p=dropout))
+    return torch.cat(mixed, dim=1).transpose(0, 1)
+
+
+Rows = slice | Tensor
+
+
+def equal_lengths(bounds: list[int]) -> list[tuple[Rows, int, int]]:
+    """Sequences of equal length together: the rows of their tokens, how many they are, and their length.
+
+    One product over many short sequences takes a fraction of the time of many products.
+    """
+    starts: dict[int, list[int]] = {}
+    for start, end in pairwise(bounds):
+        starts.setdefault(end - start, []).append(start)
+    groups: list[tuple[Rows, int, int]] = []
+    for length, firsts in starts.items():
+        if firsts[-1] - firsts[0] == length * (len(firsts) - 1):
+            groups.append((slice(firsts[0], firsts[-1] + length), len(firsts), length))
+        else:
+            groups.append(((torch.tensor(firsts)[:, None] + torch.arange(length)).flatten(), len(firsts), length))
+    return groups
+
+
+class _Products(torch.autograd.Function):
+    """Explicit matrix products that keep the probabilities: on the CPU faster than recomputing them blockwise.
+
+    Products are in the dtype of the operands, the softmax computes in float32 and rounds once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv_T3HE: Tensor, groups: list[tuple[Rows, int, int]], dropout: float) -> Tensor:
+        T, _, H, E = qkv_T3HE.shape
+        mixed_THE = qkv_T3HE.new_empty(T, H, E)
+        saved = []
+        for rows, G, M in groups:
+            heads_3BME = qkv_T3HE[rows].view(G, M, 3, H, E).permute(2, 0, 3, 1, 4).reshape(3, G * H, M, E)
+            q_BME, k_BME, v_BME = heads_3BME
+            weights_BMM = qkv_T3HE.new_empty(G * H, M, M)
+            torch.baddbmm(weights_BMM, q_BME, k_BME.mT, beta=0, alpha=E**-0.5, out=weights_BMM)
+            torch.softmax(weights_BMM, -1, out=weights_BMM)
+            saved += [heads_3BME, weights_BMM]
+            if dropout:
+                saved.append(keep_mask(weights_BMM.shape, dropout, weights_BMM.dtype))
+                mixed_BME = torch.bmm(weights_BMM * saved[-1], v_BME).div_(survival(dropout))
+            else:
+                mixed_BME = torch.bmm(weights_BMM, v_BME)
+            mixed_THE[rows] = mixed_BME.view(G, H, M, E).transpose(1, 2).reshape(G * M, H, E)
+        ctx.groups, ctx.dropout = groups, dropout
+        ctx.save_for_backward(*saved)
+        return mixed_THE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_THE: Tensor) -> tuple[Tensor, None, None]:
+        T, H, E = grad_THE.shape
+        grad_T3HE = grad_THE.new_empty(T, 3, H, E)
+        saved = iter(ctx.saved_tensors)
+        for rows, G, M in ctx.groups:
+            q_BME, k_BME, v_BME = next(saved)
+            weights_BMM = next(saved)
+            grad_BME = grad_THE[rows].view(G, M, H, E).transpose(1, 2).reshape(G * H, M, E)
+            grads_3BME = grad_THE.new_empty(3, G * H, M, E)
+            dropped_BMM = weights_BMM
+            if ctx.dropout:
+                mask_BMM = next(saved)
+                dropped_BMM = weights_BMM * mask_BMM
+                grad_BME = grad_BME / survival(ctx.dropout)
+            scores_BMM = torch.bmm(grad_BME, v_BME.mT)
+            if ctx.dropout:
+                scores_BMM.mul_(mask_BMM)
+            torch.bmm(dropped_BMM.mT, grad_BME, out=grads_3BME[2])
+            scores_BMM = torch._softmax_backward_data(scores_BMM, weights_BMM, -1, weights_BMM.dtype)
+            torch.baddbmm(grads_3BME[0], scores_BMM, k_BME, beta=0, alpha=E**-0.5, out=grads_3BME[0])
+            torch.baddbmm(grads_3BME[1], scores_BMM.mT, q_BME, beta=0, alpha=E**-0.5, out=grads_3BME[1])
+            grad_T3HE[rows] = grads_3BME.view(3, G, H, M, E).permute(1, 3, 0, 2, 4).reshape(G * M, 3, H, E)
+        return grad_T3HE, None, None

@@ -1,0 +1,1 @@
+"""The layers an encoder can be built of."""

@@ -1,0 +1,50 @@
+"""Cross entropy over a whole vocabulary, summed, in float32, without keeping float32 logits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+_CHUNK = 2**19  # logits at a time, 2 MB in float32: they stay in the processor's cache between the passes
+
+
+def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    """Sum over rows of -log softmax(logits)[label], in nats, float32 (float64 for such logits); 0 for no rows."""
+    if logits_NV.device.type == "cpu" and logits_NV.requires_grad and logits_NV.numel() > _CHUNK:
+        total: Tensor = _Chunked.apply(logits_NV, labels_N)  # type: ignore[no-untyped-call]
+        return total
+    return reference(logits_NV, labels_N)
+
+
+def reference(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    """As `cross_entropy`, by torch's own."""
+    wide = torch.promote_types(logits_NV.dtype, torch.float32)
+    return nn.functional.cross_entropy(logits_NV.to(wide), labels_N, reduction="sum")
+
+
+class _Chunked(torch.autograd.Function):
+    """The gradient, softmax minus one-hot, is made on the way forward, while a few rows of logits are in cache."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        rows = max(1, _CHUNK // logits_NV.shape[1])
+        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        grad_NV = torch.empty_like(logits_NV)
+        total = logits_NV.new_zeros((), dtype=wide)
+        for start in range(0, logits_NV.shape[0], rows):
+            part = slice(start, start + rows)
+            labels = labels_N[part, None]
+            values = logits_NV[part].to(wide, copy=True)
+            values.sub_(values.amax(1, keepdim=True))
+            total -= values.gather(1, labels).sum()
+            sums = values.exp_().sum(1, keepdim=True)
+            total += sums.log().sum()
+            grad_NV[part] = values.div_(sums).scatter_add_(1, labels, values.new_full(labels.shape, -1.0))
+        ctx.save_for_backward(grad_NV)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0] * grad, None

@@ -1,0 +1,34 @@
+"""Token ids to states: embeddings, then a stack of blocks."""
+
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.registry import lookup
+from lambert.model.blocks.bert import BertBlock
+from lambert.model.config import SIZES, EncoderConfig
+from lambert.model.dropout import dropout
+
+__all__ = ["BLOCKS", "SIZES", "Encoder", "EncoderConfig"]
+
+BLOCKS: dict[str, type[nn.Module]] = {"bert": BertBlock}
+
+
+class Encoder(nn.Module):
+    """A flat batch to states [T, D] (Devlin et al., 2018, section 3 and figure 2)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.words = nn.Embedding(config.vocabulary, config.hidden)
+        self.positions = nn.Embedding(config.positions, config.hidden)
+        self.types = nn.Embedding(config.segment_types, config.hidden)
+        self.norm = nn.LayerNorm(config.hidden, eps=config.norm_eps)
+        block = lookup(BLOCKS, config.block, "model.block")
+        self.blocks = nn.ModuleList(block(config) for _ in range(config.layers))
+
+    def forward(self, batch: Batch) -> Tensor:
+        embedded_TD = self.words(batch.ids_T) + self.positions(batch.positions_T) + self.types(batch.types_T)
+        states_TD: Tensor = dropout(self.norm(embedded_TD), self.config.dropout, self.training)
+        for block in self.blocks:
+            states_TD = block(states_TD, batch)
+        return states_TD

@@ -1,0 +1,149 @@
+"""What `config.json` of a Hugging Face folder says, in both directions."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lambert.core.errors import DataError, UsageError
+from lambert.model.config import EncoderConfig
+from lambert.model.heads import Model
+
+CONFIG = "config.json"
+
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+"""Copies that older files hold, and what they are copies of."""
+
+# field of EncoderConfig, key of config.json
+_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+    "segment_types": "type_vocab_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "norm_eps": "layer_norm_eps",
+    "init_range": "initializer_range",
+}
+# what transformers.BertConfig takes for keys that a file leaves out; Google's code would take 16 segment types, but
+# none of its checkpoints has them
+_DEFAULTS = {"segment_types": 2, "dropout": 0.1, "attention_dropout": 0.1, "norm_eps": 1e-12, "init_range": 0.02}
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+
+# the first whose heads the model has is written
+_ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "BertForQuestionAnswering": ("span",),
+    "BertForTokenClassification": ("tag",),
+    "BertForSequenceClassification": ("label",),
+    "BertForPreTraining": ("mlm", "nsp"),
+    "BertForMaskedLM": ("mlm",),
+    "BertForNextSentencePrediction": ("nsp",),
+    "BertModel": (),
+}
+
+
+def config_of(model: Model) -> dict[str, Any]:
+    """The model's config.json."""
+    config = model.config
+    has = {"label" if name == "value" else name for name in model.labels}
+    architecture = next(name for name, needed in _ARCHITECTURES.items() if has.issuperset(needed))
+    out: dict[str, Any] = {"architectures": [architecture], "model_type": "bert"}
+    out |= {theirs: getattr(config, ours) for ours, theirs in _KEYS.items()}
+    out |= {"hidden_act": _WRITTEN_ACTIVATIONS[config.activation], "pad_token_id": 0, "tie_word_embeddings": True}
+    out |= {"classifier_dropout": None, "position_embedding_type": "absolute", "use_cache": True}
+    out["dtype"] = str(model.encoder.words.weight.dtype).removeprefix("torch.")
+    labels = 1 if "value" in model.labels else model.labels.get("label") or model.labels.get("tag")
+    if labels:
+        out["id2label"] = {str(i): f"LABEL_{i}" for i in range(labels)}
+        out["label2id"] = {f"LABEL_{i}": i for i in range(labels)}
+    if "value" in model.labels:
+        out["problem_type"] = "regression"
+    return out
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json as it stands; Google's bert_config.json where there is no other. Raises DataError."""
+    path = next((folder / name for name in (CONFIG, "bert_config.json") if (folder / name).is_file()), None)
+    if path is None:
+        raise DataError(f"No model at {folder} (no {CONFIG}).")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(settings, dict):
+        raise DataError(f"{path} does not hold a JSON object.")
+    return settings
+
+
+def encoder_config(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
+    """The encoder that config.json describes. Raises DataError for what is not a BERT encoder of ours."""
+    for name, wanted in {
+        "model_type": "bert",
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }.items():
+        if settings.get(name, wanted) != wanted:
+            raise DataError(f"{path} has {name} = {settings[name]!r}; only {wanted!r} is supported.")
+    activation = settings.get("hidden_act", "gelu")
+    if activation not in _ACTIVATIONS:
+        raise DataError(f"{path} has hidden_act = {activation!r}; supported: {', '.join(_ACTIVATIONS)}.")
+    fields: dict[str, Any] = {"activation": _ACTIVATIONS[activation]}
+    kinds = {field.name: field.type for field in dataclasses.fields(EncoderConfig)}
+    for ours, theirs in _KEYS.items():
+        value = settings.get(theirs, _DEFAULTS.get(ours))
+        whole = kinds[ours] is int
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise DataError(f"{path} has {theirs} = {value!r}; it must be a {'whole ' if whole else ''}number.")
+        fields[ours] = value
+    try:
+        return EncoderConfig(**fields)
+    except UsageError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> dict[str, int]:
+    """The heads that a folder holds, with their numbers of labels: by its architecture, or by its tensors where it
+    names none. Raises DataError for an architecture without a counterpart here."""
+    named = settings.get("architectures") or [None]
+    if named[0] is None:
+        present = {"mlm": "cls.predictions.bias", "nsp": "cls.seq_relationship.weight", "span": "qa_outputs.weight"}
+        return {head: 0 for head, tensor in present.items() if tensor in tensors}
+    if named[0] not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise DataError(f"{folder / CONFIG} names the architecture {named[0]!r}; supported: {known}.")
+    heads = dict.fromkeys(_ARCHITECTURES[named[0]], 0)
+    labels = tensors["classifier.weight"].shape[0] if "classifier.weight" in tensors else _labels(settings)
+    if "label" in heads and (settings.get("problem_type") == "regression" or labels == 1):
+        return {"value": 0}
+    return {head: labels if head in ("label", "tag") else 0 for head in heads}
+
+
+def _labels(settings: Mapping[str, Any]) -> int:
+    return len(settings.get("id2label") or {}) or int(settings.get("num_labels", 2))
+
+
+def with_vocabulary(config: EncoderConfig, vocabulary: int, tensors: dict[str, Tensor], path: Path) -> EncoderConfig:
+    """The settings for a tokenizer of `vocabulary` pieces; cuts rows that pad the tables from `tensors`."""
+    if config.vocabulary == vocabulary:
+        return config
+    if config.vocabulary not in {-(-vocabulary // block) * block for block in (8, 64, 128)}:
+        pieces = f"the tokenizer has {vocabulary} pieces, {path} has {config.vocabulary}"
+        raise DataError(
+            f"The vocabulary does not match the weights: {pieces}. Use the tokenizer they were trained with."
+        )
+    for name in TIED.values():
+        if name in tensors and tensors[name].shape[0] == config.vocabulary:
+            tensors[name] = tensors[name][:vocabulary]
+    return dataclasses.replace(config, vocabulary=vocabulary)

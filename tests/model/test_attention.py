@@ -1,0 +1,96 @@
+"""The fast kernels give what the plain one gives, within each sequence and nowhere else."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lambert.model.attention import attention, equal_lengths, reference
+
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
+
+
+def bounds(sizes: list[int]) -> Tensor:
+    return torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
+
+
+def random_qkv(tokens: int, dtype: torch.dtype = torch.float64, heads: int = 2, width: int = 4) -> Tensor:
+    return torch.randn(tokens, 3, heads, width, generator=torch.Generator().manual_seed(tokens)).to(dtype)
+
+
+def gradients(kernel: object, qkv: Tensor, bounds_S1: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    leaf = qkv.clone().requires_grad_()
+    if kernel is attention:
+        out = attention(leaf, bounds_S1, longest=longest, dropout=0.0)
+    else:
+        out = reference(leaf, bounds_S1, dropout=0.0)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum().backward()
+    assert leaf.grad is not None
+    return out.detach(), leaf.grad
+
+
+@given(lengths)
+@settings(max_examples=40, deadline=None)
+def test_equals_the_plain_kernel_in_float64(sizes: list[int]) -> None:
+    qkv, bounds_S1 = random_qkv(sum(sizes)), bounds(sizes)
+    for ours, plain in zip(
+        gradients(attention, qkv, bounds_S1, max(sizes)), gradients(reference, qkv, bounds_S1, max(sizes)), strict=True
+    ):
+        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_equals_the_plain_kernel_in_narrow_types(dtype: torch.dtype, tolerance: float) -> None:
+    sizes = [40, 7, 40, 1, 129, 7]
+    exact = gradients(reference, random_qkv(sum(sizes), dtype).double(), bounds(sizes), 129)
+    ours = gradients(attention, random_qkv(sum(sizes), dtype), bounds(sizes), 129)
+    assert ours[0].dtype == dtype
+    for mine, right in zip(ours, exact, strict=True):
+        torch.testing.assert_close(mine.double(), right, rtol=0, atol=tolerance)
+
+
+@given(lengths, st.integers(0, 7))
+@settings(max_examples=30, deadline=None)
+def test_a_sequence_sees_itself_alone(sizes: list[int], which: int) -> None:
+    changed = which % len(sizes)
+    qkv, bounds_S1 = random_qkv(sum(sizes), torch.float32), bounds(sizes)
+    start, end = bounds_S1[changed : changed + 2].tolist()
+    other = qkv.clone()
+    other[start:end] += 1
+    before, after = (attention(x, bounds_S1, longest=max(sizes), dropout=0.0) for x in (qkv, other))
+    outside = torch.ones(sum(sizes), dtype=torch.bool)
+    outside[start:end] = False
+    assert torch.equal(before[outside], after[outside])
+    assert not torch.equal(before[start:end], after[start:end])
+
+
+@given(lengths)
+def test_groups_hold_every_token_once(sizes: list[int]) -> None:
+    tokens = torch.arange(sum(sizes))
+    groups = equal_lengths(bounds(sizes).tolist())
+    assert sorted(torch.cat([tokens[rows] for rows, _, _ in groups]).tolist()) == tokens.tolist()
+    assert len({length for _, _, length in groups}) == len(groups)
+    for rows, count, length in groups:
+        starts = tokens[rows].view(count, length)
+        assert torch.equal(starts, starts[:, :1] + torch.arange(length))
+
+
+def test_gradients_under_dropout_are_those_of_the_function_drawn() -> None:
+    qkv, bounds_S1 = random_qkv(7).requires_grad_(), bounds([3, 1, 3])
+
+    def drawn(values: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return attention(values, bounds_S1, longest=3, dropout=0.4)
+
+    assert torch.autograd.gradcheck(drawn, (qkv,))
+
+
+def test_dropout_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    qkv, bounds_S1 = random_qkv(6), bounds([6])
+    still = attention(qkv, bounds_S1, longest=6, dropout=0.0)
+    drawn = torch.stack([attention(qkv, bounds_S1, longest=6, dropout=0.3) for _ in range(4000)])
+    assert not torch.allclose(drawn[0], still)
+    error = drawn.std(0) / 4000**0.5
+    assert ((drawn.mean(0) - still).abs() < 5 * error + 1e-12).all()
