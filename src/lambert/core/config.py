@@ -38,8 +38,10 @@ def text(config: Any) -> str:
 
 
 def write(config: Any, path: Path) -> None:
-    """Writes `text(config)`."""
-    path.write_text(text(config), encoding="utf-8")
+    """Writes `text(config)` aside and renames it: a full disk leaves the file as it was."""
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(text(config), encoding="utf-8")
+    aside.replace(path)
 
 
 def read(path: Path) -> dict[str, Any]:

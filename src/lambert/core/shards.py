@@ -14,6 +14,7 @@
 Token numbers run through all shards of a split. Sentences hold no special tokens.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -75,6 +76,13 @@ class SplitWriter:
         name = Path(self._shard.name).name
         self.shards.append({"file": name, "tokens": tokens, "bytes": self._bytes, "sha256": self._hash.hexdigest()})
         self._shard = None
+
+    def abandon(self) -> None:
+        """Lets go of the open files without completing anything, for when writing failed."""
+        for file in (self._shard, self._index):
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    file.close()
 
     def close(self) -> dict[str, Any]:
         """Completes shard and index. Returns documents, sentences, tokens and the list of shards for the manifest."""

@@ -35,7 +35,7 @@ class PrepareConfig:
     sample_megabytes: int = 200
     """About how many MB of text, spread over all documents, the vocabulary is learnt from (tokenizer = "train")."""
     format: str = "auto"
-    """`auto` (by name and first bytes), `text`, `jsonl`, `parquet` or `wikipedia` (WikiExtractor's <doc> files)."""
+    """`auto` (by name and first bytes), `text`, `jsonl`, `parquet` or `wikipedia` (WikiExtractor's `<doc>` files)."""
     documents: str = "file"
     """What one document of a plain text file is: the `file`, text between blank lines (`blank-line`) or a `line`."""
     text_field: str = "text"

@@ -53,6 +53,7 @@ class RunLog:
     ) -> None:
         self._world = world or World()
         self._run, self._start, self._every, self._peak_flops = run, start, every, peak_flops
+        self._ended = start >= steps
         self._totals = {"sequences": 0, "tokens": 0, "skipped": 0} | dict(state or {})
         self._interval = _Interval()
         self._pending: Step | None = None
@@ -78,7 +79,7 @@ class RunLog:
         logging.getLogger("lambert").setLevel(logging.INFO)
         with self._surviving():
             self._run.mkdir(parents=True, exist_ok=True)
-            mend(self._run / METRICS, self._start)
+            mend(self._run / METRICS, self._start, ended=self._ended)
             described = json.dumps(environment.describe(self._world), indent=1)
             (self._run / "environment.json").write_text(described + "\n", encoding="utf-8")
 
@@ -255,12 +256,15 @@ class _Board(Protocol):
         """Flushes."""
 
 
-def mend(path: Path, start: int) -> None:
-    """Leaves only the whole rows of `path` up to update `start`: cut off behind them, or written aside and renamed."""
+def mend(path: Path, start: int, *, ended: bool = False) -> None:
+    """Leaves only the whole rows of `path` up to update `start`: cut off behind them, or written aside and renamed.
+
+    Where the run has `ended` with that update, its held-out scores are left out too: they come after its checkpoint.
+    """
     if not path.exists():
         return
     found = path.read_bytes()
-    kept = b"".join(line + b"\n" for line in found.splitlines() if _belongs(line, start))
+    kept = b"".join(line + b"\n" for line in found.splitlines() if _belongs(line, start, ended))
     if found.startswith(kept):
         os.truncate(path, len(kept))
         return
@@ -269,12 +273,15 @@ def mend(path: Path, start: int) -> None:
     aside.rename(path)
 
 
-def _belongs(line: bytes, start: int) -> bool:
+def _belongs(line: bytes, start: int, ended: bool) -> bool:
     try:
         row = json.loads(line)
     except ValueError:
         return False
-    return isinstance(row, dict) and 0 < start >= int(row.get("step", start + 1))
+    if not isinstance(row, dict):
+        return False
+    step = int(row.get("step", start + 1))
+    return 0 < start >= step and not (ended and step == start and "loss" not in row)
 
 
 def _board(run: Path, start: int) -> _Board:

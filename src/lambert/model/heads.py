@@ -184,14 +184,23 @@ class Model(nn.Module):
         return self._sums(self._logits(batch, {name: batch.targets[name].at_N for name in self.objectives}), batch)
 
     def score(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed losses [K], float32, and the numbers of right predictions [K], int64."""
-        logits = self._logits(batch, {name: batch.targets[name].at_N for name in self.objectives})
-        hits = [self._head(name).hits(logits[name], batch.targets[name], batch) for name in self.objectives]
+        """Summed losses [K], float32, and numbers of right predictions [K], int64; 0 for what has no targets."""
+        at = {name: batch.targets[name].at_N for name in self.objectives if name in batch.targets}
+        logits = self._logits(batch, at)
+        none = torch.zeros((), dtype=torch.int64, device=batch.ids_T.device)
+        hits = [
+            self._head(name).hits(logits[name], batch.targets[name], batch) if name in logits else none
+            for name in self.objectives
+        ]
         return self._sums(logits, batch), torch.stack(hits)
 
     def _sums(self, logits: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        none = torch.zeros((), device=batch.ids_T.device)
         return torch.stack(
-            [self._head(name).loss(logits[name], batch.targets[name], batch) for name in self.objectives]
+            [
+                self._head(name).loss(logits[name], batch.targets[name], batch) if name in logits else none
+                for name in self.objectives
+            ]
         )
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:

@@ -214,9 +214,9 @@ def load_with_report(
 ) -> tuple[Model, Report]:
     """The model in a Hugging Face folder with `heads` (by default those of the folder), and what did not meet.
 
-    Heads and a pooler that the file lacks are fresh from `seed`; a lacking tensor of the encoder is a DataError. With
-    `vocabulary`, the tokenizer's number of pieces, rows that only pad the table to a multiple of 64 are dropped, and
-    any other difference is a DataError.
+    Heads and a pooler that the file lacks, and heads with another number of labels, are fresh from `seed`; a lacking
+    tensor of the encoder is a DataError. With `vocabulary`, the tokenizer's number of pieces, rows that only pad the
+    table to a multiple of 64 are dropped, and any other difference is a DataError.
     """
     folder = Path(folder)
     tensors, path = read(folder)
@@ -226,8 +226,18 @@ def load_with_report(
     if vocabulary is not None:
         config = layout.with_vocabulary(config, vocabulary, tensors, path)
     model = fresh(config, layout.heads_of(settings, tensors, folder) if heads is None else heads, seed)
-    report = assign(model, tensors, str(path))
+    report = assign(model, _without_other_heads(tensors, model), str(path))
     lacking = [n for n in report.missing if n.startswith("bert.") and not n.startswith("bert.pooler.")]
     if lacking:
         raise DataError(f"{path} lacks {lacking[0]} and {len(lacking) - 1} more tensors of the encoder.")
     return model, report
+
+
+def _without_other_heads(tensors: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
+    """Without the label and tag heads of another number of labels than the model's: they belong to another task."""
+    own = {hugging_face_name(name): parameter.shape for name, parameter in model.named_parameters()}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith("classifier.") or own.get(name, tensor.shape) == tensor.shape
+    }

@@ -1,0 +1,56 @@
+# make demo   raw text to a scored model in minutes      make test   the tests
+# make lint   ruff, mypy, import directions              make setup  the environment only
+# make pins   refresh constraints.txt
+#
+#   PYTHON=python3.12   another interpreter (3.11 to 3.14)
+#   TORCH=torch==2.12.0 another torch
+#   INDEX=URL           where torch's wheels come from (PyTorch's CPU, CUDA or ROCm index)
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+.PHONY: help setup demo demo-short test lint pins
+help:
+	@sed -n 's/^# //p' Makefile
+
+# torch is pinned here, apart from the other pins, so that an image with its own build keeps it.
+$(VENV)/torch.txt:
+	@echo "[1/3] environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 15) else "Lambert needs Python 3.11 to 3.14, this is %d.%d: make PYTHON=python3.12" % v)'
+	@$(PYTHON) -m venv $(VENV)
+	@echo "[2/3] $(TORCH)"
+	@$(PIP) $(if $(INDEX),--extra-index-url $(INDEX)) '$(TORCH)' numpy
+	@$(BIN)/python -m pip freeze --disable-pip-version-check | grep -i '^torch==' > $@
+
+$(VENV)/setup: $(VENV)/torch.txt pyproject.toml constraints.txt
+	@echo "[3/3] lambert"
+	@$(PIP) -c $(VENV)/torch.txt -e '.[report,tensorboard]'
+	@touch $@
+
+$(VENV)/setup-dev: $(VENV)/setup
+	@echo "      test tools"
+	@$(PIP) -c $(VENV)/torch.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/setup
+
+demo: $(VENV)/setup
+	@$(BIN)/python demo/run.py
+
+demo-short: $(VENV)/setup
+	@$(BIN)/python demo/run.py --short
+
+test: $(VENV)/setup-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/setup-dev
+	@$(BIN)/ruff check src tests demo benchmarks
+	@$(BIN)/ruff format --check src tests demo benchmarks
+	@$(BIN)/mypy
+
+pins: $(VENV)/setup-dev
+	@$(BIN)/python -m pip freeze --exclude-editable | grep -vi '^\(torch\|triton\|nvidia-.*\|lambert-bert\)\b' > constraints.txt

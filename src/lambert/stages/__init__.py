@@ -1,0 +1,1 @@
+"""One file per verb: its settings at the top, one function below."""

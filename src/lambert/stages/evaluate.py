@@ -1,0 +1,56 @@
+"""`lambert evaluate`: a fine-tuned model and labelled data to the official scores and a predictions file."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lambert.core.errors import UsageError
+from lambert.engine.dist import World
+from lambert.engine.precision import Precision
+from lambert.stages.inference import InferenceConfig, load_task, outputs
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateConfig:
+    """Scores of a model on a labelled file."""
+
+    model: Path
+    """Run folder of `lambert finetune`, its model folder, or a Hugging Face folder with a task head."""
+    data: Path
+    """Labelled file."""
+    task: str = ""
+    """classify, regress, squad or tag; empty: the task that the model folder describes."""
+    predictions: Path | None = None
+    """File to write: for SQuAD the official JSON (and beside it the n-best answers), else JSON lines or .tsv."""
+    json: bool = False
+    """Print the scores as one line of JSON."""
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+
+
+def run(config: EvaluateConfig) -> None:
+    """Prints the scores and writes the predictions."""
+    model, task = load_task(config.model, config.task)
+    if task.config.name == "mask":
+        raise UsageError(f"{config.model} is not fine-tuned: `lambert finetune` gives it a task to be scored on.")
+    world = World.detect(config.inference.device)
+    data = task.read(config.data)
+    found = outputs(
+        model.to(world.device),
+        data,
+        Precision(config.inference.precision, world.device),
+        world,
+        config.inference.micro_tokens,
+    )
+    predictions = task.predictions(data, found)
+    scores = task.score(data, predictions)
+    if config.predictions is not None:
+        for path in task.write(config.predictions, data, predictions):
+            if not config.json:
+                print(f"predictions  {path}")
+    if config.json:
+        print(json.dumps(scores))
+        return
+    for name, value in scores.items():
+        if not name.endswith("_se"):
+            error = f" ± {scores[f'{name}_se']:.4f}" if f"{name}_se" in scores else ""
+            print(f"{name:20s} {value:.4f}{error}")

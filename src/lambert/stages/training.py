@@ -1,0 +1,309 @@
+"""What pre-training and fine-tuning share: the run folder, and the loop with its logging, scores and checkpoints."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from lambert.core import config as settings
+from lambert.core.batch import Source
+from lambert.core.errors import DivergedError, UsageError
+from lambert.data.stream import GlobalBatch, stream
+from lambert.engine import checkpoint, lock
+from lambert.engine.device import product_ceiling
+from lambert.engine.dist import World
+from lambert.engine.guard import Guard, GuardConfig
+from lambert.engine.log import RunLog
+from lambert.engine.loop import train
+from lambert.engine.precision import PRECISIONS, Precision
+from lambert.engine.signals import polite
+from lambert.model import flops
+from lambert.model.heads import Model
+from lambert.optim.config import OptimConfig
+from lambert.optim.optimizers import build
+from lambert.optim.schedule import schedule
+
+Score = Callable[[Model, Precision], dict[str, float]]
+"""Held-out scores of the model as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """How much is trained, how, and how often it is scored and saved."""
+
+    batch_size: int = 256
+    """Sequences of one update, over all micro-batches and devices together."""
+    steps: int | None = None
+    """Updates of the run; set this or epochs."""
+    epochs: float | None = None
+    """Passes over the training data."""
+    micro_tokens: int = 8192
+    """Most tokens computed at once on a device; bounds the memory, and changes a result by rounding alone."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the matrix products; weights, moments, sums and norms are always float32. float16 scales the loss."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
+    evaluate_every: int = 0
+    """Updates between scores on held-out data; 0: at the end only."""
+    evaluate_sequences: int = 2048
+    """Held-out sequences that pre-training is scored on, spread evenly; 0: all."""
+    save_every: int = 0
+    """Updates between checkpoints; 0: when stopped and at the end."""
+    keep: int = 2
+    """Newest checkpoints kept."""
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("train.steps and train.epochs are both set: drop one.")
+        for name in ("batch_size", "micro_tokens", "keep"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"train.{name} = {getattr(self, name)} must be at least 1.")
+        for name in ("steps", "epochs"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise UsageError(f"train.{name} = {getattr(self, name)} must be above 0.")
+        for name in ("evaluate_every", "evaluate_sequences", "save_every"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"train.{name} = {getattr(self, name)} must not be negative.")
+
+    def updates(self, sequences: int) -> int:
+        """Updates of the run, with `sequences` in an epoch."""
+        if self.steps is not None:
+            return self.steps
+        if self.epochs is None:
+            raise UsageError("How long to train? Set train.steps or train.epochs.")
+        return math.ceil(self.epochs * sequences / self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What is written down and shown. metrics.jsonl and log.txt are always written."""
+
+    every: int = 10
+    """Updates between rows of metrics.jsonl."""
+    tensorboard: bool = False
+    """Also write events for TensorBoard."""
+    console: bool = True
+    """Show progress."""
+    seconds: float = 10.0
+    """Between two lines of progress where the output is no terminal."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(f"log.every = {self.every} must be at least 1.")
+
+
+class RunConfig(Protocol):
+    """What pretrain's and finetune's settings have in common."""
+
+    @property
+    def out(self) -> Path: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def optim(self) -> OptimConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
+    @property
+    def guard(self) -> GuardConfig: ...
+    @property
+    def log(self) -> LogConfig: ...
+
+
+CONFIG = "config.toml"
+FREE = (
+    "out",
+    "log.",
+    "guard.",
+    "train.micro_tokens",
+    "train.device",
+    "train.save_every",
+    "train.evaluate_",
+    "train.keep",
+)
+"""Settings that may change when a run is continued: none of them moves what is learnt beyond rounding."""
+BEGUN = ("metrics.jsonl", "checkpoints", "model")
+"""What a run leaves: a folder without any of them holds no run yet, only the settings of one that never began."""
+
+
+@contextmanager
+def open_run(config: RunConfig, world: World) -> Iterator[None]:
+    """Holds the run folder and writes config.toml, or compares it where the run is continued.
+
+    Raises UsageError, on all ranks, where the folder is in use, belongs to a run with other settings, or holds
+    something else.
+    """
+    problem = world.broadcast_text(_foreign(config) if world.is_first else "")
+    if problem:
+        raise UsageError(problem)
+    with lock.hold(config.out, world):
+        if world.is_first:
+            settings.write(config, config.out / CONFIG)
+        yield
+
+
+def _foreign(config: RunConfig) -> str:
+    """Why the run folder is not this run's, or nothing."""
+    path = config.out / CONFIG
+    if path.is_file() and not any((config.out / name).exists() for name in BEGUN):
+        return ""
+    if path.is_file():
+        before, now = _flat(settings.read(path)), _flat(settings.as_dict(config))
+        changed = [n for n in sorted(before | now) if before.get(n) != now.get(n) and not n.startswith(FREE)]
+        if changed:
+            listed = "; ".join(f"{n} {before.get(n, 'not set')} -> {now.get(n, 'not set')}" for n in changed[:5])
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            return f"{config.out} holds a run with other settings: {listed}{more}. Restore them, or choose another out."
+    elif config.out.is_dir() and any(p.name != "lock.json" for p in config.out.iterdir()):
+        return f"{config.out} holds something that is no run (no {CONFIG}). Choose another out."
+    elif config.out.exists() and not config.out.is_dir():
+        return f"{config.out} is a file. Choose another out."
+    return ""
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def fit(
+    config: RunConfig, model: Model, source: Source, score: Score, world: World, moments_of: Path | None = None
+) -> dict[str, float] | None:
+    """Trains `model` in place from where the run folder was left, and gives the held-out scores at the end.
+
+    None where the run had ended before. `moments_of` is a run whose optimizer moments a new run takes over.
+    Raises SavedAndStopped after a signal, DivergedError from the guard.
+    """
+    options, out = config.train, config.out
+    if config.guard.action == "roll back" and not options.save_every:
+        raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")
+    steps = options.updates(source.size(0))
+    model.to(world.device)
+    world.broadcast(model.parameters())
+    optimizer = build(model, config.optim)
+    precision = Precision(options.precision, world.device)
+    rate = schedule(config.optim, steps)
+    guard = Guard(config.guard)
+    done, logged = 0, {}
+    found = checkpoint.latest(out, world=world)
+    if found is not None:
+        kept = found.restore(model, optimizer, precision)
+        done, logged = found.step, kept["log"]
+        guard.load(kept["guard"])
+    elif moments_of is not None:
+        _take_moments(moments_of, model, optimizer, options, world)
+    if done >= steps and (out / "model").is_dir():
+        print(f"{out} has all its {steps:,} updates already: {out / 'model'}")
+        return None
+    if world.is_first:
+        checkpoint.check_room(out, model)
+
+    peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1)
+
+    def save(final: bool = False) -> Path | None:
+        extra = {"log": log.state(), "guard": guard.state()}
+        return checkpoint.save(
+            out, done, model=model, optimizer=optimizer, precision=precision, extra=extra, keep=options.keep,
+            final=final, world=world,
+        )  # fmt: skip
+
+    with (
+        polite() as stop,
+        RunLog(
+            out,
+            steps=steps,
+            every=config.log.every,
+            start=done,
+            state=logged,
+            tensorboard=config.log.tensorboard,
+            quiet=not config.log.console,
+            seconds=config.log.seconds,
+            description=out.name,
+            peak_flops=peak,
+            world=world,
+        ) as log,
+    ):
+        if done:
+            log.note(f"continuing after update {done:,} of {steps:,}")
+        while done < steps:
+            costs: deque[int] = deque()
+            batches = stream(
+                source, batch_size=options.batch_size, micro_tokens=options.micro_tokens, seed=config.seed,
+                start=done, rank=world.rank, world=world.size, stop=steps,
+            )  # fmt: skip
+            updates = train(
+                model, optimizer, _priced(batches, model, costs),
+                schedule=lambda applied: guard.lr_scale * rate(applied), clip=config.optim.clip,
+                precision=precision, world=world, seed=config.seed, start=done, steps=steps,
+            )  # fmt: skip
+            for step in updates:
+                done = step.index
+                log.step(step, costs.popleft())
+                answer = guard.watch(step)
+                last = done == steps or step.due(options.save_every) or stop.agreed(world)
+                if last and answer == "go on":
+                    answer = guard.settle()
+                if answer == "roll back":
+                    done = _roll_back(out, guard, model, optimizer, precision, log, world)
+                    break
+                if step.due(options.evaluate_every) and done < steps:
+                    log.scores(done, score(model, precision))
+                if stop.agreed(world):
+                    save(final=True)
+                    raise stop.stopped(f"saved after update {done:,} of {steps:,}", "the same command again.")
+                # In trouble nothing is saved, so that the checkpoints kept are those from before.
+                if done == steps or (step.due(options.save_every) and guard.healthy == done):
+                    save(final=done == steps)
+        scores = score(model, precision)
+        if scores:
+            log.scores(done, scores)
+    return scores
+
+
+def _priced(updates: Iterator[GlobalBatch], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:
+    """Hands the updates on, and appends the floating-point operations of this rank's share of each to `costs`."""
+    with closing(updates):  # type: ignore[type-var]
+        for update in updates:
+            batches = [batch for _, batch in update.micro_batches]
+            lengths = [length for batch in batches for length in batch.bounds_S1.diff().tolist()]
+            targets = {name: sum(batch.targets[name].count for batch in batches) for name in update.counts}
+            costs.append(flops.training(model.config, lengths, targets, model.labels))
+            yield update
+
+
+def _roll_back(
+    out: Path,
+    guard: Guard,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    precision: Precision,
+    log: RunLog,
+    world: World,
+) -> int:
+    # The loss of an update is that of the weights before it: it vouches for the checkpoint before, not for its own.
+    found = checkpoint.latest(out, at_most=guard.healthy - 1, world=world)
+    if found is None:
+        raise DivergedError(f"Diverged after update {guard.healthy:,}, before the first checkpoint to roll back to.")
+    kept = found.restore(model, optimizer, precision)
+    guard.rolled_back(kept["guard"])
+    log.rewind(found.step, kept["log"])
+    log.note(f"diverged: back to update {found.step:,}, learning rate times {guard.lr_scale:g}")
+    return found.step
+
+
+def _take_moments(
+    run: Path, model: Model, optimizer: torch.optim.Optimizer, options: TrainConfig, world: World
+) -> None:
+    found = checkpoint.latest(run, world=world)
+    if found is None:
+        raise UsageError(f"{run} has no checkpoint to take the optimizer's moments from.")
+    fresh = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    found.restore(model, optimizer, Precision(options.precision, world.device))
+    for group, own in zip(optimizer.param_groups, fresh, strict=True):
+        group.update(own)

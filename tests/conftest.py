@@ -1,0 +1,105 @@
+"""The command line in this process, and a corpus and an encoder as small as they can be, for all tests of verbs."""
+
+import contextlib
+import io
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: results to the bit depend on it
+
+WORDS = (
+    "the a river stone boat morning light house garden king window bird walked slowly under bright saw found lost "
+    "near old green quiet never always from with toward letter road"
+).split()
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a command left: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Lambert = Callable[..., Called]
+
+
+def _lambert(*arguments: object, stdin: str = "", **settings: object) -> Called:
+    """`lambert ARGUMENTS --setting value ...`; in the names of settings "__" is the dot."""
+    from lambert import cli
+
+    tokens = [str(argument) for argument in arguments]
+    for name, value in settings.items():
+        tokens += [f"--{name.replace('__', '.').replace('_', '-')}={value}"]
+    out, err = io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "stdin", io.StringIO(stdin)), pytest.raises(SystemExit) as left:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main(tokens)
+    code: Any = left.value.code
+    return Called(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def lambert() -> Lambert:
+    return _lambert
+
+
+def story(number: int, sentences: int = 8) -> str:
+    """A document of its own words, the same in every run."""
+    draw = random.Random(number)
+    return " ".join(" ".join(draw.choices(WORDS, k=8)).capitalize() + "." for _ in range(sentences))
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents, one a line."""
+    path = tmp_path_factory.mktemp("texts") / "stories.txt"
+    path.write_text("".join(f"{story(number)}\n" for number in range(40)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(texts: Path) -> Path:
+    """The documents prepared, with at most 160 pieces."""
+    out = texts.parent / "corpus"
+    done = _lambert("prepare", input=texts, out=out, documents="line", vocabulary=160, heldout=0.2, workers=1)
+    assert done.code == 0, done.err
+    return out
+
+
+SMALL = {
+    "model__layers": 1,
+    "model__hidden": 32,
+    "model__heads": 2,
+    "model__intermediate": 64,
+    "model__positions": 64,
+    "packing__sequence_length": 48,
+    "train__batch_size": 8,
+    "log__every": 2,
+}
+
+
+@pytest.fixture
+def small() -> dict[str, object]:
+    """Settings of a pre-training of one layer, width 32."""
+    return dict(SMALL)
+
+
+@pytest.fixture(scope="session")
+def pretrained(corpus: Path) -> Path:
+    """The run folder of eight updates, with a checkpoint every other update."""
+    out = corpus.parent / "pretrained"
+    done = _lambert(
+        "pretrain", corpus=corpus, out=out, **SMALL, train__steps=8, train__save_every=2, train__evaluate_every=4
+    )
+    assert done.code == 0, done.err
+    return out

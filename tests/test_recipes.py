@@ -1,0 +1,139 @@
+"""Every recipe is a complete run that the command line takes, says where its values come from, and means what the
+publication means by them."""
+
+import dataclasses
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambert import cli
+from lambert.optim.schedule import schedule
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+ALL = sorted(RECIPES.rglob("*.toml"))
+PUBLISHED = sorted(RECIPES.glob("*.toml"))
+SOURCES = ("Devlin et al.", "You et al.", "Turc et al.", "google-research/bert", "NVIDIA", "determined-ai", "ours")
+VERBS = {"input": "prepare", "corpus": "pretrain", "data": "finetune"}
+
+
+def parsed(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The settings that `lambert VERB path` would run with."""
+    verb = next(verb for key, verb in VERBS.items() if key in tomllib.loads(path.read_text(encoding="utf-8")))
+    seen: list[Any] = []
+    monkeypatch.setattr(importlib.import_module(f"lambert.stages.{verb}"), "run", seen.append)
+    cli.call([verb, str(path)])
+    (config,) = seen
+    assert type(config).__name__ == cli.VERBS[verb].settings
+    return config
+
+
+def unsourced(text: str) -> list[str]:
+    """Lines with a value that neither a comment of their own nor a comment above them traces to a source. "the same"
+    repeats the line before it."""
+    wrong, header, last = [], "", ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            header += line + "\n"
+        elif re.match(r"\w+ = ", line):
+            own = line.partition("  #")[2]
+            if own and not own.strip().startswith("the same"):
+                last = own
+            named = re.search(r"(?i)source of every value", header) and any(source in header for source in SOURCES)
+            if not named and not any(source in (last if own else "") for source in SOURCES):
+                wrong.append(line)
+    return wrong
+
+
+def test_there_are_recipes() -> None:
+    assert len(PUBLISHED) >= 12
+    assert set(ALL) > set(PUBLISHED)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(RECIPES)))
+def test_the_command_line_takes_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parsed(path, monkeypatch)
+
+    def same(settings: Any, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            found = getattr(settings, name)
+            if isinstance(value, dict):
+                same(found, value)
+            elif isinstance(value, list):
+                assert [*map(str, found)] == [*map(str, value)], name
+            else:
+                assert str(found) == str(value) or found == value, name
+
+    same(config, tomllib.loads(path.read_text(encoding="utf-8")))
+    if "train" in {field.name for field in dataclasses.fields(config)}:
+        assert config.train.updates(1_000_000) > 0
+        schedule(config.optim, config.train.updates(1_000_000))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.name)
+def test_every_value_has_a_source(path: Path) -> None:
+    assert unsourced(path.read_text(encoding="utf-8")) == []
+
+
+def test_a_value_without_a_source_is_found() -> None:
+    assert unsourced("# A recipe.\nlr = 1\n") == ["lr = 1"]
+    assert unsourced("# Source of every value: hearsay.\nlr = 1  # why not\n") == ["lr = 1  # why not"]
+    assert unsourced("# A recipe.\nlr = 1  # Devlin et al., 2018\neps = 2  # the same\n") == []
+    assert unsourced("# A recipe.\nlr = 1  # Devlin et al., 2018\neps = 2\n") == ["eps = 2"]
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.name)
+def test_a_recipe_leaves_no_optimizer_setting_to_defaults(path: Path) -> None:
+    """Defaults may move; a published run may not. Settings of other optimizers and schedules need not be there."""
+    values = tomllib.loads(path.read_text(encoding="utf-8"))["optim"]
+    assert {"name", "lr", "betas", "eps", "weight_decay", "clip", "schedule"} <= set(values)
+    assert {"warmup_steps", "warmup_share"} & set(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        # run_pretraining.py's PolyWarmUpScheduler: number of the update, counted from 1, and its learning rate
+        (
+            "lamb-large-128",
+            {1: 2.99865e-6, 1000: 2.99865e-3, 2000: 5.99729e-3, 2001: 5.07589e-3, 7037: 7.15199e-5, 7038: 0.0},
+        ),
+        ("lamb-large-512", {1: 1.99936e-5, 200: 3.99872e-3, 201: 3.73393e-3, 1562: 1.01177e-4, 1563: 0.0}),
+    ],
+)
+def test_lamb_follows_the_published_learning_rates(
+    name: str, published: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parsed(RECIPES / f"{name}.toml", monkeypatch)
+    rate = schedule(config.optim, config.train.steps)
+    assert {number: rate(number - 1) for number in published} == pytest.approx(published, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_the_two_stages_of_bert_are_one_schedule(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """google-research/bert, optimization.py: 1e-4 n / 10,000 below there, then 1e-4 (1 - n / 1,000,000)."""
+    first, second = (parsed(RECIPES / f"bert-{size}-{length}.toml", monkeypatch) for length in (128, 512))
+    assert first.train.steps + second.train.steps == 1_000_000
+    assert (second.init, second.keep_moments) == (first.out, True)
+    rates = [schedule(config.optim, config.train.steps) for config in (first, second)]
+    for number in (1, 500, 9_999, 10_000, 10_001, 400_000, 900_000, 900_001, 950_000, 1_000_000):
+        stage = number > first.train.steps
+        rate = rates[stage](number - 1 - stage * first.train.steps)
+        published = 1e-4 * (number / 10_000 if number < 10_000 else 1 - number / 1_000_000)
+        assert rate == pytest.approx(published, rel=1e-9, abs=1e-18)
+
+
+def test_stages_that_follow_one_another_agree_on_the_corpus_and_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = 0
+    for path in ALL:
+        config = parsed(path, monkeypatch)
+        if "corpus" in {field.name for field in dataclasses.fields(config)} and config.init is not None:
+            before = next(one for one in (parsed(p, monkeypatch) for p in ALL) if one.out == config.init)
+            assert config.corpus == before.corpus
+            assert config.model is None
+            assert config.packing.sequence_length <= before.model.positions
+            followed += 1
+    assert followed == 4
