@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import random
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: results to the bit depend on it
 
-WORDS = (
+WORDS = re.findall(
+    r"\w+",
     "the a river stone boat morning light house garden king window bird walked slowly under bright saw found lost "
-    "near old green quiet never always from with toward letter road"
-).split()
+    "near old green quiet never always from with toward letter road",
+)
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,13 @@ def _lambert(*arguments: object, stdin: str = "", **settings: object) -> Called:
     for name, value in settings.items():
         tokens += [f"--{name.replace('__', '.').replace('_', '-')}={value}"]
     out, err = io.StringIO(), io.StringIO()
-    with mock.patch.object(sys, "stdin", io.StringIO(stdin)), pytest.raises(SystemExit) as left:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.main(tokens)
+    with (
+        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as left,
+    ):
+        cli.main(tokens)
     code: Any = left.value.code
     return Called(code, out.getvalue(), err.getvalue())
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def sentence(draw: random.Random) -> tuple[str, str]:
     return f"the {name} found a {thing} near the {draw.choice(('old', 'green', 'bright'))} road", KINDS[thing]
 
 
-def table(path: Path, names: tuple[str, ...], rows: list[tuple[object, ...]]) -> Path:
+def table(path: Path, names: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> Path:
     path.write_text("".join("\t".join(map(str, row)) + "\n" for row in (names, *rows)), encoding="utf-8")
     return path
 
@@ -29,10 +29,7 @@ def classify(path: Path, draw: random.Random, count: int) -> Path:
 
 
 def pair(path: Path, draw: random.Random, count: int) -> Path:
-    rows: list[tuple[object, ...]] = []
-    for _ in range(count):
-        (first, kind), (second, other) = sentence(draw), sentence(draw)
-        rows.append((first, second, "same" if kind == other else "other"))
+    rows = [(f"the {draw.choice(NAMES)} walked slowly", *sentence(draw)) for _ in range(count)]
     return table(path, ("one", "two", "label"), rows)
 
 
@@ -93,9 +90,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
 
 
 @pytest.fixture(scope="session")
-def tuned(
-    pretrained: Path, labelled: Callable[[str, str], Path], lambert: Callable[..., Any]
-) -> Callable[[str], Path]:
+def tuned(pretrained: Path, labelled: Callable[[str, str], Path], lambert: Callable[..., Any]) -> Callable[[str], Path]:
     """`tuned(task)`: the run folder of the tiny encoder fine-tuned on it."""
     folder = pretrained.parent
 

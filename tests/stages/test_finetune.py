@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def test_a_task_end_to_end(task: str, tuned: Callable[[str], Path], labelled: Ca
     objective = {"classify": "label", "pair": "label", "regress": "value", "squad": "span", "tag": "tag"}[task]
     losses = [row["loss"] for row in rows if "loss" in row]
     assert all(f"loss/{objective}" in row for row in rows if "loss" in row)
-    assert losses[-1] < 0.9 * losses[0]
+    assert fmean(losses[-5:]) < fmean(losses[:5])
     held_out = [row for row in rows if "loss" not in row]
     assert held_out[-1] == {"step": rows[-1]["step"], **{f"heldout/{k}": v for k, v in scores(run).items()}}
     assert {"accuracy", "mse", "exact_match"} & set(scores(run))
@@ -101,13 +102,25 @@ def test_it_continues(
 @pytest.mark.parametrize(
     ("data", "dev", "change", "code", "parts"),
     [
-        ("text\tlabel\nthe stone\ta\nthe river\tb\n", "text\tlabel\nthe bird\tc\n", {}, 3, ["dev.tsv:2", "'c'", "a, b"]),
+        (
+            "text\tlabel\nthe stone\ta\nthe river\tb\n",
+            "text\tlabel\nthe bird\tc\n",
+            {},
+            3,
+            ["dev.tsv:2", "'c'", "a, b"],
+        ),
         ("text\tlabel\nthe stone\ta\nthe river\n", "", {}, 3, ["data.tsv:3", "1 columns", "2"]),
         ("text\tlabel\nthe stone\ta\tx\n", "", {}, 3, ["data.tsv:2", "3 columns", "2"]),
         ("text\tlable\nthe stone\ta\n", "", {}, 3, ["data.tsv:2", "task.columns.label", "Did you mean 'lable'?"]),
         ("text\tlabel\nthe stone\ta\nthe river\ta\n", "", {}, 3, ["data.tsv", "nothing to learn"]),
         ("text\tlabel\n", "", {}, 3, ["data.tsv", "no rows"]),
-        ("text\tlabel\nthe stone\ta\nx\tb\n", "", {"task__max_length": 128}, 2, ["task.max_length = 128", "64 positions"]),
+        (
+            "text\tlabel\nthe stone\ta\nx\tb\n",
+            "",
+            {"task__max_length": 128},
+            2,
+            ["task.max_length = 128", "64 positions"],
+        ),
         ("text\tlabel\nthe stone\ta\nx\tb\n", "", {"task__name": "clasify"}, 2, ["task.name", "classify"]),
         ("text\tlabel\nthe stone\ta\nx\tb\n", "", {"task__name": "mask"}, 2, ["only predicts"]),
         ("text\tlabel\nthe stone\ta\nx\tb\n", "", {"task__name": "regress"}, 3, ["data.tsv:2", "not a finite number"]),

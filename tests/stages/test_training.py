@@ -155,9 +155,7 @@ def unprivileged() -> Iterator[None]:
             os.seteuid(0)
 
 
-def test_a_folder_that_cannot_be_written_is_refused(
-    same: dict[str, object], lambert: Lambert, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(same: dict[str, object], lambert: Lambert, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir()
     closed.chmod(0o555)
@@ -237,6 +235,5 @@ def test_bounds(name: str) -> None:
 
 def test_free_settings_exist(pretrained: Path) -> None:
     found = settings.read(pretrained / "config.toml")
-    names = [name for name in training._flat(found)]
     for free in FREE:
-        assert any(name.startswith(free) for name in names), free
+        assert any(name.startswith(free) for name in training._flat(found)), free

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -181,11 +182,13 @@ def read(folder: Path) -> tuple[dict[str, Tensor], Path]:
         if not path.is_file():
             continue
         try:
-            tensors = (
-                safetensors.torch.load_file(path)
-                if name == WEIGHTS
-                else torch.load(path, map_location="cpu", weights_only=True)
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch remarks on unusual pickles before it refuses them
+                tensors = (
+                    safetensors.torch.load_file(path)
+                    if name == WEIGHTS
+                    else torch.load(path, map_location="cpu", weights_only=True)
+                )
         except (
             safetensors.SafetensorError,
             pickle.UnpicklingError,

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
 from lambert.tasks.table import opened
+from lambert.tasks.task import whole_text
 
 _SPACES = " \t\r\n\u202f"  # the official word separators: not all of Unicode's spaces
 _WORD = re.compile(f"[^{_SPACES}]+")
@@ -91,7 +92,7 @@ def _get(node: Any, key: str, kinds: type | tuple[type, ...], place: str) -> Any
         raise DataError(f"{place}: {key!r} is missing. Keys found: {', '.join(node) or 'none'}.")
     if not isinstance(node[key], kinds):
         raise DataError(f"{place}: {key!r} is a {_kind(node[key])}.")
-    return node[key]
+    return whole_text(node[key], key, place) if isinstance(node[key], str) else node[key]
 
 
 def _kind(value: object) -> str:

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
 from lambert.tasks.config import Columns
-from lambert.tasks.task import Row
+from lambert.tasks.task import Row, whole_text
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -157,7 +157,7 @@ def text_cell(row: Row, name: str, setting: str, place: str) -> str:
     value = column(row, name, setting, place)
     if not isinstance(value, str):
         raise DataError(f"{place}: column {name!r} holds {_shown(value)}, not text.")
-    return value
+    return whole_text(value, name, place)
 
 
 def label_cell(row: Row, name: str, place: str) -> str:

@@ -20,7 +20,7 @@ from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.segments import Cuts, Segments, Texts, concatenated, ragged
 from lambert.tasks.table import ordered, read_rows
-from lambert.tasks.task import Outputs, Row, label_names, stored, write_rows
+from lambert.tasks.task import Outputs, Row, label_names, stored, whole_text, write_rows
 
 OUTSIDE = "O"  # the label of words that are nothing in particular (Ramshaw and Marcus 1995)
 _NONE = -1  # the class of words without prediction
@@ -151,4 +151,4 @@ def _words(row: Row, key: str, place: str) -> list[str]:
     words = row.get(key)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise DataError(f"{place}: {key!r} is no list of texts with one entry a word.")
-    return words
+    return [whole_text(word, key, place) for word in words]

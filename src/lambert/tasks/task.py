@@ -140,7 +140,16 @@ def text_of(row: Row, key: str, place: str) -> str:
     if not isinstance(value, str):
         what = "is missing" if value is None else "is not a text"
         raise DataError(f"{place}: {key!r} {what}. Keys found: {', '.join(map(str, row)) or 'none'}.")
-    return value
+    return whole_text(value, key, place)
+
+
+def whole_text(text: str, key: str, place: str) -> str:
+    """The text itself. Raises DataError where it holds half of a surrogate pair, which JSON can write as \\ud800."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{place}: {key!r} holds half of a surrogate pair, which is no character.") from error
+    return text
 
 
 def write_whole(path: Path, text: str) -> Path:

@@ -1,0 +1,186 @@
+"""Input that cannot be used, from the command line to the message: one line, an exit code, nothing left behind; and
+input that can be used for the greater part, counted."""
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Lambert = Callable[..., Any]
+
+SENTENCE = "the old king found a river near the bright road and walked from the house to the garden"
+
+
+def squad(*questions: dict[str, Any], context: object = "the king found a river") -> bytes:
+    paragraph = {"context": context, "qas": list(questions)}
+    return json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}).encode()
+
+
+def question(number: str = "q", text: str = "a river", start: object = 15) -> dict[str, Any]:
+    return {"id": number, "question": "what", "answers": [{"text": text, "answer_start": start}]}
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in question().items() if name != key}
+
+
+def refused(called: Any, code: int, *parts: str) -> None:
+    assert called.code == code, called.err
+    assert called.err.startswith("lambert: ")
+    assert called.err.count("\n") == 1
+    for part in parts:
+        assert part in called.err
+
+
+# --- raw text ---
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "parts"),
+    [
+        ("empty.txt", b"", 3, ["empty"]),
+        ("blank.txt", b" \n\n \t\n", 3, ["empty"]),
+        ("latin.txt", "é ".encode("latin-1") * 50, 3, ["latin.txt", "UTF-8", "line 1"]),
+        ("cut.txt.gz", gzip.compress(SENTENCE.encode() * 300)[:40], 3, ["cut.txt.gz"]),
+        ("no.txt.gz", SENTENCE.encode(), 3, ["no.txt.gz"]),
+        ("rows.jsonl", b'{"text": "the king"}\n{"text": \n', 3, ["rows.jsonl", "line 2"]),
+        ("rows.jsonl", b'{"txt": "the king found a river near the road"}\n', 3, ["rows.jsonl", "'text'"]),
+        ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", 3, ["picture.png"]),
+    ],
+)
+def test_a_corpus_of_nothing_usable(
+    name: str, content: bytes, code: int, parts: list[str], tmp_path: Path, lambert: Lambert
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    called = lambert("prepare", input=tmp_path / name, out=tmp_path / "corpus", vocabulary=100, workers=1)
+    refused(called, code, *parts)
+    assert {path.name for path in tmp_path.iterdir()} == {name}
+
+
+def test_a_vocabulary_without_mask(texts: Path, tmp_path: Path, lambert: Lambert) -> None:
+    pieces = tmp_path / "vocab.txt"
+    pieces.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\na\n")
+    called = lambert("prepare", input=texts, out=tmp_path / "corpus", documents="line", tokenizer=pieces)
+    refused(called, 3, "[MASK]", str(pieces))
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_odd_text_is_counted_and_trained_on(
+    texts: Path, small: dict[str, object], tmp_path: Path, lambert: Lambert
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    stories = texts.read_text().splitlines()
+    for number, story in enumerate(stories[:20]):
+        (folder / f"{number:02d}.txt").write_text(story)
+    (folder / "a-bom.txt").write_bytes(b"\xef\xbb\xbf" + stories[20].encode())
+    (folder / "b-crlf.txt").write_bytes(stories[21].replace(". ", ".\r\n").encode())
+    (folder / "c-nul.txt").write_bytes(stories[22].replace(" ", " \0").encode())
+    (folder / "d-line.txt").write_text((SENTENCE + " ") * (5_000_000 // len(SENTENCE)))
+    (folder / "e-empty.txt").touch()
+    (folder / "f-latin.txt").write_bytes("é ".encode("latin-1") * 50)
+    (folder / "g-cut.txt.gz").write_bytes(gzip.compress(SENTENCE.encode() * 300)[:40])
+    (folder / "h-again.txt").write_text(stories[0])
+    done = lambert("prepare", input=folder, out=tmp_path / "corpus", vocabulary=160, heldout=0.2, max_bad=0.2)
+    assert done.code == 0, done.err
+    documents = json.loads((tmp_path / "corpus" / "manifest.json").read_text())["documents"]
+    assert (documents["read"], documents["kept"]) == (28, 24)
+    assert {reason: count for reason, count in documents["dropped"].items() if count} == {
+        "empty": 1, "duplicate": 1, "unreadable": 2,
+    }  # fmt: skip
+    assert "24 kept of 28; dropped: 1 empty" in re.sub(r"dropped: .*(1 empty)", r"dropped: \1", done.out)
+    assert "f-latin.txt" in done.out
+    assert "g-cut.txt.gz" in done.out
+    trained = lambert("pretrain", corpus=tmp_path / "corpus", out=tmp_path / "run", **small, train__steps=2)
+    assert trained.code == 0, trained.err
+
+
+def test_a_prepared_corpus_that_was_damaged_afterwards(
+    texts: Path, small: dict[str, object], tmp_path: Path, lambert: Lambert
+) -> None:
+    corpus, out = tmp_path / "corpus", tmp_path / "run"
+    assert lambert("prepare", input=texts, out=corpus, documents="line", vocabulary=100, heldout=0.2).code == 0
+    shard = next((corpus / "train").glob("*.bin"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-2])
+    refused(lambert("pretrain", corpus=corpus, out=out, **small, train__steps=1), 3, shard.name, "lambert prepare")
+    shard.write_bytes(whole)
+    manifest = (corpus / "manifest.json").read_text()
+    (corpus / "manifest.json").write_text(manifest[:100])
+    refused(lambert("pretrain", corpus=corpus, out=out, **small, train__steps=1), 3, "manifest.json", "JSON")
+    (corpus / "manifest.json").unlink()
+    refused(lambert("pretrain", corpus=corpus, out=out, **small, train__steps=1), 3, "No prepared corpus")
+    assert not out.exists()
+
+
+# --- labelled text ---
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (squad(question(), question()), ["'q'", "qas[0]", "qas[1]"]),
+        (squad(question(), without("id")), ["qas[1]", "'id' is missing"]),
+        (squad(without("question")), ["qas[0]", "'question' is missing"]),
+        (squad(without("answers")), ["qas[0]", "answers"]),
+        (squad(question(start="fifteen")), ["answers[0]", "answer_start"]),
+        (squad(question(), context=None), ["paragraphs[0]", "'context'"]),
+        (squad(question(text="a bird")), ["No question's answer is found"]),
+        (b'{"version": "1.1"}', ["'data' is missing"]),
+        (b"[]", ["train.json"]),
+        (b'{"data"', ["train.json", "JSON"]),
+        (b'{"data": "\xff"}', ["train.json", "UTF-8"]),
+    ],
+)
+def test_squad_files(content: bytes, parts: list[str], pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    path = tmp_path / "train.json"
+    path.write_bytes(content)
+    flags = {"task__name": "squad", "task__max_length": 64, "task__squad__max_query": 16, "train__steps": 1}
+    refused(lambert("finetune", data=path, init=pretrained, out=tmp_path / "run", **flags), 3, *parts)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("start", [0, -4, 21, 10_000])
+def test_wrong_offsets_are_put_right_and_counted(
+    start: int, pretrained: Path, tmp_path: Path, lambert: Lambert
+) -> None:
+    path = tmp_path / "train.json"
+    path.write_bytes(squad(question("right"), question("wrong", start=start)))
+    flags = {"task__name": "squad", "task__max_length": 64, "task__squad__max_query": 16, "train__steps": 1}
+    done = lambert("finetune", data=path, init=pretrained, out=tmp_path / "run", **flags)
+    assert done.code == 0, done.err
+    assert "1 offsets corrected" in done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("rows.tsv", b"text\tlabel\nthe king\tx\n\xff\ty\n", ["rows.tsv:3", "UTF-8"]),
+        ("rows.csv", b'text,label\n"the king,x\n', ["rows.csv"]),
+        ("rows.jsonl", b'{"text": "the king", "label": 1}\n{"text"\n', ["rows.jsonl:2"]),
+        ("rows.jsonl", b'{"text": "\\ud800", "label": 1}\n{"text": "a", "label": 2}\n', ["rows.jsonl:1", "surrogate"]),
+        ("rows.parquet", b"PAR1 and no more", ["rows.parquet", "Parquet"]),
+        ("rows.tsv.gz", gzip.compress(b"text\tlabel\nthe king\tx\na road\ty\n" * 50)[:30], ["rows.tsv.gz"]),
+    ],
+)
+def test_tables(
+    name: str, content: bytes, parts: list[str], pretrained: Path, tmp_path: Path, lambert: Lambert
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    flags = {"init": pretrained, "out": tmp_path / "run", "task__max_length": 64, "train__steps": 1}
+    refused(lambert("finetune", data=tmp_path / name, **flags), 3, *parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_bom_crlf_and_nul_bytes_in_a_table_are_read(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(b"\xef\xbb\xbftext\tlabel\r\nthe \0king\twater\r\na road\tland\r\n\r\n")
+    flags = {"init": pretrained, "out": tmp_path / "run", "task__max_length": 64, "train__steps": 1}
+    done = lambert("finetune", data=path, **flags)
+    assert done.code == 0, done.err
+    kept = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert kept["id2label"] == {"0": "land", "1": "water"}

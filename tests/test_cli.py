@@ -1,0 +1,298 @@
+"""Recipes, overrides, help, and every failure as one line with an exit code."""
+
+import ast
+import dataclasses
+import errno
+import importlib
+import inspect
+import json
+import math
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from lambert import __version__, cli
+from lambert.core import config as toml
+from lambert.core import errors
+
+Lambert = Callable[..., Any]
+
+
+def stage(verb: str) -> tuple[ModuleType, Any]:
+    module = importlib.import_module(f"lambert.stages.{cli.VERBS[verb].module}")
+    return module, getattr(module, cli.VERBS[verb].settings)
+
+
+def parsed(*tokens: object, verb: str = "pretrain") -> Any:
+    """The settings that a command line comes to."""
+    module, _ = stage(verb)
+    name = f"run_{verb}" if verb in ("import", "export") else "run"
+    with mock.patch.object(module, name) as run:
+        cli.call([verb, *map(str, tokens)])
+    return run.call_args.args[0]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text('corpus = "c"\nout = "r"\n[train]\nsteps = 7\nbatch_size = 4\n[optim]\nbetas = [0.8, 0.9]\n')
+    return path
+
+
+def test_flags_override_the_recipe(recipe: Path) -> None:
+    assert parsed(recipe).train.batch_size == 4
+    config = parsed(recipe, "--train.batch-size", 5, "--optim.lr", "1e-4", "--out", "other", "--keep-moments")
+    assert (config.train.batch_size, config.train.steps, config.optim.lr) == (5, 7, 1e-4)
+    assert (config.corpus, config.out, config.keep_moments) == (Path("c"), Path("other"), True)
+    assert config.optim.betas == (0.8, 0.9)
+    assert parsed(recipe, "--train.batch_size", 6).train.batch_size == 6
+
+
+# --- settings to TOML and back ---
+
+
+def values(kind: Any, name: str) -> st.SearchStrategy[Any]:
+    """Values of a field's type, inside of the bounds that most fields have."""
+    if dataclasses.is_dataclass(kind):
+        return instances(kind)
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if isinstance(kind, UnionType):
+        inner = next(part for part in get_args(kind) if part is not type(None))
+        return st.none() | values(inner, name)
+    if get_origin(kind) is tuple:
+        parts = get_args(kind)
+        if parts[-1] is Ellipsis:
+            return st.lists(values(parts[0], name), max_size=3, unique=True).map(tuple)
+        return st.tuples(*(values(part, name) for part in parts))
+    text = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=8)
+    shares = st.floats(0, 0.99) | st.just(math.inf) if name == "trust" else st.floats(0, 0.99)
+    return {bool: st.booleans(), int: st.integers(1, 4096), float: shares, str: text, Path: text.map(Path)}[kind]
+
+
+def instances(kind: Any) -> st.SearchStrategy[Any]:
+    """Settings that their own checks accept, about half of the fields at their defaults."""
+
+    def build(given: dict[str, Any]) -> Any:
+        try:
+            return kind(**given)
+        except errors.UsageError:
+            return None
+
+    hints = get_type_hints(kind)
+    required, optional = {}, {}
+    for field in dataclasses.fields(kind):
+        needed = field.default is field.default_factory
+        (required if needed else optional)[field.name] = values(hints[field.name], field.name)
+    built = st.fixed_dictionaries(required, optional=optional).map(build)
+    return built.filter(lambda config: config is not None)
+
+
+@pytest.mark.parametrize("verb", [name for name, verb in cli.VERBS.items() if verb.takes == "recipe"])
+def test_settings_read_back_equal(verb: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+
+    @examples(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(instances(stage(verb)[1]))
+    def check(config: Any) -> None:
+        toml.write(config, path)
+        assert parsed(path, verb=verb) == config
+
+    check()
+
+
+# --- help ---
+
+
+def documented(kind: Any, prefix: str = "") -> dict[str, str]:
+    """The docstring under each field, by the flag that sets it."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    under = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            under[ast.unparse(field.target)] = str(text.value.value)
+    found = {}
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        nested = [part for part in (hints[field.name], *get_args(hints[field.name])) if dataclasses.is_dataclass(part)]
+        if nested:
+            found |= documented(nested[0], f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = under.get(field.name, "")
+    return found
+
+
+def letters(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", text)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_explains_every_setting(verb: str, lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "2000")
+    shown = lambert(verb, "--help")
+    assert shown.code == 0
+    assert cli.VERBS[verb].line in shown.out
+    lines = [letters(line) for line in shown.out.splitlines()]
+    settings = documented(stage(verb)[1])
+    assert len(settings) > 0
+    for name, text in settings.items():
+        if name == "runs":
+            continue  # an argument, not a flag
+        assert len(text) > 10, f"{name} has no docstring"
+        flag = "from" if name == "source" else name
+        assert any(letters(flag) in line and letters(text) in line for line in lines), name
+
+
+def test_help_and_version(lambert: Lambert) -> None:
+    shown = lambert("--help")
+    assert shown.code == 0
+    assert all(verb in shown.out and spec.line[:40] in shown.out for verb, spec in cli.VERBS.items())
+    assert lambert().out == shown.out
+    assert lambert("--version").out.strip() == __version__
+
+
+# --- failures ---
+
+
+def one_line(called: Any, code: int, *parts: str) -> None:
+    """Exactly one line on standard error, with the exit code, and no traceback anywhere."""
+    assert called.code == code, called.err
+    assert called.err.startswith("lambert: ")
+    assert called.err.count("\n") == 1
+    assert "Traceback" not in called.out + called.err
+    for part in parts:
+        assert part in called.err
+
+
+def test_what_is_misspelt_is_answered_with_the_nearest(recipe: Path, lambert: Lambert) -> None:
+    one_line(lambert("pretrian", recipe), 2, "pretrain")
+    one_line(lambert("pretrain", recipe, "--train.bach-size=4"), 2, "--train.bach-size", "--train.batch-size")
+    one_line(lambert("pretrain", recipe, "--optim.nmae=lamb"), 2, "--optim.name")
+    recipe.write_text(recipe.read_text().replace("betas", "beta"))
+    one_line(lambert("pretrain", recipe), 2, "beta", "run.toml", "--optim.betas")
+    recipe.write_text(recipe.read_text().replace("[optim]", "[optimiser]"))
+    one_line(lambert("pretrain", recipe), 2, "optimiser", "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["--train.steps=many"], ["--train.steps", "many"]),
+        (["--train.precision=float8"], ["--train.precision", "float8", "bfloat16"]),
+        (["--optim.name=lam"], ["optim.name", "lamb"]),
+        (["--train.steps=0"], ["train.steps = 0"]),
+        (["--train.epochs=1"], ["train.steps and train.epochs"]),
+        (["--packing.sequence-length=4"], ["packing.sequence_length = 4"]),
+        (["--guard.action=roll back"], ["train.save_every"]),
+    ],
+)
+def test_settings_that_cannot_be(
+    settings: list[str], parts: list[str], recipe: Path, corpus: Path, tmp_path: Path, lambert: Lambert
+) -> None:
+    flags = [f"--corpus={corpus}", f"--out={tmp_path / 'run'}", "--model.layers=1", *settings]
+    one_line(lambert("pretrain", recipe, *flags), 2, *parts)
+
+
+def test_what_is_required_is_named(lambert: Lambert) -> None:
+    one_line(lambert("pretrain", "--corpus=c"), 2, "--out", "requires")
+    one_line(lambert("finetune", "--data=d", "--out=o"), 2, "--init")
+
+
+def test_recipes_that_cannot_be_read(recipe: Path, lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recipe.parent)
+    one_line(lambert("pretrain", "rum.toml"), 2, "rum.toml", "Did you mean run.toml?")
+    one_line(lambert("pretrain", "nothing-like-it"), 2, "nothing-like-it", "TOML")
+    recipe.write_text('corpus = "c\nout = "r"\n')
+    one_line(lambert("pretrain", "run.toml"), 2, "run.toml", "line 1")
+    recipe.write_bytes(b'corpus = "\xff"\n')
+    one_line(lambert("pretrain", "run.toml"), 2, "run.toml")
+
+
+def test_a_recipe_behind_the_flags_is_not_passed_over(recipe: Path, lambert: Lambert) -> None:
+    one_line(lambert("bench", "--rounds", 1, recipe), 2, "right after the verb")
+    one_line(lambert("pretrain", "--corpus=c", "--out=r", recipe), 2, "right after the verb")
+
+
+def failing(error: BaseException) -> Any:
+    return mock.patch.object(stage("doctor")[0], "run", side_effect=error)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "part"),
+    [
+        (errors.UsageError("Wrong setting."), 2, "Wrong setting."),
+        (errors.DataError("Bad file."), 3, "Bad file."),
+        (errors.MachineError("No disk."), 4, "No disk."),
+        (errors.DivergedError("Nan."), 5, "Nan."),
+        (errors.SavedAndStopped("Saved.", 75), 75, "Saved."),
+        (errors.SavedAndStopped("Saved.", 130), 130, "Saved."),
+        (KeyboardInterrupt(), 130, "Interrupted"),
+        (MemoryError(), 4, "memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x"), 4, "No space left on device: /x"),
+        (OSError(errno.EFBIG, "File too large"), 4, "File too large"),
+        (PermissionError(errno.EACCES, "Permission denied", "/y"), 4, "/y"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/z/a"), 2, "/z/a"),
+    ],
+)
+def test_exit_codes(
+    error: BaseException, code: int, part: str, lambert: Lambert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with failing(error):
+        one_line(lambert("doctor"), code, part)
+        assert "Traceback" in lambert("doctor", "--debug").err
+    assert not Path("crash.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("of ours"), OSError(errno.EBADF, "of ours"), ValueError("of ours")]
+)
+def test_a_bug_leaves_its_traceback_in_a_file(
+    error: Exception, lambert: Lambert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with failing(error):
+        one_line(lambert("doctor", "--json"), 1, "of ours", "crash.txt")
+    kept = Path("crash.txt").read_text()
+    assert "Traceback" in kept
+    assert "doctor --json" in kept
+    assert type(error).__name__ in kept
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    code = (
+        "from lambert import cli\n"
+        "def call(tokens):\n    for _ in range(10000): print('x' * 1000)\n"
+        "cli.call = call\ncli.main([])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == b"x" * 1000 + b"\n"
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(30) == 0
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lambert", "pretrain", "missing.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lambert: No such recipe: missing.toml.")
+
+
+def test_doctor_prints_json(lambert: Lambert) -> None:
+    assert any(finding["what"] == "torch" for finding in json.loads(lambert("doctor", "--json").out))
