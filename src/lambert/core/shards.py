@@ -3,7 +3,7 @@
     corpus/
     ├── manifest.json                counts, hashes, the tokenizer's hash, the format's version
     ├── tokenizer.json  vocab.txt
-    ├── train/    00000.bin ...   little-endian uint16 (uint32 above 65,535 pieces), whole documents, bounded size
+    ├── train/    00000.bin ...   little-endian uint16 (uint32 above 65,536 pieces), whole documents, bounded size
     │             index.npy       int64 [sentences, 2]: where each sentence ends, in tokens; its document's number
     └── heldout/  the same        documents kept apart for evaluation
 

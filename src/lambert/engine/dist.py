@@ -102,7 +102,7 @@ class Group(World):
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            torch.distributed.broadcast(tensor, src=0)
+            torch.distributed.broadcast(tensor.detach(), src=0)
 
     def broadcast_text(self, text: str) -> str:
         content = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)

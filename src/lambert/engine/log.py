@@ -121,7 +121,8 @@ class RunLog:
         """Writes a row of held-out scores after update `step`, and says them."""
         if self._writes:
             self._write({"step": step, **{f"heldout/{name}": value for name, value in scores.items()}})
-            self.note(f"held out after {step:,} updates: " + ", ".join(f"{k} {v:.4g}" for k, v in scores.items()))
+            shown = (f"{name} {value:.4g}" for name, value in scores.items() if not name.endswith("_se"))
+            self.note(f"held out after {step:,} updates: {', '.join(shown)}")
 
     def note(self, text: str) -> None:
         """A line for the console and log.txt."""

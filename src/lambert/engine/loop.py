@@ -238,5 +238,5 @@ def _memory_explained(number: int, update: Update, world: World) -> Iterator[Non
         longest = max((batch.longest for batch in batches), default=0)
         raise MachineError(
             f"Out of memory on {world.device} in update {number + 1}, with micro-batches of up to {largest:,} tokens "
-            f"(longest sequence: {longest}). Lower micro_tokens: the batch size and the result stay the same."
+            f"(longest sequence: {longest}). Lower train.micro_tokens: the batch size stays the same."
         ) from error

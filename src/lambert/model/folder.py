@@ -13,6 +13,8 @@ from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
 
 CONFIG = "config.json"
+BLOCK = "lambert_block"
+"""Key of config.json for a kind of layer that Hugging Face does not know."""
 
 TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -61,6 +63,8 @@ def config_of(model: Model) -> dict[str, Any]:
     out |= {theirs: getattr(config, ours) for ours, theirs in _KEYS.items()}
     out |= {"hidden_act": _WRITTEN_ACTIVATIONS[config.activation], "pad_token_id": 0, "tie_word_embeddings": True}
     out |= {"classifier_dropout": None, "position_embedding_type": "absolute", "use_cache": True}
+    if config.block != "bert":
+        out[BLOCK] = config.block
     out["dtype"] = str(model.encoder.words.weight.dtype).removeprefix("torch.")
     labels = 1 if "value" in model.labels else model.labels.get("label") or model.labels.get("tag")
     if labels:
@@ -101,6 +105,8 @@ def encoder_config(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
         raise DataError(f"{path} has hidden_act = {activation!r}; supported: {', '.join(_ACTIVATIONS)}.")
     fields: dict[str, Any] = {"activation": _ACTIVATIONS[activation]}
     kinds = {field.name: field.type for field in dataclasses.fields(EncoderConfig)}
+    if BLOCK in settings:
+        fields["block"] = str(settings[BLOCK])
     for ours, theirs in _KEYS.items():
         value = settings.get(theirs, _DEFAULTS.get(ours))
         whole = kinds[ours] is int

@@ -39,11 +39,12 @@ class TrainConfig:
     batch_size: int = 256
     """Sequences of one update, over all micro-batches and devices together."""
     steps: int | None = None
-    """Updates of the run; set this or epochs."""
+    """Updates of the run; with epochs too, whichever ends first."""
     epochs: float | None = None
     """Passes over the training data."""
     micro_tokens: int = 8192
-    """Most tokens computed at once on a device; bounds the memory, and changes a result by rounding alone."""
+    """Most tokens computed at once on a device; bounds the memory. It changes a result by rounding, and with dropout by
+    the masks, which are drawn for each micro-batch."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the matrix products; weights, moments, sums and norms are always float32. float16 scales the loss."""
     device: str = "auto"
@@ -58,8 +59,6 @@ class TrainConfig:
     """Newest checkpoints kept."""
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.epochs is not None:
-            raise UsageError("train.steps and train.epochs are both set: drop one.")
         for name in ("batch_size", "micro_tokens", "keep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"train.{name} = {getattr(self, name)} must be at least 1.")
@@ -72,11 +71,12 @@ class TrainConfig:
 
     def updates(self, sequences: int) -> int:
         """Updates of the run, with `sequences` in an epoch."""
-        if self.steps is not None:
-            return self.steps
-        if self.epochs is None:
+        ends = [] if self.steps is None else [self.steps]
+        if self.epochs is not None:
+            ends.append(math.ceil(self.epochs * sequences / self.batch_size))
+        if not ends:
             raise UsageError("How long to train? Set train.steps or train.epochs.")
-        return math.ceil(self.epochs * sequences / self.batch_size)
+        return min(ends)
 
 
 @dataclass(frozen=True, slots=True)

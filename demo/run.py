@@ -1,0 +1,139 @@
+"""Raw text to a scored model: prepare, pre-train in two stages, fine-tune, evaluate, predict, report.
+
+Runs the commands that it prints, one after the other, in this process. `--short` is a smaller form for a quick check.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from lambert import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = Path("runs/demo")
+TEST = "demo/data/names-test.jsonl"
+SEEDS = (1, 2, 3)
+SENTENCES = (
+    "then ayesha turned to holly , and they rode with billali towards the mountains of kor .",
+    "he said that miss barfoot and mr. micklethwaite had gone down to clevedon on the monday .",
+)
+
+
+def lambert(command: str) -> None:
+    """Prints and runs one command line."""
+    print(f"\n$ lambert {command}", flush=True)
+    cli.call(command.split())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="few updates and two seeds: a check, not a result")
+    short = parser.parse_args().short
+    os.chdir(ROOT)
+    began = time.monotonic()
+    shutil.rmtree(RUNS, ignore_errors=True)  # the demo's own output, from an earlier call
+    lambert("prepare recipes/demo/prepare.toml")
+    lambert("pretrain recipes/demo/pretrain-32.toml" + (" --train.steps 60" if short else ""))
+    lambert("pretrain recipes/demo/pretrain-64.toml" + (" --train.steps 20" if short else ""))
+    seeds = SEEDS[:2] if short else SEEDS
+    found: dict[str, list[Path]] = {"pretrained": [], "scratch": []}
+    for seed in seeds:
+        for kind, flag in (("pretrained", ""), ("scratch", " --scratch")):
+            out = f"runs/demo/names-{kind}-{seed}"
+            cut = " --train.steps 20" if short else ""
+            lambert(f"finetune recipes/demo/names.toml --out {out} --seed {seed}{flag}{cut}")
+            found[kind].append(Path(out) / "predictions.jsonl")
+            with contextlib.redirect_stdout(io.StringIO()):
+                cli.call(f"evaluate --model {out} --data {TEST} --predictions {found[kind][-1]}".split())
+    show(found, began)
+
+
+def show(found: dict[str, list[Path]], began: float) -> None:
+    """The table at the end, in the terminal and in the report."""
+    unigrams = json.loads((RUNS / "corpus/manifest.json").read_text())["splits"]["heldout"]["unigram_cross_entropy"]
+    first, second = (json.loads((RUNS / f"pretrain-{n}/scores.json").read_text()) for n in (32, 64))
+    ours, theirs, gain, error = compared(found["pretrained"], found["scratch"])
+    seeds = len(found["scratch"])
+    rows = [
+        ("held-out masked-LM loss, 32 tokens", f"{first['mlm']:.3f} nats", f"{unigrams:.3f} (unigram entropy)"),
+        ("held-out masked-LM loss, 64 tokens", f"{second['mlm']:.3f} nats", f"{unigrams:.3f} (unigram entropy)"),
+        ("next-sentence accuracy, held out", f"{second['nsp_accuracy']:.1%}", "50.0% (chance)"),
+        (f"names found, F1, mean of {seeds} seeds", f"{ours:.1%}", f"{theirs:.1%} (the same from scratch)"),
+        ("what pre-training is worth", f"{gain:+.1%} ± {error:.1%}", f"{gain / error:.1f} standard errors"),
+    ]
+    model = str(found["pretrained"][0].parent / "model")
+    examples = [(sentence, ", ".join(names(model, sentence)) or "none") for sentence in SENTENCES]
+    columns = ["", "this model", "to compare with"]
+    summary = {
+        "title": "Lambert demo: raw text to a scored model",
+        "tables": [{"caption": "What it learned", "columns": columns, "rows": rows}],
+        "examples": [{"caption": "Names in lower case", "columns": ["text", "names found"], "rows": examples}],
+    }
+    (RUNS / "pretrain-64/summary.json").write_text(json.dumps(summary, indent=1))
+    lambert("report runs/demo/pretrain-32 runs/demo/pretrain-64 --chain --out runs/demo/report.html")
+    console = Console(width=100)
+    console.print()
+    for sentence, answer in examples:
+        console.print(f"[dim]{sentence}[/dim]\n  names: {answer}")
+    table = Table(*columns, title=f"\n{time.monotonic() - began:.0f} seconds from raw text")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    if gain <= 2 * error:
+        console.print("The gain is within two standard errors: this run does not show that pre-training helped.")
+    console.print(f"model   {model}\nreport  runs/demo/report.html")
+
+
+def compared(pretrained: list[Path], scratch: list[Path]) -> tuple[float, float, float, float]:
+    """Mean F1 of the names with and without pre-training, the difference, and its standard error: that of the test
+    passages (a paired bootstrap) and those of the seeds on both sides."""
+    truth = [json.loads(line)["tags"] for line in Path(TEST).read_text(encoding="utf-8").splitlines()]
+
+    def counts(path: Path) -> list[tuple[int, int, int]]:
+        """Of each passage: names found, names said, names there."""
+        rows = []
+        for line, tags in zip(path.read_text(encoding="utf-8").splitlines(), truth, strict=True):
+            said = json.loads(line)["tags"]
+            hits = sum(a == b == "NAME" for a, b in zip(said, tags, strict=True))
+            rows.append((hits, said.count("NAME"), tags.count("NAME")))
+        return rows
+
+    def f1(side: Any, passages: Any) -> Any:
+        """F1 of each seed."""
+        hits, said, wanted = np.moveaxis(side[:, passages].sum(1), -1, 0)
+        return 2 * hits / np.maximum(said + wanted, 1)
+
+    ours, theirs = (np.array([counts(path) for path in paths]) for paths in (pretrained, scratch))
+    draws = np.random.default_rng(0).integers(0, len(truth), (1000, len(truth)))
+    passages = np.std([f1(ours, draw).mean() - f1(theirs, draw).mean() for draw in draws])
+    a, b = f1(ours, slice(None)), f1(theirs, slice(None))
+    seeds = (a.var(ddof=1) + b.var(ddof=1)) / len(a)
+    return float(a.mean()), float(b.mean()), float(a.mean() - b.mean()), float(np.sqrt(passages**2 + seeds))
+
+
+def names(model: str, sentence: str) -> list[str]:
+    """The names in a sentence, from `lambert predict` as a pipe would call it."""
+    said, kept = io.StringIO(), sys.stdin
+    sys.stdin = io.StringIO(json.dumps({"tokens": sentence.split()}) + "\n")
+    try:
+        with contextlib.redirect_stdout(said):
+            cli.call(["predict", "--model", model])
+    finally:
+        sys.stdin = kept
+    tags = json.loads(said.getvalue())["tags"]
+    return [word for word, tag in zip(sentence.split(), tags, strict=True) if tag == "NAME"]
+
+
+if __name__ == "__main__":
+    main()
