@@ -25,8 +25,8 @@ RUNS = Path("runs/demo")
 TEST = "demo/data/names-test.jsonl"
 SEEDS = (1, 2, 3)
 SENTENCES = (
-    "then ayesha turned to holly , and they rode with billali towards the mountains of kor .",
     "he said that miss barfoot and mr. micklethwaite had gone down to clevedon on the monday .",
+    "when i came back to rome , rowland was sitting with christina on the terrace .",
 )
 
 
