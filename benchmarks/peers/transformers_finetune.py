@@ -140,6 +140,7 @@ def main() -> None:
     began = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - began
+    settings.train_sampling_strategy = "random"  # grouping by length would reorder the predictions too
     result: dict[str, Any] = {"seconds": round(seconds, 1), "sequences": len(train)}
     args.out.mkdir(parents=True, exist_ok=True)
     if args.task == "squad":

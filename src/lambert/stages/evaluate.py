@@ -7,6 +7,7 @@ from pathlib import Path
 from lambert.core.errors import UsageError
 from lambert.engine.dist import World
 from lambert.engine.precision import Precision
+from lambert.engine.progress import progress
 from lambert.stages.inference import InferenceConfig, load_task, outputs
 
 
@@ -34,14 +35,10 @@ def run(config: EvaluateConfig) -> None:
         raise UsageError(f"{config.model} is not fine-tuned: `lambert finetune` gives it a task to be scored on.")
     world = World.detect(config.inference.device)
     data = task.read(config.data)
-    found = outputs(
-        model.to(world.device),
-        data,
-        Precision(config.inference.precision, world.device),
-        world,
-        config.inference.micro_tokens,
-    )
-    predictions = task.predictions(data, found)
+    precision = Precision(config.inference.precision, world.device)
+    with progress(data.size(0), "evaluate", unit="sequences", quiet=config.json) as bar:
+        found = outputs(model.to(world.device), data, precision, world, config.inference.micro_tokens, bar.advance)
+        predictions = task.predictions(data, found)
     scores = task.score(data, predictions)
     if config.predictions is not None:
         for path in task.write(config.predictions, data, predictions):

@@ -1,6 +1,6 @@
 """A model over a labelled or unlabelled Source: what finetune, evaluate and predict share."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -64,12 +64,18 @@ def check_positions(max_length: int, model: Model) -> None:
 
 
 def outputs(
-    model: Model, source: Source, precision: Precision, world: World, micro_tokens: int
+    model: Model,
+    source: Source,
+    precision: Precision,
+    world: World,
+    micro_tokens: int,
+    advance: Callable[[int], None] = lambda sequences: None,
 ) -> Iterator[Mapping[str, Tensor]]:
-    """`model.outputs` of every sequence of a Source, in order, batch by batch."""
+    """`model.outputs` of every sequence of a Source, in order, batch by batch; tells `advance` how many are done."""
     model.eval()
     with torch.inference_mode():
         for batch in once(source, micro_tokens=micro_tokens):
             with precision.autocast():
                 found = model.outputs(world.put(batch))
             yield found
+            advance(batch.sequences)
