@@ -51,7 +51,7 @@ def main() -> None:
     for seed in seeds:
         for kind, flag in (("pretrained", ""), ("scratch", " --scratch")):
             out = f"runs/demo/names-{kind}-{seed}"
-            cut = " --train.steps 20" if short else ""
+            cut = " --train.steps 60" if short else ""
             lambert(f"finetune recipes/demo/names.toml --out {out} --seed {seed}{flag}{cut}")
             found[kind].append(Path(out) / "predictions.jsonl")
             with contextlib.redirect_stdout(io.StringIO()):
@@ -65,12 +65,13 @@ def show(found: dict[str, list[Path]], began: float) -> None:
     first, second = (json.loads((RUNS / f"pretrain-{n}/scores.json").read_text()) for n in (32, 64))
     ours, theirs, gain, error = compared(found["pretrained"], found["scratch"])
     seeds = len(found["scratch"])
+    worth = f"{gain / error:.1f} standard errors" if error else "nothing was found on either side"
     rows = [
         ("held-out masked-LM loss, 32 tokens", f"{first['mlm']:.3f} nats", f"{unigrams:.3f} (unigram entropy)"),
         ("held-out masked-LM loss, 64 tokens", f"{second['mlm']:.3f} nats", f"{unigrams:.3f} (unigram entropy)"),
         ("next-sentence accuracy, held out", f"{second['nsp_accuracy']:.1%}", "50.0% (chance)"),
         (f"names found, F1, mean of {seeds} seeds", f"{ours:.1%}", f"{theirs:.1%} (the same from scratch)"),
-        ("what pre-training is worth", f"{gain:+.1%} ± {error:.1%}", f"{gain / error:.1f} standard errors"),
+        ("what pre-training is worth", f"{gain:+.1%} ± {error:.1%}", worth),
     ]
     model = str(found["pretrained"][0].parent / "model")
     examples = [(sentence, ", ".join(names(model, sentence)) or "none") for sentence in SENTENCES]
