@@ -106,7 +106,7 @@ def test_settings_read_back_equal(verb: str, tmp_path: Path) -> None:
     @examples(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
     @given(instances(stage(verb)[1]))
     def check(config: Any) -> None:
-        toml.write(config, path)
+        path.write_text(toml.text(config), encoding="utf-8")
         assert parsed(path, verb=verb) == config
 
     check()
@@ -193,7 +193,6 @@ def test_what_is_misspelt_is_answered_with_the_nearest(recipe: Path, lambert: La
         (["--train.precision=float8"], ["--train.precision", "float8", "bfloat16"]),
         (["--optim.name=lam"], ["optim.name", "lamb"]),
         (["--train.steps=0"], ["train.steps = 0"]),
-        (["--train.epochs=1"], ["train.steps and train.epochs"]),
         (["--packing.sequence-length=4"], ["packing.sequence_length = 4"]),
         (["--guard.action=roll back"], ["train.save_every"]),
     ],

@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         call(tokens)
     except CycloptsError as error:
-        _leave(_one_line(str(error)), 2, debug)
+        _leave(str(error), 2, debug)
     except LambertError as error:
         _leave(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
@@ -154,7 +154,7 @@ def _one_line(text: str) -> str:
 def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exc()
-    print(f"lambert: {message}", file=sys.stderr)
+    print(f"lambert: {_one_line(message)}", file=sys.stderr)
     sys.exit(exit_code)
 
 

@@ -47,6 +47,12 @@ def logged(run: Path, first: int, last: int, **options: Any) -> dict[str, Any]:
         return log.state()
 
 
+def test_no_scores_leave_no_row(tmp_path: Path) -> None:
+    with RunLog(tmp_path, steps=2, quiet=True) as log:
+        log.scores(1, {})
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
 def test_a_row_says_what_the_design_promises(tmp_path: Path) -> None:
     logged(tmp_path, 1, 4, peak_flops=1e10)
     first, second, scores = rows(tmp_path)

@@ -278,6 +278,7 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
         ("is_decoder", True, "is_decoder = True"),
         ("tie_word_embeddings", False, "tie_word_embeddings = False"),
         ("architectures", ["BertForMultipleChoice"], "BertForMultipleChoice"),
+        ("architectures", "BertModel", "architectures = 'BertModel'; it must be a list"),
         ("hidden_size", None, "hidden_size = None"),
         ("hidden_size", "32", "hidden_size = '32'"),
         ("num_hidden_layers", 3, r"lacks bert\.encoder\.layer\.2"),
@@ -287,6 +288,14 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
 def test_other_models_are_refused(folder: Path, key: str, value: object, message: str) -> None:
     change(folder, **{key: value})
     with pytest.raises(DataError, match=message):
+        weights.load(folder)
+
+
+@pytest.mark.parametrize("labels", ["two", 0, None])
+def test_a_number_of_labels_that_is_none_is_named(folder: Path, labels: object) -> None:
+    config = settings(folder) | {"architectures": ["BertForTokenClassification"], "num_labels": labels}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(DataError, match=f"num_labels = {labels!r}"):
         weights.load(folder)
 
 

@@ -188,9 +188,8 @@ def test_refuses_weights_below_float32() -> None:
 class Together(Lamb):
     """All tensors of a group in one batch, as on a GPU."""
 
-    def _batches(self, group: dict[str, Any]) -> Iterator[tuple[float, list[Tensor]]]:
-        singles = list(super()._batches(group))
-        yield singles[0][0], [param for _, params in singles for param in params]
+    def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
+        yield [param for params in super()._batches(group) for param in params]
 
     def _room(self, params: list[Tensor]) -> list[Tensor]:
         return [torch.empty_like(param) for param in params]
@@ -346,6 +345,50 @@ def test_parameters_without_a_gradient_stay_and_count_their_own_steps() -> None:
     optimizer.step()
     torch.testing.assert_close(late.detach(), first)
     assert list(optimizer.trust_ratios()) == ["0"]
+
+
+@pytest.mark.parametrize("kind", [Lamb, Together])
+@pytest.mark.parametrize("options", [{}, {"adapt": "none"}, {"adapt": "all", "bias_correction": False}])
+def test_a_step_with_found_inf_changes_nothing(kind: type[Lamb], options: dict[str, Any]) -> None:
+    params = [torch.nn.Parameter(weight) for weight in start(torch.float32)]
+    optimizer = kind([{"params": params[:2]}, {"params": params[2:], "excluded": True}], lr=0.01, **options)
+    others = copy.deepcopy(params)
+    twin = kind([{"params": others[:2]}, {"params": others[2:], "excluded": True}], lr=0.01, **options)
+    assert optimizer._step_supports_amp_scaling
+    for step, bad in enumerate([True, False, True, False]):
+        grads = gradients(step, dtype=torch.float32)
+        for param, other, grad in zip(params, others, grads, strict=True):
+            param.grad, other.grad = grad * (math.nan if bad else 1), grad
+        optimizer.found_inf = torch.tensor(float(bad))  # type: ignore[attr-defined]
+        before = copy.deepcopy(([param.detach() for param in params], optimizer.state_dict()["state"]))
+        optimizer.step()
+        if bad:
+            kept = optimizer.state_dict()["state"]
+            assert all(torch.equal(one, two) for one, two in zip(before[0], params, strict=True))
+            assert set(kept) == set(range(len(params)))
+            for number, slots in before[1].items():
+                assert all(torch.equal(slots[slot], kept[number][slot]) for slot in slots)
+            assert set(optimizer.trust_ratios().values()) == {0.0}
+        else:
+            twin.step()
+    assert all(float(slots["step"]) == 2 for slots in optimizer.state.values())
+    for one, two in zip(params, others, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=0)
+
+
+def test_gradients_are_unscaled_on_the_way() -> None:
+    params, others = ([torch.nn.Parameter(weight) for weight in start(torch.float32)] for _ in range(2))
+    one, two = Lamb(params, lr=0.01), Lamb(others, lr=0.01)
+    for param, other, grad in zip(params, others, gradients(0, dtype=torch.float32), strict=True):
+        param.grad, other.grad = grad * 1024, grad
+    one.grad_scale, one.found_inf = torch.tensor(1024.0), torch.tensor(0.0)  # type: ignore[attr-defined]
+    one.step()
+    two.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+
+
+def test_without_the_fused_kernel_the_caller_decides() -> None:
+    assert not Lamb([torch.nn.Parameter(torch.ones(2))], fused=False)._step_supports_amp_scaling
 
 
 @pytest.mark.parametrize("copied", [True, False])

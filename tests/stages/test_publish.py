@@ -66,6 +66,25 @@ def test_a_changed_weight_is_noticed(
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
+def test_an_encoder_without_heads_is_verified_by_its_states(
+    tokenizer: Any, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = weights.load(pretrained / "model", {})
+    assert "largest difference from transformers" in publish(bare, tokenizer, tmp_path / "one", {}, compare=True)
+    original = weights.load
+
+    def turned(*arguments: Any, **settings: Any) -> Model:
+        found = original(pretrained / "model", {})
+        with torch.no_grad():
+            found.encoder.norm.bias[0] += 1e-3
+        return found
+
+    monkeypatch.setattr(module.weights, "load", turned)
+    with pytest.raises(DataError, match="'states' changed"):
+        publish(bare, tokenizer, tmp_path / "two", {})
+    assert {path.name for path in tmp_path.iterdir()} == {"one"}
+
+
 def test_another_result_of_transformers_is_noticed(
     model: Model, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,7 +227,7 @@ def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         report.run(ReportConfig())
     with pytest.raises(DataError, match=r"No metrics\.jsonl in .*bsae\. Run folders near it: .*base"):
         report.run(ReportConfig(runs=(tmp_path / "runs" / "bsae",)))
-    with pytest.raises(MachineError, match=r"cannot be written: .*Choose another --out"):
+    with pytest.raises(MachineError, match=r"cannot be written: .*choose another place"):
         report.run(ReportConfig(runs=(run,), out=run / "config.toml" / "page.html"))
     (run / "summary.json").write_text('{"tables": [{"rows": [[1]]}]}')
     with pytest.raises(DataError, match=r"summary\.json of base: every table"):

@@ -40,8 +40,8 @@ def told(data: Any) -> list[dict[str, torch.Tensor]]:
 
 def test_learns_scores_and_predicts(words: Tokenizer, tmp_path: Path) -> None:
     path = table(tmp_path / "x.tsv", ROWS)
-    task, train = learn(TaskConfig(metric="f1"), words, path)
-    assert (task.head, task.labels, task.main_score) == ("label", 2, "f1")
+    task, train = learn(TaskConfig(), words, path)
+    assert (task.head, task.labels) == ("label", 2)
     assert task.config.labels == ("neg", "pos")
     batch = train.collate(np.zeros(3, np.int64), np.array([2, 0, 1]))
     assert batch.targets["label"].labels_N.tolist() == [1, 1, 0]
@@ -108,10 +108,6 @@ def test_labels_that_teach_nothing(words: Tokenizer, tmp_path: Path) -> None:
         learn(TaskConfig(), words, table(tmp_path / "x.tsv", [("good", "pos"), ("bad", "")]))
     with pytest.raises(UsageError, match=r"task\.labels"):
         create(TaskConfig(), words)
-    with pytest.raises(UsageError, match="f1_macro"):
-        create(TaskConfig(labels=("a", "b", "c"), metric="f1"), words)
-    with pytest.raises(UsageError, match="Did you mean 'accuracy'"):
-        create(TaskConfig(labels=("a", "b"), metric="acuracy"), words)
 
 
 def test_given_labels_keep_their_order(words: Tokenizer, tmp_path: Path) -> None:
@@ -124,7 +120,7 @@ def test_regression(words: Tokenizer, tmp_path: Path) -> None:
     rows = [("good good", "4.5"), ("good", "3.0"), ("bad", "1"), ("film", "2.5")]
     config = TaskConfig(name="regress", columns=Columns(label="score"))
     task, data = learn(config, words, table(tmp_path / "x.tsv", rows, "text\tscore"))
-    assert (task.head, task.labels, task.main_score) == ("value", 1, "pearson")
+    assert (task.head, task.labels) == ("value", 1)
     target = data.collate(np.zeros(2, np.int64), np.array([3, 0])).targets["value"]
     assert target.labels_N.dtype == torch.float32
     assert target.labels_N.tolist() == [2.5, 4.5]

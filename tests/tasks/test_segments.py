@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.tasks.segments import Cuts, Segments, encode, truncated
+from lambert.data.pairs import truncated
+from lambert.tasks.segments import Cuts, Segments, encode
 
 Build = Callable[[list[str]], Tokenizer]
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, create, described, learn, predict
-from lambert.tasks.task import stored, write_rows, write_whole
+from lambert.tasks.task import stored, write_rows
 
 Build = Callable[[list[str]], Tokenizer]
 
@@ -26,7 +26,7 @@ def words(wordpiece: Build) -> Tokenizer:
 
 def test_descriptions_read_back_equal() -> None:
     config = TaskConfig(
-        name="squad", max_length=99, labels=("b", "a"), metric="f1", top=3,
+        name="squad", max_length=99, labels=("b", "a"), top=3,
         columns=Columns(text="1", text_b="2", header=True), squad=SquadConfig(version="2.0", null_threshold=-1.5),
     )  # fmt: skip
     assert described(json.loads(json.dumps(stored(config)))) == config
@@ -43,8 +43,12 @@ def test_descriptions_of_other_origin() -> None:
     assert described({}, "squad").name == "squad"
     with pytest.raises(UsageError, match="fine-tuned for the task 'classify', not 'squad'"):
         described(stored(TaskConfig()), "squad")
-    with pytest.raises(DataError, match="describes its task in another form"):
-        described({"lambert": {"task": {"name": "classify", "colour": "red"}}})
+    for damaged in ({"name": "classify", "colour": "red"}, {"labels": 3}, {"columns": "text"}, "classify"):
+        with pytest.raises(DataError, match="describes its task in another form"):
+            described({"lambert": {"task": damaged}})
+    for damaged in ({"lambert": "squad"}, {"architectures": ["BertForTokenClassification"], "id2label": {"O": "0"}}):
+        with pytest.raises(DataError, match="describes its task in another form"):
+            described(damaged)
 
 
 def test_registry(words: Tokenizer) -> None:
@@ -75,6 +79,7 @@ def test_lines_that_cannot_be_predicted(words: Tokenizer) -> None:
 
     for bad, message in (
         ("{", "line 3 is not JSON"),
+        ("[" * 100_000, "line 3 is not JSON"),
         ("[1]", "line 3 is not a JSON object"),
         ("{}", "line 3: 'text' is"),
     ):
@@ -101,7 +106,7 @@ def test_prediction_streams(words: Tokenizer) -> None:
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(MachineError, match="cannot be written"):
-        write_whole(tmp_path / "file" / "out.json", "{}")
+        write_rows(tmp_path / "file" / "out.jsonl", [{"a": 1}])
     (tmp_path / "taken").mkdir()
     with pytest.raises(MachineError, match="cannot be written"):
         write_rows(tmp_path / "taken", [{"a": 1}])
@@ -119,7 +124,7 @@ def tagged(path: Path, rows: list[tuple[list[str], list[str]]]) -> Path:
 def test_tagging(words: Tokenizer, tmp_path: Path) -> None:
     path = tagged(tmp_path / "x.jsonl", TAGGED)
     task, data = learn(TaskConfig(name="tag"), words, path)
-    assert (task.head, task.labels, task.main_score, task.config.labels) == ("tag", 3, "f1", ("LOC", "O", "PER"))
+    assert (task.head, task.labels, task.config.labels) == ("tag", 3, ("LOC", "O", "PER"))
     batch = data.collate(np.zeros(2, np.int64), np.array([1, 0]))
     target = batch.targets["tag"]
     pieces = [words.id_to_token(int(batch.ids_T[at])) for at in target.at_N]

@@ -8,7 +8,7 @@ Shape legend, used as suffixes of names in the whole project:
     F  width of the feed-forward layer M  tokens of one sequence
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -105,6 +105,3 @@ class Source(Protocol):
 
     def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
         """The named sequences as one batch with targets; a function of its arguments and the source's seed alone."""
-
-
-MicroBatches = Sequence[Batch]

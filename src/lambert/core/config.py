@@ -1,9 +1,8 @@
-"""Settings are frozen dataclasses beside the code that reads them; this writes, reads and hashes them as TOML."""
+"""Settings are frozen dataclasses beside the code that reads them; this turns them into TOML and back."""
 
 import dataclasses
-import hashlib
-import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,12 @@ def text(config: Any) -> str:
     return tomli_w.dumps(as_dict(config))
 
 
-def write(config: Any, path: Path) -> None:
-    """Writes `text(config)` aside and renames it: a full disk leaves the file as it was."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text(config), encoding="utf-8")
-    aside.replace(path)
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -52,8 +52,3 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"No such recipe: {path}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not a TOML recipe: {error}.") from error
-
-
-def fingerprint(values: Any) -> str:
-    """SHA-256 (hexadecimal) of plain values, whatever the order of their keys."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -160,8 +160,8 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}. Run `lambert prepare` again.") from error
-    if manifest.get("format_version") != FORMAT_VERSION:
-        found = manifest.get("format_version")
+    found = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if found != FORMAT_VERSION:
         raise DataError(
             f"{path} is of format {found}, this version reads {FORMAT_VERSION}. Run `lambert prepare` again."
         )

@@ -19,6 +19,7 @@ import psutil
 
 from lambert import __version__
 from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.files import sync
 from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import FORMAT_VERSION, Split, read_manifest, sha256
 from lambert.corpus import files, sentences, tokenizer
@@ -222,7 +223,7 @@ def _aside(out: Path) -> Iterator[Path]:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise UsageError(f"{out} was written by another process meanwhile: nothing was changed.") from error
             raise
-        _sync(out.parent)
+        sync(out.parent)
     except OSError as error:
         if error.errno in FULL:
             raise MachineError(
@@ -233,11 +234,3 @@ def _aside(out: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lambert.core.batch import Ints
 from lambert.core.specials import Specials
-from lambert.data.masking import Ints, MaskingConfig
+from lambert.data.masking import MaskingConfig
 from lambert.data.packing import Outline, PackingConfig, Rows
 
 

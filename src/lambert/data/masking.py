@@ -8,14 +8,11 @@ section 4.1).
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from lambert.core.batch import Ints
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, Words, below, key, unit, words
 from lambert.core.specials import Specials
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

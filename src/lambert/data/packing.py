@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import Split
-
-Ints = npt.NDArray[np.int64]
 
 BLOCK = 2**18  # sentences looked at together: large enough for numpy, small enough for the cache
 _SHORTEST_SEQUENCE = 8

@@ -7,9 +7,10 @@ computed for whole blocks of sentences at once, and planning an epoch is a walk 
 
 import numpy as np
 
+from lambert.core.batch import Ints
 from lambert.core.errors import DataError
 from lambert.core.randomness import Stream, Words, below, key, unit, words
-from lambert.data.packing import BLOCK, Ints, Outline, PackingConfig, Rows
+from lambert.data.packing import BLOCK, Outline, PackingConfig, Rows
 
 
 def truncated(a_S: Ints, b_S: Ints, room: int) -> tuple[Ints, Ints]:

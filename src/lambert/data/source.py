@@ -7,13 +7,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from lambert.core.batch import Batch, Source, Target, flat_batch
+from lambert.core.batch import Batch, Ints, Source, Target, flat_batch
 from lambert.core.errors import DataError
 from lambert.core.shards import Split
 from lambert.core.specials import Specials
 from lambert.data.google import GooglePlan
 from lambert.data.masking import DynamicMasking, MaskingConfig
-from lambert.data.packing import FullPlan, Ints, Outline, PackingConfig, Plan, Rows
+from lambert.data.packing import FullPlan, Outline, PackingConfig, Plan, Rows
 from lambert.data.pairs import PairPlan
 
 _PLANS_KEPT = 2  # a batch may reach over the end of an epoch

@@ -13,13 +13,11 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from lambert.core.batch import Batch, Source
+from lambert.core.batch import Batch, Ints, Source
 from lambert.core.errors import DataError, UsageError
 from lambert.core.randomness import Stream, key, permuted
 
-Ints = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 _AHEAD = 2  # updates assembled in advance

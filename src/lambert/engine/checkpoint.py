@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
+from lambert.core.files import sync
 from lambert.engine import state
 from lambert.engine.dist import World
 from lambert.engine.precision import Precision
@@ -50,13 +51,9 @@ class Checkpoint:
     values: Mapping[str, Any]
     """What state.json holds."""
 
-    @property
-    def extra(self) -> dict[str, Any]:
-        """The caller's own values."""
-        return dict(self.values["extra"])
-
     def restore(self, model: nn.Module, optimizer: Optimizer, precision: Precision) -> dict[str, Any]:
-        """Overwrites weights, moments, options of the optimizer and the loss scale, bit for bit; gives `extra`.
+        """Overwrites weights, moments, options of the optimizer and the loss scale, bit for bit; gives the `extra` of
+        `save`.
 
         Raises UsageError where the checkpoint is of another model or optimizer.
         """
@@ -64,7 +61,7 @@ class Checkpoint:
         moments = load_file(self.folder / "optimizer.safetensors")
         state.restore(optimizer, model, moments, self.values["optimizer"], source=str(self.folder))
         precision.load(self.values["precision"])
-        return self.extra
+        return dict(self.values["extra"])
 
     def restore_model(self, model: nn.Module) -> None:
         """Overwrites the weights alone."""
@@ -196,9 +193,9 @@ def _write(
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for path in (*sorted(aside.iterdir()), aside):
-            _sync(path)
+            sync(path)
         aside.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -211,14 +208,6 @@ def _described(path: Path) -> dict[str, Any]:
             "bytes": path.stat().st_size,
             "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
         }
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:

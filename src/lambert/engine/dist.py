@@ -81,13 +81,6 @@ class World:
         """The largest of the ranks' numbers. It travels over the host, so the device need not be waited for."""
         return number
 
-    def agree(self, flag: bool) -> bool:
-        """Whether any rank raised its flag: every rank gets the same answer."""
-        return self.largest(int(flag)) > 0
-
-    def barrier(self) -> None:
-        """Waits until every rank is here."""
-
     def close(self) -> None:
         """Leaves the group."""
 
@@ -117,9 +110,6 @@ class Group(World):
         value = torch.tensor([number])
         torch.distributed.all_reduce(value, op=torch.distributed.ReduceOp.MAX)
         return int(value)
-
-    def barrier(self) -> None:
-        self.largest(0)
 
     def close(self) -> None:
         torch.distributed.destroy_process_group()

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -118,8 +118,8 @@ class RunLog:
         self._bar.advance(1, self._details)
 
     def scores(self, step: int, scores: Mapping[str, float]) -> None:
-        """Writes a row of held-out scores after update `step`, and says them."""
-        if self._writes:
+        """Writes a row of held-out scores after update `step`, and says them; nothing where there are none."""
+        if self._writes and scores:
             self._write({"step": step, **{f"heldout/{name}": value for name, value in scores.items()}})
             shown = (f"{name} {value:.4g}" for name, value in scores.items() if not name.endswith("_se"))
             self.note(f"held out after {step:,} updates: {', '.join(shown)}")
@@ -206,15 +206,10 @@ class _Interval:
         self.wait_seconds += step.wait_seconds
 
 
-class _Complaint(Protocol):
-    def __call__(self, text: str) -> None:
-        """Told once what went wrong."""
-
-
 class _Lines:
     """A text file that lines are added to, each in one write; a full disk is passed on to `complain`, never raised."""
 
-    def __init__(self, path: Path, complain: _Complaint) -> None:
+    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
         self._path, self._complain, self._torn = path, complain, False
         self._handle: int | None = None
 

@@ -53,11 +53,6 @@ class EncoderConfig:
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation = {self.activation!r} is unknown. Known: {', '.join(ACTIVATIONS)}.")
 
-    @property
-    def head_width(self) -> int:
-        """Width of one attention head, E."""
-        return self.hidden // self.heads
-
 
 def _size(layers: int, hidden: int, heads: int) -> dict[str, Any]:
     return {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": 4 * hidden}

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, and the floating-point operations of real work.
+"""What a model costs: the floating-point operations of real work.
 
 Counted are the matrix products alone, 2 operations a multiply-add, for real tokens, attention within sequences and
 logits at the targets. The backward pass is twice the forward: each product has two operands to differentiate for.
@@ -7,6 +7,10 @@ logits at the targets. The backward pass is twice the forward: each product has 
 from collections.abc import Iterable, Mapping
 
 from lambert.model.config import EncoderConfig
+
+_POOLED = {"nsp", "label", "value"}
+_CLASSES = {"nsp": 2, "value": 1, "span": 2}
+"""Outputs of the heads that are not told their number of labels."""
 
 
 def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
@@ -21,8 +25,8 @@ def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, i
     """Operations of the heads' forward pass: `targets` counts the predicted rows of each objective (the tokens, for a
     span), `labels` the classes of each label and tag head."""
     width = config.hidden
-    classes = {**labels, "nsp": 2, "value": 1, "span": 2}
-    products = width**2 * sequences if targets.keys() & {"nsp", "label", "value"} else 0
+    classes = {**labels, **_CLASSES}
+    products = width**2 * sequences if targets.keys() & _POOLED else 0
     for name, count in targets.items():
         products += count * width * ((width + config.vocabulary) if name == "mlm" else classes[name])
     return 2 * products
@@ -31,21 +35,8 @@ def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, i
 def training(
     config: EncoderConfig, lengths: Iterable[int], targets: Mapping[str, int], labels: Mapping[str, int] | None = None
 ) -> int:
-    """Operations of one forward and backward pass; arguments as above."""
+    """Operations of one forward and backward pass; `targets` counts the targets of each objective."""
     lengths = list(lengths)
+    if "span" in targets:
+        targets = {**targets, "span": sum(lengths)}
     return 3 * (encoder_forward(config, lengths) + heads_forward(config, len(lengths), targets, labels or {}))
-
-
-def parameters(config: EncoderConfig, heads: Mapping[str, int]) -> int:
-    """Trained numbers of a model, tied weights once."""
-    width, inner = config.hidden, config.intermediate
-    norm = 2 * width
-    square = width**2 + width
-    block = 4 * square + (width * inner + inner) + (inner * width + width) + 2 * norm
-    total = (config.vocabulary + config.positions + config.segment_types) * width + norm + config.layers * block
-    if heads.keys() & {"nsp", "label", "value"}:
-        total += square
-    classes = {**heads, "nsp": 2, "value": 1, "span": 2}
-    for name in heads:
-        total += square + norm + config.vocabulary if name == "mlm" else (width + 1) * classes[name]
-    return total

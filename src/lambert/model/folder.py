@@ -15,6 +15,8 @@ from lambert.model.heads import Model
 CONFIG = "config.json"
 BLOCK = "lambert_block"
 """Key of config.json for a kind of layer that Hugging Face does not know."""
+OWN_TYPE = "lambert"
+"""The model_type of such a folder, so that AutoModel refuses it instead of putting fresh layers in their place."""
 
 TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -59,11 +61,12 @@ def config_of(model: Model) -> dict[str, Any]:
     config = model.config
     has = {"label" if name == "value" else name for name in model.labels}
     architecture = next(name for name, needed in _ARCHITECTURES.items() if has.issuperset(needed))
-    out: dict[str, Any] = {"architectures": [architecture], "model_type": "bert"}
+    own = config.block != "bert"
+    out: dict[str, Any] = {"architectures": [architecture], "model_type": OWN_TYPE if own else "bert"}
     out |= {theirs: getattr(config, ours) for ours, theirs in _KEYS.items()}
     out |= {"hidden_act": _WRITTEN_ACTIVATIONS[config.activation], "pad_token_id": 0, "tie_word_embeddings": True}
     out |= {"classifier_dropout": None, "position_embedding_type": "absolute", "use_cache": True}
-    if config.block != "bert":
+    if own:
         out[BLOCK] = config.block
     out["dtype"] = str(model.encoder.words.weight.dtype).removeprefix("torch.")
     labels = 1 if "value" in model.labels else model.labels.get("label") or model.labels.get("tag")
@@ -92,7 +95,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def encoder_config(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
     """The encoder that config.json describes. Raises DataError for what is not a BERT encoder of ours."""
     for name, wanted in {
-        "model_type": "bert",
+        "model_type": OWN_TYPE if BLOCK in settings else "bert",
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,
@@ -123,6 +126,8 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     """The heads that a folder holds, with their numbers of labels: by its architecture, or by its tensors where it
     names none. Raises DataError for an architecture without a counterpart here."""
     named = settings.get("architectures") or [None]
+    if not isinstance(named, list):
+        raise DataError(f"{folder / CONFIG} has architectures = {named!r}; it must be a list of names.")
     if named[0] is None:
         present = {"mlm": "cls.predictions.bias", "nsp": "cls.seq_relationship.weight", "span": "qa_outputs.weight"}
         return {head: 0 for head, tensor in present.items() if tensor in tensors}
@@ -130,14 +135,18 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
         known = ", ".join(_ARCHITECTURES)
         raise DataError(f"{folder / CONFIG} names the architecture {named[0]!r}; supported: {known}.")
     heads = dict.fromkeys(_ARCHITECTURES[named[0]], 0)
-    labels = tensors["classifier.weight"].shape[0] if "classifier.weight" in tensors else _labels(settings)
+    labels = tensors["classifier.weight"].shape[0] if "classifier.weight" in tensors else _labels(settings, folder)
     if "label" in heads and (settings.get("problem_type") == "regression" or labels == 1):
         return {"value": 0}
     return {head: labels if head in ("label", "tag") else 0 for head in heads}
 
 
-def _labels(settings: Mapping[str, Any]) -> int:
-    return len(settings.get("id2label") or {}) or int(settings.get("num_labels", 2))
+def _labels(settings: Mapping[str, Any], folder: Path) -> int:
+    names, count = settings.get("id2label"), settings.get("num_labels", 2)
+    count = len(names) if isinstance(names, dict) and names else count
+    if not isinstance(count, int) or count < 1:
+        raise DataError(f"{folder / CONFIG} has num_labels = {count!r}; it must be a whole number above 0.")
+    return count
 
 
 def with_vocabulary(config: EncoderConfig, vocabulary: int, tensors: dict[str, Tensor], path: Path) -> EncoderConfig:

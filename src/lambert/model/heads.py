@@ -143,8 +143,8 @@ HEADS: dict[str, type[Head]] = {
 class Model(nn.Module):
     """An encoder and its heads. Called with a batch it gives the summed loss of each objective, float32 [K].
 
-    `heads` names the objectives, in the order of the sums, and the number of labels of each (mlm, nsp, value and span
-    need none: 0).
+    `heads` names the objectives, keys of HEADS or "package.module:name", in the order of the sums, and the number of
+    labels of each (mlm, nsp, value and span need none: 0).
     """
 
     def __init__(self, config: EncoderConfig, heads: Mapping[str, int]) -> None:
@@ -152,7 +152,7 @@ class Model(nn.Module):
         self.config = config
         self.labels = dict(heads)
         self.encoder = Encoder(config)
-        self.heads = nn.ModuleDict({name: lookup(HEADS, name, "head")(config, n) for name, n in heads.items()})
+        self.heads = nn.ModuleDict({_key(name): lookup(HEADS, name, "head")(config, n) for name, n in heads.items()})
         pooled = any(head.pooled for head in self.heads.values())
         self.pooler = nn.Linear(config.hidden, config.hidden) if pooled else None
 
@@ -162,7 +162,7 @@ class Model(nn.Module):
         return tuple(self.labels)
 
     def _head(self, name: str) -> Head:
-        head = self.heads[name]
+        head = self.heads[_key(name)]
         assert isinstance(head, Head)
         return head
 
@@ -211,3 +211,8 @@ class Model(nn.Module):
             target = batch.targets.get("mlm")
             at = {n: a for n, a in at.items() if n != "mlm"} | ({"mlm": target.at_N} if target else {})
         return self._logits(batch, at)
+
+
+def _key(name: str) -> str:
+    """An objective's name as a module's, which may hold no dot."""
+    return name.replace(".", "/")

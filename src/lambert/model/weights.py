@@ -9,7 +9,7 @@ import pickle
 import re
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ _NAMES = (
     (r"encoder\.blocks\.(\d+)\.up\.", r"bert.encoder.layer.\1.intermediate.dense."),
     (r"encoder\.blocks\.(\d+)\.down\.", r"bert.encoder.layer.\1.output.dense."),
     (r"encoder\.blocks\.(\d+)\.norm\.", r"bert.encoder.layer.\1.output.LayerNorm."),
+    (r"encoder\.blocks\.", "bert.encoder.blocks."),  # what a block of another kind has beside these
     (r"pooler\.", "bert.pooler.dense."),
     (r"heads\.mlm\.dense\.", "cls.predictions.transform.dense."),
     (r"heads\.mlm\.norm\.", "cls.predictions.transform.LayerNorm."),
@@ -119,25 +120,25 @@ def modern_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Model:
     """A model with fresh weights: normal with standard deviation `init_range`, truncated at two of them; biases 0,
     norms 1 (google-research/bert, create_initializer). Each tensor depends on the seed and its own name alone."""
-    with torch.device("meta"):
-        model = Model(config, heads)
-    model.to_empty(device="cpu")
+    model = Model(config, heads)
     initialise(model, seed)
     return model
 
 
 @torch.no_grad()
-def initialise(model: Model, seed: int) -> None:
-    """Fills the model as `fresh` does."""
+def initialise(model: Model, seed: int, names: Collection[str] | None = None) -> None:
+    """Fills the model as `fresh` does; with `names`, those of Hugging Face, only these tensors."""
     std = model.config.init_range
-    norms = {id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()}
     for name, parameter in model.named_parameters():
+        theirs = hugging_face_name(name)
+        if names is not None and theirs not in names:
+            continue
         if name.endswith("bias"):
             parameter.zero_()
-        elif id(parameter) in norms:
+        elif parameter.ndim == 1:  # the scale of a norm, whatever its class
             parameter.fill_(1.0)
         else:
-            draw = key(seed, Stream.INIT, zlib.crc32(hugging_face_name(name).encode()))
+            draw = key(seed, Stream.INIT, zlib.crc32(theirs.encode()))
             generator = torch.Generator().manual_seed(int(draw) >> 1)
             values = torch.empty(parameter.shape)
             nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
@@ -228,11 +229,12 @@ def load_with_report(
     config = layout.encoder_config(settings, folder / layout.CONFIG)
     if vocabulary is not None:
         config = layout.with_vocabulary(config, vocabulary, tensors, path)
-    model = fresh(config, layout.heads_of(settings, tensors, folder) if heads is None else heads, seed)
+    model = Model(config, layout.heads_of(settings, tensors, folder) if heads is None else heads)
     report = assign(model, _without_other_heads(tensors, model), str(path))
     lacking = [n for n in report.missing if n.startswith("bert.") and not n.startswith("bert.pooler.")]
     if lacking:
         raise DataError(f"{path} lacks {lacking[0]} and {len(lacking) - 1} more tensors of the encoder.")
+    initialise(model, seed, report.missing)  # after reading: drawing what the file holds would take most of the time
     return model, report
 
 

@@ -10,7 +10,7 @@ per tensor, in L2 norms; the ratio is 1 where |w| or |u| is 0. The decay is insi
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +38,9 @@ class Lamb(torch.optim.Optimizer):
 
     A group with `"excluded": True` is never decayed, whatever its weight_decay. Gradients are read, never changed;
     global clipping is the caller's, before the step. The state of a parameter is `step`, `exp_avg` and `exp_avg_sq`, as
-    torch's Adam names it. Raises UsageError on parameters below float32, which would lose updates smaller than 2^-9 of
-    a weight.
+    torch's Adam names it. Where the kernel is fused, `step` is on the parameter's device, so that the host waits for
+    nothing, and `found_inf` is heeded as by torch's fused optimizers: where it is 1, a step changes nothing. Raises
+    UsageError on parameters below float32, which would lose updates smaller than 2^-9 of a weight.
     """
 
     def __init__(
@@ -80,6 +81,14 @@ class Lamb(torch.optim.Optimizer):
         for param in param_group["params"]:
             if param.dtype not in (torch.float32, torch.float64):
                 raise UsageError(f"LAMB updates float32 weights, not {param.dtype}: keep float32 masters.")
+        if param_group["fused"] is None:
+            param_group["fused"] = all(param.device.type in FUSED_DEVICES for param in param_group["params"])
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether the caller may leave it to `found_inf` and `grad_scale`, set before a step, what the step does: the
+        protocol of torch.amp.GradScaler."""
+        return all(group["fused"] for group in self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -90,12 +99,13 @@ class Lamb(torch.optim.Optimizer):
                 loss = closure()
         self._trust = {}
         for group in self.param_groups:
-            for step, params in self._batches(group):
-                self._update(group, step, params)
+            for params in self._batches(group):
+                self._update(group, params)
         return loss
 
     def trust_ratios(self) -> dict[str, float]:
-        """The ratio by which the last step scaled each parameter, by name, or by number where none was given.
+        """The ratio by which the last step scaled each parameter, by name, or by number where none was given; 0 where
+        the step was skipped.
 
         Reads from the device, so call it when logging, not at every step.
         """
@@ -106,46 +116,50 @@ class Lamb(torch.optim.Optimizer):
             name: float(self._trust[param]) for name, param in zip(names, params, strict=True) if param in self._trust
         }
 
-    def _batches(self, group: dict[str, Any]) -> Iterator[tuple[float, list[Tensor]]]:
-        """Step number and the parameters that are updated together: on a CPU one, whose update stays in the cache."""
-        together: dict[Any, tuple[float, list[Tensor]]] = {}
+    def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
+        """The parameters that are updated together: on a CPU one, whose update stays in the cache."""
+        together: dict[Any, list[Tensor]] = {}
         for number, param in enumerate(group["params"]):
             if param.grad is None:
                 continue
             state = self.state[param]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["step"] = torch.zeros((), device=param.device if group["fused"] else "cpu")
                 state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            state["step"] += 1
-            step = float(state["step"])
+            step = None if group["fused"] else float(state["step"])
             key = number if param.device.type == "cpu" else (param.device, param.dtype, step)
-            together.setdefault(key, (step, []))[1].append(param)
+            together.setdefault(key, []).append(param)
         yield from together.values()
 
-    def _update(self, group: dict[str, Any], step: float, params: list[Tensor]) -> None:
-        fused = params[0].device.type in FUSED_DEVICES if group["fused"] is None else group["fused"]
-        steps_u = self._room(params)
-        (_fused_adam if fused else _foreach_adam)(
-            steps_u,
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        moments = _Moments(
             [param.grad for param in params if param.grad is not None],
             [self.state[param]["exp_avg"] for param in params],
             [self.state[param]["exp_avg_sq"] for param in params],
-            step=step if group["bias_correction"] else math.inf,
-            betas=group["betas"],
-            eps=group["eps"],
+            [self.state[param]["step"] for param in params],
         )
+        found_inf: Tensor | None = None
+        steps_u = self._room(params)
+        if group["fused"]:
+            found_inf = getattr(self, "found_inf", None)
+            _fused_adam(steps_u, moments, group, found_inf, getattr(self, "grad_scale", None))
+        else:
+            _foreach_adam(steps_u, moments, group)
         if group["weight_decay"] and not group["excluded"]:
             torch._foreach_add_(steps_u, params, alpha=group["weight_decay"])
 
-        if group["adapt"] == "all" or (group["adapt"] == "decayed" and not group["excluded"]):
+        adapted = group["adapt"] == "all" or (group["adapt"] == "decayed" and not group["excluded"])
+        ratios = torch.ones(len(params), device=params[0].device)
+        if adapted:
             weight_norms = torch.stack(torch._foreach_norm(params))
             step_norms = torch.stack(torch._foreach_norm(steps_u))
             moved = (weight_norms > 0) & (step_norms > 0)
             ratios = torch.where(moved, weight_norms / step_norms, 1.0).clamp(*group["trust"])
+        if found_inf is not None:
+            ratios = ratios * (1 - found_inf)
+        if adapted or found_inf is not None:
             torch._foreach_mul_(steps_u, list(ratios.unbind()))
-        else:
-            ratios = torch.ones(len(params))
         torch._foreach_add_(params, steps_u, alpha=-group["lr"])
         self._trust.update(zip(params, ratios.unbind(), strict=True))
 
@@ -161,59 +175,62 @@ class Lamb(torch.optim.Optimizer):
         return [room[: param.numel()].view_as(param)]
 
 
-def _fused_adam(
-    out: list[Tensor],
-    grads: list[Tensor],
-    means: list[Tensor],
-    squares: list[Tensor],
-    *,
-    step: float,
-    betas: tuple[float, float],
-    eps: float,
-) -> None:
-    """Moves both running means and writes Adam's direction m / (sqrt(v) + eps) into `out`, in one pass over memory.
+class _Moments(NamedTuple):
+    """What Adam reads and keeps, of the parameters that are updated together."""
 
-    torch's AdamW kernel does so when it updates zeros with a learning rate of -1. An infinite `step` is no bias
+    grads: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    steps: list[Tensor]
+
+
+def _fused_adam(
+    out: list[Tensor], moments: _Moments, group: dict[str, Any], found_inf: Tensor | None, grad_scale: Tensor | None
+) -> None:
+    """Counts the step, moves both running means and writes Adam's direction m / (sqrt(v) + eps) into `out`, in one pass
+    over memory. Where `found_inf` is 1 it writes zeros and keeps the rest.
+
+    torch's AdamW kernel does so when it updates zeros with a learning rate of -1. An infinite step is no bias
     correction.
     """
     torch._foreach_zero_(out)
-    at = torch.tensor(step, dtype=torch.float32, device=out[0].device)
+    torch._foreach_add_(moments.steps, 1)
+    steps = moments.steps
+    if not group["bias_correction"]:
+        steps = [torch.full_like(steps[0], math.inf)] * len(out)
     torch._fused_adamw_(
         out,
-        grads,
-        means,
-        squares,
+        moments.grads,
+        moments.means,
+        moments.squares,
         [],
-        [at] * len(out),
+        steps,
         lr=-1.0,
-        beta1=betas[0],
-        beta2=betas[1],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
         weight_decay=0.0,
-        eps=eps,
+        eps=group["eps"],
         amsgrad=False,
         maximize=False,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
     )
+    if found_inf is not None:
+        torch._foreach_sub_(moments.steps, [found_inf] * len(out))
 
 
-def _foreach_adam(
-    out: list[Tensor],
-    grads: list[Tensor],
-    means: list[Tensor],
-    squares: list[Tensor],
-    *,
-    step: float,
-    betas: tuple[float, float],
-    eps: float,
-) -> None:
-    """What `_fused_adam` does, in multi-tensor operations that every device has."""
-    beta1, beta2 = betas
-    torch._foreach_lerp_(means, grads, 1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
-    torch._foreach_copy_(out, squares)
+def _foreach_adam(out: list[Tensor], moments: _Moments, group: dict[str, Any]) -> None:
+    """What `_fused_adam` does, in multi-tensor operations that every device has; all steps must be equal."""
+    beta1, beta2 = group["betas"]
+    torch._foreach_add_(moments.steps, 1)
+    step = float(moments.steps[0]) if group["bias_correction"] else math.inf
+    torch._foreach_lerp_(moments.means, moments.grads, 1 - beta1)
+    torch._foreach_mul_(moments.squares, beta2)
+    torch._foreach_addcmul_(moments.squares, moments.grads, moments.grads, 1 - beta2)
+    torch._foreach_copy_(out, moments.squares)
     torch._foreach_sqrt_(out)
     torch._foreach_div_(out, math.sqrt(1 - beta2**step))
-    torch._foreach_add_(out, eps)
+    torch._foreach_add_(out, group["eps"])
     torch._foreach_mul_(out, 1 - beta1**step)
     torch._foreach_reciprocal_(out)
-    torch._foreach_mul_(out, means)
+    torch._foreach_mul_(out, moments.means)

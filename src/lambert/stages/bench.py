@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
-from lambert.core.errors import UsageError
-from lambert.core.registry import lookup
+from lambert.core.errors import MachineError, UsageError
+from lambert.core.registry import choose, lookup
 from lambert.engine.device import product_ceiling
 from lambert.engine.dist import World
 from lambert.engine.precision import PRECISIONS, Precision
@@ -29,7 +29,9 @@ from lambert.model.encoder import SIZES
 
 MASKED = 0.15
 FILL = 0.46  # mean length of Wikipedia articles cut to 512 tokens, as a share of 512
+MEDIAN, SPREAD = 0.38, 0.75  # of a lognormal, as a share of the longest and in its logarithm, that comes near FILL
 VOCABULARY = 30_522
+MASK, FIRST_WORD = 103, 1000  # ids of BERT's uncased English vocabulary: [MASK], and the first behind unused pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def run(config: BenchConfig) -> None:
     """Prints a table, or one JSON object."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    shape = lookup(SIZES, config.size, "size")
+    shape = choose(SIZES, config.size, "size")
     encoder = EncoderConfig(
         vocabulary=VOCABULARY,
         positions=max(512, config.length),
@@ -94,7 +96,7 @@ def run(config: BenchConfig) -> None:
         peer = lookup(PEERS, config.peer, "peer")
         sides[config.peer] = lambda: peer(config, encoder, batch, world)
     if config.only_memory:
-        step = lookup(sides, config.only_memory, "only_memory")()
+        step = choose(sides, config.only_memory, "only_memory")()
         step(), step()
         print(_peak_mb(world))
         return
@@ -153,7 +155,7 @@ def drawn_lengths(config: BenchConfig) -> Ints:
     draw = np.random.default_rng(config.seed)
     shortest, tolerance = max(1, config.length // 32), max(0.02, 0.5 / (config.length * config.sequences))
     while True:
-        drawn = np.exp(draw.normal(np.log(0.38 * config.length), 0.75, config.sequences))
+        drawn = np.exp(draw.normal(np.log(MEDIAN * config.length), SPREAD, config.sequences))
         sizes_S = np.clip(drawn, shortest, config.length).astype(np.int64)
         if abs(sizes_S.mean() / config.length - FILL) <= tolerance:
             return sizes_S
@@ -163,12 +165,12 @@ def drawn_batch(encoder: EncoderConfig, lengths_S: Ints, seed: int) -> Batch:
     """Random ids in two segments, with masked and next-sentence targets."""
     draw = np.random.default_rng(seed)
     tokens = int(lengths_S.sum())
-    ids_T = draw.integers(1000, encoder.vocabulary, tokens)
+    ids_T = draw.integers(FIRST_WORD, encoder.vocabulary, tokens)
     ends_T = np.repeat(np.cumsum(lengths_S), lengths_S)
     types_T = (ends_T - np.arange(tokens) <= np.repeat(lengths_S, lengths_S) // 2).astype(np.int64)
     at_N = np.sort(draw.permutation(tokens)[: round(MASKED * tokens)])
     labels_N = torch.from_numpy(ids_T[at_N])
-    ids_T[at_N] = 103
+    ids_T[at_N] = MASK
     targets = {
         "mlm": Target(torch.from_numpy(at_N), labels_N),
         "nsp": Target(torch.arange(len(lengths_S)), torch.from_numpy(draw.integers(0, 2, len(lengths_S)))),
@@ -257,7 +259,10 @@ def _memory_of(config: BenchConfig, side: str) -> int:
     """Peak memory of a process of its own, in MB: this one holds all sides."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(replace(config, only_memory=side)).items()]
     command = [sys.executable, "-m", "lambert", "bench", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["killed, perhaps for memory"])[-1]
+        raise MachineError(f"The memory of {side} could not be measured: {last}. Lower --sequences or --length.")
     return int(done.stdout)
 
 

@@ -47,6 +47,8 @@ def run_import(config: ImportConfig) -> None:
     """Reads, writes aside, verifies, renames."""
     if not config.source.is_dir():
         raise DataError(f"No such folder: {config.source}.")
+    if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
+        raise UsageError(f"{config.out} exists already. Choose another --out, or remove it.")
     tokenizer = tokenizers.load(config.source, lowercase=config.lowercase)
     tokenizers.specials(tokenizer)  # for its error: without [MASK] and its like the folder is of no use later
     model, report = weights.load_with_report(config.source, vocabulary=tokenizer.get_vocab_size())
@@ -55,8 +57,6 @@ def run_import(config: ImportConfig) -> None:
             print(f"{what}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}")
     kept = layout.read_config(config.source)
     extra: dict[str, Any] = {name: kept[name] for name in KEPT if name in kept}
-    if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
-        raise UsageError(f"{config.out} exists already. Choose another --out, or remove it.")
     print(publish(model, tokenizer, config.out, extra, compare=True))
     print(f"model  {config.out}")
 

@@ -17,10 +17,11 @@ from lambert import __version__
 from lambert.core import config as settings
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.errors import DataError
+from lambert.core.files import sync, write_whole
 from lambert.core.randomness import below, key, words
 from lambert.corpus import tokenizer as tokenizers
-from lambert.model import flops, weights
 from lambert.model import folder as layout
+from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.stages.training import RunConfig
 
@@ -33,7 +34,7 @@ def publish_run(
 ) -> None:
     """Writes the model folder of a run with its card, scores.json beside it, and says where they are."""
     folder = config.out / "model"
-    (config.out / "scores.json").write_text(json.dumps(dict(scores), indent=1) + "\n", encoding="utf-8")
+    write_whole(config.out / "scores.json", json.dumps(dict(scores), indent=1) + "\n")
     publish(model.cpu(), tokenizer, folder, extra, card(model, config, scores))
     print(f"model  {folder}")
 
@@ -54,10 +55,13 @@ def publish(
         tokenizers.save(tokenizer, aside)
         if readme:
             (aside / "README.md").write_text(readme, encoding="utf-8")
+        for path in (*sorted(aside.iterdir()), aside):
+            sync(path)
         said = _verified(model, aside, compare)
         if folder.exists():
             folder.rename(before)
         aside.rename(folder)
+        sync(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(before, ignore_errors=True)
@@ -67,16 +71,21 @@ def publish(
 def card(model: Model, config: RunConfig, scores: Mapping[str, float]) -> str:
     """The model card: what it is, how it was made, how well it does, how to read it."""
     shape = model.config
-    size = flops.parameters(shape, model.labels)
+    size = sum(parameter.numel() for parameter in model.parameters())
     rows = "".join(f"| {name} | {value:.4f} |\n" for name, value in scores.items())
+    use = (
+        "```python\nfrom transformers import AutoModel, AutoTokenizer\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel.from_pretrained(".")\n```\n\n'
+        if shape.block == "bert"
+        else f"Its layers are `{shape.block}`, which has to be importable. Lambert reads it, transformers does not.\n\n"
+    )
     return (
         f"---\nlibrary_name: transformers\ntags: [bert, lambert]\n---\n\n# {config.out.name}\n\n"
         f"A BERT encoder of {shape.layers} layers, width {shape.hidden}, {shape.heads} heads, {shape.vocabulary:,} "
         f"pieces and {size:,} parameters, with the heads {', '.join(model.objectives)}. "
         f"Made by Lambert {__version__}.\n\n"
         + (f"## Held-out scores\n\n| score | value |\n|---|---|\n{rows}\n" if scores else "")
-        + "## Use\n\n```python\nfrom transformers import AutoModel, AutoTokenizer\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel.from_pretrained(".")\n```\n\n'
+        + f"## Use\n\n{use}"
         f"## Recipe\n\n```toml\n{settings.text(config)}```\n"
     )
 
@@ -88,13 +97,12 @@ def _verified(model: Model, folder: Path, compare: bool) -> str:
         again = _outputs(weights.load(folder, heads=model.labels), batch)
         for name, logits in expected.items():
             if not torch.equal(logits, again[name]):
-                raise DataError(f"{folder}: the logits of {name} changed on the way to the disk; nothing was written.")
-        if not compare or importlib.util.find_spec("transformers") is None:
-            hint = " (pip install transformers to compare with it too)" if compare else ""
-            return f"verified: reads back bit for bit{hint}"
-        difference = max(
-            (_difference(expected[n], theirs) for n, theirs in _theirs(folder, batch).items()), default=0.0
-        )
+                raise DataError(f"{folder}: the output {name!r} changed on the way to the disk; nothing was written.")
+        if not compare or model.config.block != "bert":
+            return "verified: reads back bit for bit"
+        if importlib.util.find_spec("transformers") is None:
+            return "verified: reads back bit for bit (pip install transformers to compare with it too)"
+        difference = max(_difference(expected[name], theirs) for name, theirs in _theirs(folder, batch).items())
     if difference > TOLERANCE:
         raise DataError(
             f"transformers computes other logits from it: they differ by {difference:.1e}; nothing was written."
@@ -112,8 +120,9 @@ def _sample(model: Model) -> Batch:
 
 
 def _outputs(model: Model, batch: Batch) -> dict[str, Tensor]:
+    """The states and what every head makes of them."""
     model.eval()
-    return model.outputs(batch)
+    return {"states": model.encoder(batch), **model.outputs(batch)}
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
@@ -121,7 +130,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _theirs(folder: Path, batch: Batch) -> dict[str, Tensor]:
-    """What transformers computes from the folder for the same sequences, by our objectives."""
+    """What transformers computes from the folder for the same sequences, by the names of `_outputs`."""
     import transformers
 
     architecture = layout.read_config(folder)["architectures"][0]
@@ -133,13 +142,12 @@ def _theirs(folder: Path, batch: Batch) -> dict[str, Tensor]:
     rows = [net(input_ids=batch.ids_T[None, a:b], token_type_ids=batch.types_T[None, a:b]) for a, b in pairwise(bounds)]
     tokens = {"BertForPreTraining": {"mlm": "prediction_logits", "nsp": "seq_relationship_logits"}}
     tokens |= {"BertForMaskedLM": {"mlm": "logits"}, "BertForTokenClassification": {"tag": "logits"}}
-    tokens |= {"BertForNextSentencePrediction": {"nsp": "logits"}}
+    tokens |= {"BertForNextSentencePrediction": {"nsp": "logits"}, "BertModel": {"states": "last_hidden_state"}}
     if architecture == "BertForQuestionAnswering":
         return {"span": torch.cat([torch.stack([r.start_logits[0], r.end_logits[0]], -1) for r in rows])}
     if architecture == "BertForSequenceClassification":
         head = "value" if net.config.num_labels == 1 else "label"
         return {head: torch.cat([row.logits for row in rows])}
     return {
-        name: torch.cat([row[output].flatten(0, -2) for row in rows])
-        for name, output in tokens.get(architecture, {}).items()
+        name: torch.cat([row[output].flatten(0, -2) for row in rows]) for name, output in tokens[architecture].items()
     }

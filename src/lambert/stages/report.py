@@ -1,9 +1,7 @@
 """`lambert report`: run folders to one HTML page that needs no network."""
 
-import contextlib
 import json
 import math
-import os
 import re
 import shlex
 import time
@@ -18,7 +16,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from lambert.core import config as settings
-from lambert.core.errors import DataError, LambertError, MachineError, UsageError
+from lambert.core.errors import DataError, LambertError, UsageError
+from lambert.core.files import write_whole
 from lambert.stages.curves import COLOURS, Chart, Line, draw
 
 WAIT_IS_HIGH = 0.1
@@ -76,16 +75,7 @@ def run(config: ReportConfig) -> Path:
     folders = list(dict.fromkeys(folder.resolve() for folder in config.runs))
     runs = [read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     out = config.out or (config.runs[0] if len(runs) == 1 else Path()) / "report.html"
-    page = render(runs, chain=config.chain)
-    aside = out.with_name(f".tmp-{os.getpid()}-{out.name}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(page, encoding="utf-8")
-        aside.replace(out)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise MachineError(f"{out} cannot be written: {error.strerror}. Choose another --out.") from error
+    write_whole(out, render(runs, chain=config.chain))
     print(f"report  {out}")
     return out
 
@@ -122,9 +112,9 @@ def read(folder: Path, name: str) -> Run:
     return Run(
         name,
         sorted(rows, key=lambda row: int(row["step"])),
-        _flat(recipe),
-        _flat(environment),
-        _flat(scores),
+        settings.dotted(recipe),
+        settings.dotted(environment),
+        settings.dotted(scores),
         summary,
         notices,
     )
@@ -253,8 +243,8 @@ def _side_by_side(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[s
 
 def _blocks(run: Run) -> list[dict[str, Any]]:
     """The tables, then the examples, of a summary.json, with cells as text."""
-    found = [*(run.summary.get("tables") or ()), *(run.summary.get("examples") or ())]
     try:
+        found = [*(run.summary.get("tables") or ()), *(run.summary.get("examples") or ())]
         return [
             {
                 "caption": str(block.get("caption", "")),
@@ -304,14 +294,6 @@ def _json(path: Path, name: str, notices: list[str]) -> dict[str, Any]:
         notices.append(f"{name}: {path.name} could not be read ({error}).")
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _keys(runs: Iterable[Run], prefix: str) -> list[str]:

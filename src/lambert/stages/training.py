@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from lambert.core import config as settings
 from lambert.core.batch import Source
 from lambert.core.errors import DivergedError, UsageError
+from lambert.core.files import write_whole
 from lambert.data.stream import GlobalBatch, stream
 from lambert.engine import checkpoint, lock
 from lambert.engine.device import product_ceiling
@@ -132,7 +133,7 @@ BEGUN = ("metrics.jsonl", "checkpoints", "model")
 
 @contextmanager
 def open_run(config: RunConfig, world: World) -> Iterator[None]:
-    """Holds the run folder and writes config.toml, or compares it where the run is continued.
+    """Holds the run folder and writes config.toml, or compares it where the run goes on. At the end the ranks part.
 
     Raises UsageError, on all ranks, where the folder is in use, belongs to a run with other settings, or holds
     something else.
@@ -142,8 +143,9 @@ def open_run(config: RunConfig, world: World) -> Iterator[None]:
         raise UsageError(problem)
     with lock.hold(config.out, world):
         if world.is_first:
-            settings.write(config, config.out / CONFIG)
+            write_whole(config.out / CONFIG, settings.text(config))
         yield
+    world.close()
 
 
 def _foreign(config: RunConfig) -> str:
@@ -152,7 +154,7 @@ def _foreign(config: RunConfig) -> str:
     if path.is_file() and not any((config.out / name).exists() for name in BEGUN):
         return ""
     if path.is_file():
-        before, now = _flat(settings.read(path)), _flat(settings.as_dict(config))
+        before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
         changed = [n for n in sorted(before | now) if before.get(n) != now.get(n) and not n.startswith(FREE)]
         if changed:
             listed = "; ".join(f"{n} {before.get(n, 'not set')} -> {now.get(n, 'not set')}" for n in changed[:5])
@@ -165,11 +167,67 @@ def _foreign(config: RunConfig) -> str:
     return ""
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What training changes and a checkpoint holds, and the folder that it is kept in. All ranks call all of it."""
+
+    config: RunConfig
+    world: World
+    model: Model
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    guard: Guard
+
+    @classmethod
+    def begin(cls, config: RunConfig, model: Model, world: World) -> "Run":
+        """The run before its first update, with the same weights on every rank."""
+        model.to(world.device)
+        world.broadcast(model.parameters())
+        precision = Precision(config.train.precision, world.device)
+        return cls(config, world, model, build(model, config.optim), precision, Guard(config.guard))
+
+    def resume(self) -> tuple[int, dict[str, Any]]:
+        """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one."""
+        found = checkpoint.latest(self.config.out, world=self.world)
+        if found is None:
+            return 0, {}
+        kept = found.restore(self.model, self.optimizer, self.precision)
+        self.guard.load(kept["guard"])
+        return found.step, kept["log"]
+
+    def take_moments(self, run: Path) -> None:
+        """Takes over the weights and the optimizer's moments of another run, and neither its options nor its loss
+        scale."""
+        found = checkpoint.latest(run, world=self.world)
+        if found is None:
+            raise UsageError(f"{run} has no checkpoint to take the optimizer's moments from.")
+        options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        found.restore(self.model, self.optimizer, Precision(self.config.train.precision, self.world.device))
+        for group, own in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(own)
+
+    def save(self, done: int, log: RunLog, *, final: bool = False) -> None:
+        """Writes a checkpoint after `done` updates; one that fails is fatal only where it is the `final` one."""
+        checkpoint.save(
+            self.config.out, done, model=self.model, optimizer=self.optimizer, precision=self.precision,
+            extra={"log": log.state(), "guard": self.guard.state()},
+            keep=self.config.train.keep, final=final, world=self.world,
+        )  # fmt: skip
+
+    def roll_back(self, log: RunLog) -> int:
+        """Goes back to before the trouble and lowers the learning rate. Gives the updates done then."""
+        # The loss of an update is that of the weights before it: it vouches for the checkpoint before, not for its own.
+        found = checkpoint.latest(self.config.out, at_most=self.guard.healthy - 1, world=self.world)
+        if found is None:
+            raise DivergedError(
+                f"Diverged after update {self.guard.healthy:,}, before the first checkpoint to roll back to. "
+                "Try a smaller optim.lr, or a smaller train.save_every."
+            )
+        kept = found.restore(self.model, self.optimizer, self.precision)
+        self.guard.rolled_back(kept["guard"])
+        log.rewind(found.step, kept["log"])
+        log.note(f"diverged: back to update {found.step:,}, learning rate times {self.guard.lr_scale:g}")
+        return found.step
 
 
 def fit(
@@ -184,51 +242,26 @@ def fit(
     if config.guard.action == "roll back" and not options.save_every:
         raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")
     steps = options.updates(source.size(0))
-    model.to(world.device)
-    world.broadcast(model.parameters())
-    optimizer = build(model, config.optim)
-    precision = Precision(options.precision, world.device)
     rate = schedule(config.optim, steps)
-    guard = Guard(config.guard)
-    done, logged = 0, {}
-    found = checkpoint.latest(out, world=world)
-    if found is not None:
-        kept = found.restore(model, optimizer, precision)
-        done, logged = found.step, kept["log"]
-        guard.load(kept["guard"])
-    elif moments_of is not None:
-        _take_moments(moments_of, model, optimizer, options, world)
+    run = Run.begin(config, model, world)
+    done, logged = run.resume()
+    if done == 0 and moments_of is not None:
+        run.take_moments(moments_of)
     if done >= steps and (out / "model").is_dir():
-        print(f"{out} has all its {steps:,} updates already: {out / 'model'}")
+        if world.is_first:
+            print(f"{out} has all its {steps:,} updates already: {out / 'model'}")
         return None
     if world.is_first:
         checkpoint.check_room(out, model)
-
     peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1)
-
-    def save(final: bool = False) -> Path | None:
-        extra = {"log": log.state(), "guard": guard.state()}
-        return checkpoint.save(
-            out, done, model=model, optimizer=optimizer, precision=precision, extra=extra, keep=options.keep,
-            final=final, world=world,
-        )  # fmt: skip
-
     with (
         polite() as stop,
         RunLog(
-            out,
-            steps=steps,
-            every=config.log.every,
-            start=done,
-            state=logged,
-            tensorboard=config.log.tensorboard,
+            out, steps=steps, start=done, state=logged, description=out.name, peak_flops=peak, world=world,
+            every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
             quiet=not config.log.console,
-            seconds=config.log.seconds,
-            description=out.name,
-            peak_flops=peak,
-            world=world,
         ) as log,
-    ):
+    ):  # fmt: skip
         if done:
             log.note(f"continuing after update {done:,} of {steps:,}")
         while done < steps:
@@ -238,31 +271,30 @@ def fit(
                 start=done, rank=world.rank, world=world.size, stop=steps,
             )  # fmt: skip
             updates = train(
-                model, optimizer, _priced(batches, model, costs),
-                schedule=lambda applied: guard.lr_scale * rate(applied), clip=config.optim.clip,
-                precision=precision, world=world, seed=config.seed, start=done, steps=steps,
+                model, run.optimizer, _priced(batches, model, costs),
+                schedule=lambda applied: run.guard.lr_scale * rate(applied), clip=config.optim.clip,
+                precision=run.precision, world=world, seed=config.seed, start=done, steps=steps,
             )  # fmt: skip
             for step in updates:
                 done = step.index
                 log.step(step, costs.popleft())
-                answer = guard.watch(step)
-                last = done == steps or step.due(options.save_every) or stop.agreed(world)
-                if last and answer == "go on":
-                    answer = guard.settle()
+                answer = run.guard.watch(step)
+                pausing = done == steps or step.due(options.save_every) or stop.agreed(world)
+                if pausing and answer == "go on":
+                    answer = run.guard.settle()
                 if answer == "roll back":
-                    done = _roll_back(out, guard, model, optimizer, precision, log, world)
+                    done = run.roll_back(log)
                     break
                 if step.due(options.evaluate_every) and done < steps:
-                    log.scores(done, score(model, precision))
+                    log.scores(done, score(model, run.precision))
                 if stop.agreed(world):
-                    save(final=True)
+                    run.save(done, log, final=True)
                     raise stop.stopped(f"saved after update {done:,} of {steps:,}", "the same command again.")
                 # In trouble nothing is saved, so that the checkpoints kept are those from before.
-                if done == steps or (step.due(options.save_every) and guard.healthy == done):
-                    save(final=done == steps)
-        scores = score(model, precision)
-        if scores:
-            log.scores(done, scores)
+                if done == steps or (step.due(options.save_every) and run.guard.healthy == done):
+                    run.save(done, log, final=done == steps)
+        scores = score(model, run.precision)
+        log.scores(done, scores)
     return scores
 
 
@@ -275,35 +307,3 @@ def _priced(updates: Iterator[GlobalBatch], model: Model, costs: deque[int]) -> 
             targets = {name: sum(batch.targets[name].count for batch in batches) for name in update.counts}
             costs.append(flops.training(model.config, lengths, targets, model.labels))
             yield update
-
-
-def _roll_back(
-    out: Path,
-    guard: Guard,
-    model: Model,
-    optimizer: torch.optim.Optimizer,
-    precision: Precision,
-    log: RunLog,
-    world: World,
-) -> int:
-    # The loss of an update is that of the weights before it: it vouches for the checkpoint before, not for its own.
-    found = checkpoint.latest(out, at_most=guard.healthy - 1, world=world)
-    if found is None:
-        raise DivergedError(f"Diverged after update {guard.healthy:,}, before the first checkpoint to roll back to.")
-    kept = found.restore(model, optimizer, precision)
-    guard.rolled_back(kept["guard"])
-    log.rewind(found.step, kept["log"])
-    log.note(f"diverged: back to update {found.step:,}, learning rate times {guard.lr_scale:g}")
-    return found.step
-
-
-def _take_moments(
-    run: Path, model: Model, optimizer: torch.optim.Optimizer, options: TrainConfig, world: World
-) -> None:
-    found = checkpoint.latest(run, world=world)
-    if found is None:
-        raise UsageError(f"{run} has no checkpoint to take the optimizer's moments from.")
-    fresh = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    found.restore(model, optimizer, Precision(options.precision, world.device))
-    for group, own in zip(optimizer.param_groups, fresh, strict=True):
-        group.update(own)

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
-from lambert.core.registry import lookup
+from lambert.data.pairs import truncated
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import Floats
-from lambert.tasks.segments import Cuts, Segments, concatenated, encode, truncated
+from lambert.tasks.segments import Cuts, Segments, concatenated, encode
 from lambert.tasks.table import label_cell, ordered, read_rows, text_cell, value_cell
 from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, write_rows
 
@@ -37,7 +37,8 @@ class Sentences(Segments):
 def tokenised(
     tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str] | None
 ) -> Sentences:
-    """Sentences or pairs cut to `max_length` tokens, the longer text of a pair first. `counts` says how many were."""
+    """Sentences or pairs cut at their ends to `max_length` tokens, the longer text of a pair first, as by
+    `_truncate_seq_pair` of google-research/bert, run_classifier.py. `counts` says how many were."""
     first = encode(tokenizer, texts)
     counts = {"examples": len(texts), "empty": sum(not text.strip() for text in texts)}
     if texts_b is None:
@@ -85,7 +86,6 @@ class Classify(SentenceTask):
     f1_macro, matthews, loss (mean cross-entropy, nats)."""
 
     head = "label"
-    _METRICS = ("accuracy", "f1", "f1_macro", "matthews")
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -94,9 +94,6 @@ class Classify(SentenceTask):
                 "task.labels: a classification needs two labels at least, given or found in a training file."
             )
         self.labels = len(config.labels)
-        self.main_score = lookup({name: name for name in self._METRICS}, config.metric or "accuracy", "task.metric")
-        if self.main_score == "f1" and self.labels != 2:
-            raise UsageError(f"task.metric = 'f1' is for two labels, not {self.labels}: choose f1_macro.")
         self._numbers = {label: number for number, label in enumerate(config.labels)}
 
     @classmethod
@@ -174,11 +171,6 @@ class Regress(SentenceTask):
 
     head = "value"
     labels = 1
-
-    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        known = {"pearson": "pearson", "spearman": "spearman"}
-        self.main_score = lookup(known, config.metric or "pearson", "task.metric")
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:

@@ -56,9 +56,6 @@ class TaskConfig:
     Nothing is padded, so a high limit costs nothing for short text."""
     labels: tuple[str, ...] = ()
     """Names of the classes in the order of the head's outputs; empty: those of the training file, sorted."""
-    metric: str = ""
-    """The score that counts: accuracy, f1, f1_macro, matthews (classify), pearson, spearman (regress), f1, exact_match
-    (squad), f1, accuracy (tag); empty: the first of the task's."""
     top: int = 5
     """mask: candidates listed for each [MASK]."""
     columns: Columns = field(default_factory=Columns)

@@ -38,7 +38,6 @@ class Mask:
 
     head = "mlm"
     labels = 0
-    main_score = ""
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer

@@ -39,14 +39,6 @@ def f1_macro(counts_LL: Counts) -> float:
     return _ratio(sum(f1(counts_LL, int(label)) for label in present), float(len(present)))
 
 
-def f1_micro(counts_LL: Counts, ignored: int | None = None) -> float:
-    """F1 over all labels together, except one that means nothing ("O" of token labels) if given. Equal to accuracy
-    where none is ignored."""
-    kept = np.arange(len(counts_LL)) != ignored
-    right = float(np.diag(counts_LL)[kept].sum())
-    return _ratio(2.0 * right, float(counts_LL[kept].sum() + counts_LL[:, kept].sum()))
-
-
 def matthews(counts_LL: Counts) -> float:
     """Matthews' correlation of truth and prediction for any number of labels (Gorodkin, Comput Biol Chem 28, 2004)."""
     truth_L, predicted_L = counts_LL.sum(1).astype(np.float64), counts_LL.sum(0).astype(np.float64)

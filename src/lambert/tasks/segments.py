@@ -73,17 +73,6 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Texts:
     return Texts(np.concatenate(parts), np.cumsum(counts, dtype=np.int64))
 
 
-def truncated(lengths_A: Ints, lengths_B: Ints, room: int) -> tuple[Ints, Ints]:
-    """Lengths of both texts once the longer one has lost tokens at its end, one by one, until both fit into `room`;
-    where they are equally long, B loses one (`_truncate_seq_pair` of google-research/bert, run_classifier.py)."""
-    half = room // 2
-    excess = np.maximum(lengths_A + lengths_B - room, 0) > 0
-    short_A, short_B = lengths_A <= room - half, lengths_B <= half
-    kept_A = np.where(short_A, lengths_A, np.where(short_B, room - lengths_B, room - half))
-    kept_B = np.where(short_B, lengths_B, np.where(short_A, room - lengths_A, half))
-    return np.where(excess, kept_A, lengths_A), np.where(excess, kept_B, lengths_B)
-
-
 def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: Ints) -> None:
     lengths_S = cuts.lengths_S[indices_S]
     within = np.arange(int(lengths_S.sum()), dtype=np.int64)

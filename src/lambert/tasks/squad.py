@@ -10,14 +10,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.core.registry import lookup
+from lambert.core.files import write_whole
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.segments import concatenated
 from lambert.tasks.squad_answers import Answer, answers
 from lambert.tasks.squad_score import best_threshold, pairs_v2, score_v1, score_v2
 from lambert.tasks.squad_text import Question, Questions, read_squad
 from lambert.tasks.squad_windows import Windows, windows
-from lambert.tasks.task import Outputs, Row, stored, text_of, write_whole
+from lambert.tasks.task import Outputs, Row, stored, text_of
 
 
 class Squad:
@@ -32,8 +32,6 @@ class Squad:
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
-        known = {"f1": "f1", "exact_match": "exact_match"}
-        self.main_score = lookup(known, config.metric or "f1", "task.metric")
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Windows]:

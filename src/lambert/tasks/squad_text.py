@@ -47,7 +47,7 @@ def read_squad(path: Path) -> Questions:
     with opened(path) as file:
         try:
             root = json.loads(file.read().decode("utf-8-sig"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is not a JSON file in UTF-8: {error}.") from error
     if not isinstance(root, dict):
         raise DataError(f'{path} is a JSON {_kind(root)}, a SQuAD file is an object {{"version": ..., "data": [...]}}.')

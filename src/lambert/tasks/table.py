@@ -3,7 +3,6 @@
 import bz2
 import csv
 import gzip
-import json
 import lzma
 import math
 import sys
@@ -17,7 +16,7 @@ from typing import IO, Any, cast
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
 from lambert.tasks.config import Columns
-from lambert.tasks.task import Row, whole_text
+from lambert.tasks.task import Row, json_row, whole_text
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -116,15 +115,9 @@ def _read_table(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
 
 def _read_json(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
     for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number} is not a line of JSON: {error}. Give one object a line.") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}:{number} is not a JSON object. Give one object a line.")
-        yield f"{path}:{number}", row
+        if line.strip():
+            place = f"{path}:{number}"
+            yield place, json_row(line, place)
 
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:

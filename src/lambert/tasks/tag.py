@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
-from lambert.core.registry import lookup
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.segments import Cuts, Segments, Texts, concatenated, ragged
@@ -53,7 +52,6 @@ class Tag:
             raise UsageError("task.labels: tagging needs two labels at least, given or found in a training file.")
         self.config, self.tokenizer = config, tokenizer
         self.labels = len(config.labels)
-        self.main_score = lookup({"f1": "f1", "accuracy": "accuracy"}, config.metric or "f1", "task.metric")
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Words]:

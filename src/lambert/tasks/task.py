@@ -1,15 +1,14 @@
 """What a task is: how labelled text becomes targets, and how a head's outputs become predictions and scores."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from lambert.core.config import as_dict
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import write_whole
 from lambert.tasks.config import Columns, SquadConfig, TaskConfig
 
 if TYPE_CHECKING:
@@ -29,14 +28,12 @@ P = TypeVar("P")
 class Task(Protocol[D, P]):
     """Ties together labelled text (D, a Source), the head that learns it, and predictions (P, one an example).
 
-    `head` names the objective (a key of `model.heads.HEADS`), `labels` its number of outputs, `main_score` the score
-    that decides which of two models is better: the higher, the better.
+    `head` names the objective (a key of `model.heads.HEADS`, or "package.module:name"), `labels` its number of outputs.
     """
 
     config: TaskConfig
     head: str
     labels: int
-    main_score: str
 
     def __init__(self, config: TaskConfig, tokenizer: "Tokenizer") -> None: ...
 
@@ -83,16 +80,17 @@ _ARCHITECTURES = {"QuestionAnswering": "squad", "SequenceClassification": "class
 def described(model_config: Mapping[str, Any], name: str = "") -> TaskConfig:
     """The task that a model folder's config.json describes; for a folder of another origin, `name` or what its
     architecture tells. Raises UsageError where the folder is of another task, DataError where it is damaged."""
-    kept = model_config.get("lambert", {}).get("task")
-    if kept is None:
-        return _foreign(model_config, name)
-    if name and name != kept.get("name"):
-        raise UsageError(f"The model was fine-tuned for the task {kept.get('name')!r}, not {name!r}.")
+    ours = model_config.get("lambert") or {}
     try:
+        kept = ours.get("task")
+        if kept is None:
+            return _foreign(model_config, name)
+        if name and name != kept.get("name"):
+            raise UsageError(f"The model was fine-tuned for the task {kept.get('name')!r}, not {name!r}.")
         columns, squad = Columns(**kept.get("columns", {})), SquadConfig(**kept.get("squad", {}))
         rest = {key: value for key, value in kept.items() if key not in ("columns", "squad", "labels")}
         return TaskConfig(**rest, labels=tuple(kept.get("labels", ())), columns=columns, squad=squad)
-    except TypeError as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise DataError(f"The model's config.json describes its task in another form: {error}.") from error
 
 
@@ -118,16 +116,17 @@ def predict(
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     while block := list(islice(numbered, chunk)):
         places = [f"line {number}" for number, _ in block]
-        rows = [_json_row(line, place) for (_, line), place in zip(block, places, strict=True)]
+        rows = [json_row(line, place) for (_, line), place in zip(block, places, strict=True)]
         data = task.parse(rows, places)
         for row, answer in zip(rows, task.rows(data, task.predictions(data, outputs_of(data))), strict=True):
             yield {"id": row["id"], **answer} if "id" in row else answer
 
 
-def _json_row(line: str, place: str) -> Row:
+def json_row(line: str, place: str) -> Row:
+    """A line of JSON as a row. Raises DataError where it is none, or no object."""
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not JSON: {error}.") from error
     if not isinstance(row, dict):
         raise DataError(f'{place} is not a JSON object: give one like {{"text": "..."}} a line.')
@@ -150,20 +149,6 @@ def whole_text(text: str, key: str, place: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(f"{place}: {key!r} holds half of a surrogate pair, which is no character.") from error
     return text
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Writes a file aside and renames it, so that it is complete or absent. Raises MachineError."""
-    aside = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise MachineError(f"{path} cannot be written: {error.strerror}.") from error
-    return path
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> Path:
