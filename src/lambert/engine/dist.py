@@ -1,5 +1,6 @@
 """The processes that train together. A world of one answers the same questions, so that the loop has no branches."""
 
+import importlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,9 @@ class World:
         if size == 1:
             return World(device=where)
         if not torch.distributed.is_initialized():
+            # The first optimizer step imports this; imported with a group at hand it keeps the group's threads alive
+            # beyond `close`, and one that meets the end of the interpreter aborts the process, one run in ten.
+            importlib.import_module("torch._dynamo")
             try:
                 torch.distributed.init_process_group(
                     "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo",
@@ -82,7 +86,7 @@ class World:
         return number
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Leaves the group and ends its threads, before the interpreter goes."""
 
 
 @dataclass(frozen=True, slots=True)
