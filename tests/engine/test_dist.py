@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,32 @@ def collectives(out: Path) -> None:
 def test_collectives_give_every_rank_the_same(tmp_path: Path) -> None:
     ranks(2, collectives, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+LEAVING = """
+import glob, torch
+from lambert.engine.dist import World
+
+world = World.detect("cpu")
+parameter = torch.nn.Parameter(torch.ones(3))
+parameter.grad = torch.ones(3)
+torch.optim.SGD([parameter]).step()
+world.sum(parameter.grad)
+world.close()
+names = [open(path).read().strip() for path in glob.glob("/proc/self/task/*/comm")]
+assert not [name for name in names if "gloo" in name], names
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for threads in /proc")
+def test_no_thread_of_the_group_outlives_it() -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    # Processes of their own, since those of `ranks` have imported all of torch before.
+    processes = [
+        subprocess.Popen([sys.executable, "-c", LEAVING], env={**os.environ, **common, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    assert [process.wait(60) for process in processes] == [0, 0]
 
 
 def overflow_on_one_rank(out: Path) -> None:
