@@ -1,0 +1,38 @@
+"""Peak memory of a side, in a process of its own: the one that measures holds all sides."""
+
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lambert.core.config import text
+from lambert.core.errors import MachineError
+from lambert.stages.bench.config import BenchConfig
+
+
+def peak_of(config: BenchConfig, side: str) -> int:
+    """Peak memory of building a side and two of its rounds, in MB. Raises MachineError where the process fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / "bench.toml"
+        recipe.write_text(text(replace(config, only_memory=side)), encoding="utf-8")
+        command = [sys.executable, "-m", "lambert", "bench", str(recipe)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["killed, perhaps for memory"])[-1]
+        raise MachineError(f"The memory of {side} could not be measured: {last}. Lower --sequences or --length.")
+    return int(done.stdout.split()[-1])
+
+
+def peak_mb(device: torch.device) -> int:
+    """Peak memory of this process on the device, in MB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) // 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would begin with the peak of the process that started this one
+        return int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) // 1024  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 2**20)

@@ -1,0 +1,131 @@
+"""Training steps: pre-training (15% masked, next sentences) and question answering (answer spans), beside
+transformers' models with the same weights and sequences."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.engine.dist import World
+from lambert.engine.precision import Precision
+from lambert.model import flops, weights
+from lambert.model.config import EncoderConfig
+from lambert.stages.bench import batches
+from lambert.stages.bench.config import BenchConfig
+from lambert.stages.bench.work import Step, Work, needed, sides
+
+HEADS: dict[str, tuple[str, ...]] = {"BertForPreTraining": ("mlm", "nsp"), "BertForQuestionAnswering": ("span",)}
+"""The heads of a model of transformers."""
+
+
+def pretrain(config: BenchConfig, world: World) -> Work:
+    """Forward, backward and losses of masked tokens and next sentences."""
+    return _training(config, world, "BertForPreTraining")
+
+
+def finetune(config: BenchConfig, world: World) -> Work:
+    """Forward, backward and loss of answer spans, as for SQuAD."""
+    return _training(config, world, "BertForQuestionAnswering")
+
+
+def _training(config: BenchConfig, world: World, kind: str) -> Work:
+    encoder = batches.encoder_of(config)
+    lengths_S = batches.drawn_lengths(config)
+    batch = batches.drawn_batch(encoder, lengths_S, config.seed, HEADS[kind]).to(world.device)
+    return Work(
+        sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
+        tokens=batch.tokens,
+        sequences=batch.sequences,
+        padded=batch.sequences * batches.width_of(config, batch),
+        operations=flops.training(encoder, lengths_S.tolist(), batches.counts(batch)),
+        shapes=batches.layer_shapes(encoder, batch.tokens),
+    )
+
+
+def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    counts = batches.counts(batch)
+    model = weights.fresh(encoder, dict.fromkeys(counts, 0)).to(world.device).train()
+    counts_K = torch.tensor([float(count) for count in counts.values()], device=world.device)
+
+    def loss() -> Tensor:
+        mean: Tensor = (model(batch) / counts_K).sum()
+        return mean
+
+    return _step(config, model, loss, world)
+
+
+def _transformers(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
+    model = peer_model(kind, encoder).train().to(world.device)
+    return _peer_step(config, model, model, batch, world)
+
+
+def _compiled(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
+    model = peer_model(kind, encoder).train().to(world.device)
+    return _peer_step(config, model, torch.compile(model), batch, world)
+
+
+PEERS: Mapping[str, Callable[..., Step]] = {"transformers": _transformers, "transformers-compiled": _compiled}
+"""Functions (config, encoder, batch, world, kind) that build a training step; `kind` is a key of HEADS."""
+
+
+def peer_model(kind: str, encoder: EncoderConfig) -> Any:
+    """A model of transformers by the name of its class, with sdpa attention and the weights that Lambert's side has.
+    Raises UsageError where transformers is not installed."""
+    transformers = needed("transformers", "transformers", "lambert-bert[hf]")
+    settings = transformers.BertConfig(
+        vocab_size=encoder.vocabulary,
+        hidden_size=encoder.hidden,
+        num_hidden_layers=encoder.layers,
+        num_attention_heads=encoder.heads,
+        intermediate_size=encoder.intermediate,
+        max_position_embeddings=encoder.positions,
+        hidden_dropout_prob=encoder.dropout,
+        attention_probs_dropout_prob=encoder.attention_dropout,
+        attn_implementation="sdpa",
+    )
+    model = getattr(transformers, kind)(settings)
+    ours = weights.fresh(encoder, dict.fromkeys(HEADS[kind], 0))
+    model.load_state_dict(weights.state(ours), strict=False)
+    return model
+
+
+def peer_inputs(batch: Batch, width: int) -> dict[str, Tensor]:
+    """The batch with its labels as transformers' models take them: -100 where nothing is predicted."""
+    inputs = batches.padded(batch, width)
+    if "mlm" in batch.targets:
+        mlm = batch.targets["mlm"]
+        labels_T = torch.full_like(batch.ids_T, -100)
+        labels_T[mlm.at_N] = mlm.labels_N
+        inputs["labels"] = batches.rows(batch, labels_T, width, -100)
+        inputs["next_sentence_label"] = batch.targets["nsp"].labels_N
+    if "span" in batch.targets:
+        inputs["start_positions"], inputs["end_positions"] = batch.targets["span"].labels_N.unbind(1)
+    return inputs
+
+
+def _peer_step(config: BenchConfig, model: nn.Module, called: Callable[..., Any], batch: Batch, world: World) -> Step:
+    inputs = peer_inputs(batch, batches.width_of(config, batch))
+
+    def loss() -> Tensor:
+        mean: Tensor = called(**inputs).loss
+        return mean
+
+    return _step(config, model, loss, world)
+
+
+def _step(config: BenchConfig, net: nn.Module, loss_of: Callable[[], Tensor], world: World) -> Step:
+    precision = Precision(config.precision, world.device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True) if config.optimizer else None
+
+    def step() -> float:
+        with precision.autocast():
+            loss = loss_of()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if optimizer is not None:
+            optimizer.step()
+        net.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
