@@ -16,8 +16,10 @@ from lambert.engine.dist import World
 from lambert.engine.precision import PRECISIONS
 from lambert.stages.bench.ceilings import Ceilings
 from lambert.stages.bench.config import BenchConfig
+from lambert.stages.bench.data import loader, tokenizer
 from lambert.stages.bench.memory import peak_mb, peak_of
-from lambert.stages.bench.profile import profile
+from lambert.stages.bench.optimizer import optimizer
+from lambert.stages.bench.profile import costs_table, profile
 from lambert.stages.bench.table import table
 from lambert.stages.bench.training import finetune, pretrain
 from lambert.stages.bench.work import OWN, Work, figures, timed
@@ -34,6 +36,9 @@ WORKS: dict[str, Callable[[BenchConfig, World], Work]] = {
     "pretrain": pretrain,
     "finetune": finetune,
     "inference": _inference,
+    "loader": loader,
+    "tokenizer": tokenizer,
+    "optimizer": optimizer,
 }
 
 
@@ -50,7 +55,8 @@ def run(config: BenchConfig) -> None:
         step(), step()
         print(peak_mb(world.device))
     elif config.profile:
-        print(profile(config, work, world))
+        costs = profile(config, work, world)
+        print(json.dumps(costs) if config.json else costs_table(costs))
     else:
         result = measured(config, work, world)
         print(json.dumps(result) if config.json else table(config, result))
@@ -59,7 +65,7 @@ def run(config: BenchConfig) -> None:
 def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
     """Everything that is measured, as plain values."""
     ceilings = Ceilings(world.device, PRECISIONS[config.precision], work.shapes, products=work.operations > 0)
-    times = timed(work.sides, config.rounds, between=ceilings.measure)
+    times = timed(work, config.rounds, between=ceilings.measure)
     found = figures(work, times, ceilings.product, ceilings.shaped)
     for name, side in found.items():
         side["memory_mb"] = peak_of(config, name)

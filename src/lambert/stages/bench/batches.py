@@ -15,7 +15,7 @@ from lambert.stages.bench.work import Shape
 
 MASKED = 0.15
 VOCABULARY = 30_522
-CLS, SEP, MASK, FIRST_WORD = 101, 102, 103, 1000
+PAD, UNK, CLS, SEP, MASK, FIRST_WORD = 0, 100, 101, 102, 103, 1000
 """Ids of BERT's uncased English vocabulary; FIRST_WORD is the first behind unused pieces."""
 FITTED = {"wikipedia": (0.46, 0.38, 0.75), "squad": (0.448, 0.414, 0.37)}
 """By kind of lengths: the mean as a share of the longest, then the median (as a share) and the spread (in the

@@ -12,6 +12,7 @@ DRAWN = ("wikipedia", "squad", "full")
 """Kinds of lengths that are drawn, not read from a file."""
 LENGTHS_OF = {"finetune": "squad", "inference": "squad"}
 """What is not pre-training is measured on the lengths of question answering."""
+SEQUENCES_OF = {"loader": 256}
 LONGEST = {"squad": 384}
 """Devlin et al., 2018, appendix A.3 and google-research/bert, run_squad: 384 tokens for SQuAD, 512 elsewhere."""
 Padding = Literal["longest", "length"]
@@ -26,8 +27,8 @@ class BenchConfig:
     """pretrain, finetune, inference, loader, tokenizer, optimizer, or "package.module:name"."""
     size: str = "mini"
     """tiny, mini, small, medium, base or large."""
-    sequences: int = 8
-    """Sequences a step."""
+    sequences: int = 0
+    """Sequences a step; 0: 8, for the loader an update of 256."""
     length: int = 0
     """Tokens that the longest sequence may have; 0: 384 with the lengths of SQuAD, else 512."""
     lengths: str = ""
@@ -74,7 +75,7 @@ class BenchConfig:
     """Take two rounds of this side ("lambert" or a peer) and print this process's peak memory in MB."""
 
     def __post_init__(self) -> None:
-        least = (("rounds", 1), ("sequences", 1), ("threads", 0), ("seed", 0), ("consumes", 0))
+        least = (("rounds", 1), ("sequences", 0), ("threads", 0), ("seed", 0), ("consumes", 0))
         for name, smallest in least:
             if getattr(self, name) < smallest:
                 raise UsageError(f"bench needs {name} of at least {smallest}, not {getattr(self, name)}.")
@@ -93,9 +94,10 @@ class BenchConfig:
             raise UsageError(f"lengths = {self.lengths!r} is neither a known kind nor a file.{hint}")
 
     def resolved(self) -> "BenchConfig":
-        """With the work's own lengths where none are set."""
+        """With the work's own lengths and number of sequences where none are set."""
         lengths = self.lengths or LENGTHS_OF.get(self.work, "wikipedia")
-        return replace(self, lengths=lengths, length=self.length or LONGEST.get(lengths, 512))
+        sequences = self.sequences or SEQUENCES_OF.get(self.work, 8)
+        return replace(self, lengths=lengths, length=self.length or LONGEST.get(lengths, 512), sequences=sequences)
 
     def peers(self) -> list[str]:
         """The names in `peer`, each once."""

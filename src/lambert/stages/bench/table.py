@@ -3,37 +3,53 @@
 from typing import Any
 
 from lambert.stages.bench.config import BenchConfig
+from lambert.stages.bench.work import OWN
 
 NAME = 22
+COLUMNS = {
+    "sequences_per_second": ("sequences/s", ",.2f", 12),
+    "tokens_per_second": ("real tokens/s", ",.0f", 14),
+    "padded_tokens_per_second": ("padded", ",.0f", 11),
+    "share_of_ceiling": ("ceiling", ".1%", 9),
+    "milliseconds": ("ms", ",.2f", 11),
+    "ns_per_parameter": ("ns/parameter", ",.3f", 14),
+    "gb_per_second": ("GB/s", ",.1f", 8),
+    "mb_per_second": ("MB/s", ",.2f", 10),
+    "times_consumed": ("consumed", ",.1f", 10),
+    "memory_mb": ("MB", ",", 8),
+    "build_seconds": ("build s", ",.1f", 9),
+    "compile_seconds": ("compile s", ",.1f", 11),
+}
+"""By figure of a side: the column's head, the form of its values and its width. A work shows those that it has."""
 
 
 def table(config: BenchConfig, result: dict[str, Any]) -> str:
     """What was measured, a line for each side, a line for each peer's ratio, and the ceilings."""
-    unit, found = result["unit"], result["sides"]
-    lines = [_title(config, result)]
-    columns = {
-        "sequences/s": ("sequences_per_second", ",.2f", 12),
-        f"real {unit}/s": (f"{unit}_per_second", ",.0f", 17),
-        "padded": (f"padded_{unit}_per_second", ",.0f", 11),
-        "ceiling": ("share_of_ceiling", ".1%", 9),
-        "memory": ("memory_mb", ",", 9),
-        "build s": ("build_seconds", ",.1f", 9),
-        "compile s": ("compile_seconds", ",.1f", 11),
-    }
-    columns = {head: column for head, column in columns.items() if found["lambert"][column[0]] is not None}
-    lines.append(" " * NAME + "".join(f"{head:>{width}}" for head, (_, _, width) in columns.items()))
-    for name, side in found.items():
-        cells = [f"{format(side[key], form):>{width}}" for key, form, width in columns.values()]
+    sides = result["sides"]
+    shown = {figure: column for figure, column in COLUMNS.items() if sides[OWN].get(figure) is not None}
+    lines = [_title(config, result), " " * NAME + "".join(f"{head:>{width}}" for head, _, width in shown.values())]
+    for name, side in sides.items():
+        cells = [_cell(side.get(figure), form, width) for figure, (_, form, width) in shown.items()]
         lines.append(f"{name[: NAME - 1]:{NAME}}" + "".join(cells))
-    for name, side in found.items():
+    for name, side in sides.items():
         if "ratio" in side:
             low, high = side["ratio_range"]
             lines.append(f"{side['ratio']} times {name} (round by round {low} to {high})")
     return "\n".join([*lines, *_ceilings(config, result)])
 
 
+def _cell(value: float | None, form: str, width: int) -> str:
+    return f"{'-' if value is None else format(value, form):>{width}}"
+
+
 def _title(config: BenchConfig, result: dict[str, Any]) -> str:
-    parts = [config.work, config.size]
+    parts = [config.work]
+    if result["unit"] == "parameters":
+        parts.append(f"{config.size}, {result['parameters'] / 1e6:,.1f} million parameters")
+    elif result["unit"] == "bytes":
+        parts.append(f"{result['bytes'] / 1e6:,.1f} MB of text")
+    if result["gflop"]:
+        parts.append(config.size)
     if result["sequences"]:
         fill = result["tokens"] / result["sequences"] / config.length
         parts.append(f"{result['sequences']} sequences of up to {config.length} tokens, {fill:.0%} full")
@@ -43,16 +59,15 @@ def _title(config: BenchConfig, result: dict[str, Any]) -> str:
 
 
 def _ceilings(config: BenchConfig, result: dict[str, Any]) -> list[str]:
-    where = f"{result['device']}, {result['threads']} threads"
+    where = f"on {result['device']}, {result['threads']} threads"
     lines = []
     if result["ceiling_gflops"]:
-        lines.append(
-            f"ceiling: {result['ceiling_gflops']:,} GFLOP/s, the best {config.precision} matrix product on {where}"
-        )
+        best = f"{result['ceiling_gflops']:,} GFLOP/s"
+        lines.append(f"ceiling: {best}, the best {config.precision} matrix product {where}")
     if result["shaped_ceiling_gflops"]:
-        share = result["sides"]["lambert"]["share_of_shaped_ceiling"]
-        lines.append(
-            f"         {result['shaped_ceiling_gflops']:,} GFLOP/s in the shapes of this batch: lambert {share:.1%}"
-        )
-    lines.append(f"memory copy: {result['copy_gb_per_second']:,} GB/s; ceilings are taken between the rounds")
+        share = result["sides"][OWN]["share_of_shaped_ceiling"]
+        best = f"{result['shaped_ceiling_gflops']:,} GFLOP/s"
+        lines.append(f"         {best}, the best in the shapes of these layers; of this lambert has {share:.1%}")
+    copies = f"{result['copy_gb_per_second']:,} GB/s"
+    lines.append(f"memory copy: {copies}, read and written, {where}")
     return lines

@@ -39,6 +39,8 @@ class Work:
     """What `tokens` counts."""
     shapes: tuple[Shape, ...] = ()
     """Matrix products of a round, for the ceiling in these shapes; `batches.layer_shapes` gives those of an encoder."""
+    anew: bool = False
+    """Build a side again, untimed, before each of its rounds: one that learns from a round is faster in the next."""
     more: Callable[[str, float], dict[str, float]] = lambda side, seconds: {}
     """Further figures of a side, by its name and its median seconds a round."""
 
@@ -82,7 +84,7 @@ def needed(package: str, peer: str, install: str) -> Any:
 
 
 def timed(
-    made: Mapping[str, Side],
+    work: Work,
     rounds: int,
     between: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
@@ -91,7 +93,7 @@ def timed(
     is called before the first of these and after all sides took theirs."""
     steps: dict[str, Step] = {}
     times: dict[str, Times] = {}
-    for name, side in made.items():
+    for name, side in work.sides.items():
         began = clock()
         step = side()
         built = clock()
@@ -102,7 +104,8 @@ def timed(
         step()
     between()
     for _ in range(rounds):
-        for name, step in steps.items():
+        for name, side in work.sides.items():
+            step = side() if work.anew else steps[name]
             began = clock()
             step()
             times[name].rounds.append(clock() - began)
