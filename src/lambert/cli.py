@@ -45,7 +45,7 @@ VERBS = {
     "predict": Verb("predict", "PredictConfig", "JSON lines in, JSON lines out, streaming.", takes=""),
     "import": Verb("convert", "ImportConfig", "A Hugging Face folder to a model folder, verified.", takes=""),
     "export": Verb("convert", "ExportConfig", "A model folder to another format, verified.", takes=""),
-    "bench": Verb("bench", "BenchConfig", "Speed, share of this device's ceiling, memory."),
+    "bench": Verb("bench", "BenchConfig", "Speed of each kind of work, share of this device's ceiling, memory, peers."),
     "report": Verb("report", "ReportConfig", "Run folders to one self-contained HTML page.", takes="runs"),
     "doctor": Verb("doctor", "DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""),
 }
