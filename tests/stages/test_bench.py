@@ -257,6 +257,14 @@ def test_a_missing_peer_says_what_to_install(lambert: Lambert, monkeypatch: pyte
     assert "pip install 'lambert-bert[hf]'" in done.err
 
 
+def test_compiling_needs_a_compiler(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    done = lambert("bench", **TINY, peer="transformers-compiled")
+    assert done.code == 4
+    assert "needs a C++ compiler" in done.err
+
+
 @pytest.mark.parametrize("setting", ["padding", "packing", "precision"])
 def test_settings_are_checked_without_the_command_line(setting: str) -> None:
     with pytest.raises(UsageError, match=f"{setting} = 'no' is unknown"):

@@ -1,6 +1,8 @@
 """Training steps: pre-training (15% masked, next sentences) and question answering (answer spans), beside
 transformers' models with the same weights and sequences."""
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
+from lambert.core.errors import MachineError
 from lambert.engine.dist import World
 from lambert.engine.precision import Precision
 from lambert.model import flops, weights
@@ -63,7 +66,7 @@ def _transformers(config: BenchConfig, encoder: EncoderConfig, batch: Batch, wor
 
 def _compiled(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
     model = peer_model(kind, encoder).train().to(world.device)
-    return _peer_step(config, model, torch.compile(model), batch, world)
+    return _peer_step(config, model, compiled(model, world.device), batch, world)
 
 
 PEERS: Mapping[str, Callable[..., Step]] = {"transformers": _transformers, "transformers-compiled": _compiled}
@@ -89,6 +92,14 @@ def peer_model(kind: str, encoder: EncoderConfig) -> Any:
     ours = weights.fresh(encoder, dict.fromkeys(HEADS[kind], 0))
     model.load_state_dict(weights.state(ours), strict=False)
     return model
+
+
+def compiled(model: nn.Module, device: torch.device) -> Callable[..., Any]:
+    """The model under torch.compile, which happens in its first call. Raises MachineError where it cannot."""
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        raise MachineError("peer = transformers-compiled needs a C++ compiler: install g++ or set CXX.")
+    called: Callable[..., Any] = torch.compile(model)
+    return called
 
 
 def peer_inputs(batch: Batch, width: int) -> dict[str, Tensor]:
