@@ -2,11 +2,14 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus import readers
@@ -89,6 +92,25 @@ def test_wikipedia_extracts_are_recognised(tmp_path: Path) -> None:
     assert [text.strip() for text in texts(written(tmp_path / "wiki_00", rows.encode()))] == [
         f"T{n}\n\nBody {n}." for n in range(3)
     ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "separator", "mark"),
+    [
+        (Layout(documents="blank-line"), rb"\r?\n(?:[ \t]*\r?\n)+", b"x"),
+        (Layout(), rb"\s*</doc>\s*", b"</doc>"),
+    ],
+)
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_documents_end_where_a_separator_matches(
+    tmp_path: Path, layout: Layout, separator: bytes, mark: bytes, data: st.DataObject
+) -> None:
+    parts = data.draw(st.lists(st.sampled_from([b"ab", b" ", b"\t", b"\n", b"\r\n", b"\r", mark]), max_size=30))
+    whole = b"".join(parts)
+    expected = [part.replace(b"\r\n", b"\n").replace(b"\r", b"\n").decode() for part in re.split(separator, whole)]
+    found = texts(written(tmp_path / "a.txt", whole), layout, "wikipedia" if mark == b"</doc>" else "text")
+    assert [text.rstrip() for text in found if text.strip()] == [text.rstrip() for text in expected if text.strip()]
 
 
 @pytest.mark.parametrize(
