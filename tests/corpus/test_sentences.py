@@ -1,7 +1,12 @@
+import re
+import sys
+
+import pytest
+import sentencex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambert.corpus.sentences import MARK, clean, split
+from lambert.corpus.sentences import LINES, MARK, clean, split
 
 NOVEL = (
     '"The Signora had no business to do it," said Miss Bartlett, "no business\n'
@@ -48,6 +53,21 @@ def test_nothing_but_white_space_is_lost(text: str) -> None:
     sentences = split(cleaned)
     assert "".join("".join(sentences).split()) == "".join(cleaned.split())
     assert all(sentence and sentence == " ".join(sentence.split()) for sentence in sentences)
+
+
+SPACES = [c for c in map(chr, range(sys.maxunicode + 1)) if c.isspace()]
+
+
+@given(st.lists(st.sampled_from([*SPACES, *"\n\n\n   ", "a", "b.", "Ç"]), max_size=40).map("".join))
+@pytest.mark.parametrize("lines", LINES)
+def test_all_white_space_is_one_space(lines: str, text: str) -> None:
+    paragraphs = text.split("\n")
+    if lines == "wrapped" or (lines == "auto" and len(list(filter(None, paragraphs))) > 1):
+        paragraphs = re.split(r"\n[^\S\n]*(?:\n[^\S\n]*)+", text)
+    flat = [" ".join(paragraph.split()) for paragraph in paragraphs]
+    assert split(text, lines=lines) == [
+        sentence.strip() for one in flat if one for sentence in sentencex.segment("en", one)
+    ]
 
 
 def test_a_long_line_takes_linear_time() -> None:

@@ -12,6 +12,9 @@ WRAPPED_WIDTH = 100
 """Lines are taken for hard-wrapped where 19 of 20 are no longer than this many characters (typewriters and plain-text
 editions wrap at 60 to 80)."""
 
+_SPACES = [c for c in map(chr, range(0x3001)) if c.isspace() and c not in " \n"]  # U+3000 is the last of Unicode
+_ASCII_SPACES = [c for c in _SPACES if c.isascii()]
+
 LINES = ("auto", "wrapped", "paragraphs")
 
 
@@ -27,31 +30,27 @@ def split(text: str, language: str = "en", lines: str = "auto") -> list[str]:
     Paragraphs end at blank lines. Lines within one are joined where `lines` is "wrapped", are paragraphs of their own
     where it is "paragraphs"; "auto" decides by the lengths of the document's lines. `language` is an ISO 639 code.
     """
-    wrapped = lines == "wrapped" or (lines == "auto" and _is_wrapped(text))
-    paragraphs = _joined(text) if wrapped else text.split("\n")
     found: list[str] = []
-    for paragraph in paragraphs:
-        flat = " ".join(paragraph.split())
-        if flat:
-            found += [stripped for sentence in sentencex.segment(language, flat) if (stripped := sentence.strip())]
+    for paragraph in _paragraphs(text, lines):
+        found += [stripped for sentence in sentencex.segment(language, paragraph) if (stripped := sentence.strip())]
     return found
+
+
+def _paragraphs(text: str, lines: str) -> list[str]:
+    """The paragraphs of a text, none of them empty, with single spaces inside as their only white space."""
+    wrapped = lines == "wrapped" or (lines == "auto" and _is_wrapped(text))
+    for space in _ASCII_SPACES if text.isascii() else _SPACES:
+        if space in text:
+            text = text.replace(space, " ")
+    while "  " in text:
+        text = text.replace("  ", " ")
+    found = [line.strip(" ") for line in text.split("\n")]
+    if wrapped:
+        found = [part.strip("\n").replace("\n", " ") for part in "\n".join(found).split("\n\n")]
+    return [paragraph for paragraph in found if paragraph]
 
 
 def _is_wrapped(text: str) -> bool:
     lengths = [len(line) for line in text.split("\n") if line]
     longer = sum(length > WRAPPED_WIDTH for length in lengths)
     return len(lengths) > 1 and longer * 20 <= len(lengths)
-
-
-def _joined(text: str) -> list[str]:
-    paragraphs: list[str] = []
-    held: list[str] = []
-    for line in text.split("\n"):
-        if line.strip():
-            held.append(line)
-        elif held:
-            paragraphs.append(" ".join(held))
-            held = []
-    if held:
-        paragraphs.append(" ".join(held))
-    return paragraphs
