@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 
 from lambert.corpus import sentences
 from lambert.corpus import tokenizer as tk
@@ -14,6 +15,10 @@ from lambert.corpus.workers import ahead, encode
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TEXTS = [row["text"] for row in GOLDEN["rows"]]
 SERIALISED = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True).to_str()
+ENCODERS = {
+    name: Encoder(tk.build(pieces.split(" "), lowercase=name == "uncased").to_str(), "en", "auto")
+    for name, pieces in GOLDEN["vocabularies"].items()
+}
 
 
 def expected(texts: list[str]) -> tuple[list[int], list[int], list[int]]:
@@ -41,6 +46,39 @@ def test_ids_are_those_of_the_library(by_words: bool, memory: int) -> None:
             found = encoder(texts)
             assert (found.ids_T.tolist(), found.lengths_n.tolist(), found.sentences_D.tolist()) == expected(texts)
             assert found.ids_T.dtype == np.dtype("<u2")
+
+
+def test_where_the_text_is_cut_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (1, 40, 1000):
+        monkeypatch.setattr("lambert.corpus.encoder.SLICE", size)
+        found = Encoder(SERIALISED, "en", "auto")(TEXTS)
+        assert (found.ids_T.tolist(), found.lengths_n.tolist(), found.sentences_D.tolist()) == expected(TEXTS)
+
+
+# words of all lengths and what may stand in and between them: marks, accents composed or not, ideographs, what a
+# normalizer removes, and characters whose lower case or decomposition is ASCII
+PARTS = ["a", "Zoo", "playing", "1914", "é", "e\u0301", "ß", "İ", "\u212a", "Å", "中文", "ж", "가", "😀", "≠", "\u037e"]
+PARTS += [*".,()-'$~–’\u200d\ufe0f\x7f\x01", "[MASK]", "##s", "x" * 15, "x" * 16, "x" * 17, "ab" * 60, *"    "]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=40).map("".join))
+@settings(max_examples=300)
+@pytest.mark.parametrize("vocabulary", ["uncased", "cased"])
+def test_hard_words(vocabulary: str, text: str) -> None:
+    tokenizer = tk.build(GOLDEN["vocabularies"][vocabulary].split(" "), lowercase=vocabulary == "uncased")
+    tokenizer.encode_special_tokens = True
+    found = ENCODERS[vocabulary]([text])
+    assert found.ids_T.tolist() == tokenizer.encode(" ".join(text.split()), add_special_tokens=False).ids
+
+
+def test_an_added_token_may_hold_capitals_and_marks() -> None:
+    tokenizer = Tokenizer.from_str(SERIALISED)
+    tokenizer.add_tokens([AddedToken("Jean-Luc", normalized=False), AddedToken("n't", normalized=True)])
+    encoder = Encoder(tokenizer.to_str(), "en", "auto")
+    assert encoder.by_words
+    text = "Jean-Luc jean-luc didn't, DIDN'T (Jean-Luc)xJean-Lucx"
+    assert encoder([text]).ids_T.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+    assert encoder([text]).ids_T.tolist().count(tokenizer.token_to_id("Jean-Luc")) == 3
 
 
 @given(st.lists(st.text(max_size=80), max_size=4))

@@ -1,12 +1,14 @@
 """Documents as token ids, fast.
 
-BERT's normalizer, pre-tokenizer and WordPiece look at no character beyond a space, so the ids of a text are those of
-its words one after the other. Text repeats its words: each is encoded once by the library and looked up from then on.
-Where a tokenizer is of another kind, every sentence goes through the library.
+BERT's normalizer, pre-tokenizer and WordPiece look at no character beyond a space or a punctuation mark of ASCII, so
+the ids of a text are those of its words and marks one after the other. Text repeats its words: each is encoded once by
+the library and looked up from then on. Where a tokenizer is of another kind, every sentence goes through the library.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from string import punctuation
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,16 @@ from tokenizers import AddedToken, Tokenizer
 
 from lambert.core.shards import token_type
 from lambert.corpus import sentences
+from lambert.corpus.lexicon import Lexicon
 from lambert.corpus.sentences import MARK
 from lambert.corpus.tokenizer import described
 
-SLICE = 1 << 20  # characters encoded at a time
+SLICE = 1 << 18  # bytes encoded at a time: what is made of them fits a core's cache
+SENTENCES = 1 << 12  # encoded at a time where all go through the library
 GROUP = 256  # new words encoded as one text: a call for each costs more than its words
-WORD_BYTES = 256  # what a word in the lexicon takes: its string, its number, its entry, its ids
+HALF = 32  # a word's value: where its ids begin, and in this many low bits how many they are
+
+SPACE, ALONE, JOINED = range(3)  # what a byte is: between words, a word by itself, part of a word
 
 Integers = npt.NDArray[np.int64]
 
@@ -41,104 +47,113 @@ class Encoded:
 
 def document_hash(found: list[str]) -> int:
     """64 bits of BLAKE2b of a document's sentences."""
-    return int.from_bytes(blake2b("\n".join(found).encode(), digest_size=8).digest(), "little")
-
-
-class _Lexicon(dict[str, int]):
-    """Words by number; a word not yet known gets the next number and is noted in `new`."""
-
-    def __init__(self) -> None:
-        super().__init__({MARK: 0})
-        self.new: list[str] = []
-        self.characters = 0
-
-    def __missing__(self, word: str) -> int:
-        self[word] = number = len(self)
-        self.new.append(word)
-        self.characters += len(word)
-        return number
+    return _hash("\n".join(found).encode())
 
 
 class Encoder:
     """Documents to `Encoded`. `memory` bounds, in bytes, the words it remembers; the result does not depend on it."""
 
     def __init__(self, tokenizer_json: str, language: str, lines: str, memory: int = 128 << 20) -> None:
-        self.language, self.lines = language, lines
-        self._words = memory // WORD_BYTES
+        self.language, self.lines, self._memory = language, lines, memory
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
         self._vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.dtype = token_type(self._vocabulary)
-        self.by_words = _looks_at_words_only(self._tokenizer)
-        self._marked = Tokenizer.from_str(tokenizer_json)
-        self._marked.encode_special_tokens = True
-        self._marked.add_tokens([AddedToken(MARK, normalized=False, special=False)])
-        self._forget()
+        values = described(self._tokenizer)
+        self.by_words = _looks_at_words_only(values)
+        if self.by_words:
+            self._marked = Tokenizer.from_str(tokenizer_json)
+            self._marked.encode_special_tokens = True
+            self._marked.add_tokens([AddedToken(MARK, normalized=False, special=False)])
+            self._model = self._tokenizer.model
+            # an added token may hold punctuation and capitals
+            self._added = not all(token["special"] for token in values["added_tokens"])
+            alone = b"\n" if self._added else b"\n" + punctuation.encode()
+            self._kinds = bytes(SPACE if c == ord(" ") else ALONE if c in alone else JOINED for c in range(256))
+            lower = values["normalizer"]["lowercase"] and not self._added
+            self._folds = bytes(range(256)).lower() if lower else bytes(range(256))
+            self._forget()
 
     def _forget(self) -> None:
-        self._lexicon = _Lexicon()
-        self._ids = np.zeros(0, dtype=self.dtype)
-        self._starts: Integers = np.zeros(1, dtype=np.int64)
-        self._lengths: Integers = np.zeros(1, dtype=np.int64)
+        self._lexicon = Lexicon(self._memory)
+        self._ids = np.zeros(1 << 14, dtype=self.dtype)
+        self._used = 1
+        self._lexicon.add([b"\n"], np.array([self._used << HALF]))
 
     def __call__(self, texts: list[str]) -> Encoded:
         """The documents' sentences as ids."""
-        found: list[str] = []
-        counts: list[int] = []
-        hashes: list[int] = []
-        removed = 0
-        for text in texts:
-            cleaned, marks = sentences.clean(text)
-            own = sentences.split(cleaned, self.language, self.lines)
-            removed += marks
-            found += own
-            counts.append(len(own))
-            hashes.append(document_hash(own))
-        parts = [self._encode(part) for part in _slices(found)]
+        cleaned = [sentences.clean(text) for text in texts]
+        found_D = [sentences.split(text, self.language, self.lines) for text, _ in cleaned]
+        data_D = ["\n".join(found).encode() for found in found_D]
+        parts = list(self._by_words(data_D) if self.by_words else self._by_sentences(found_D))
         ids_T = np.concatenate([np.zeros(0, self.dtype), *(ids for ids, _ in parts)])
         lengths_n = np.concatenate([np.zeros(0, np.int64), *(lengths for _, lengths in parts)])
-        counts_D = np.array(counts, dtype=np.int64)
+        counts_D = np.array([len(found) for found in found_D], dtype=np.int64)
         if not lengths_n.all():
             numbers_n = np.repeat(np.arange(len(texts)), counts_D)[lengths_n > 0]
             counts_D = np.bincount(numbers_n, minlength=len(texts))
             lengths_n = lengths_n[lengths_n > 0]
-        return Encoded(ids_T, lengths_n, counts_D, np.array(hashes, dtype=np.uint64), removed)
+        hashes_D = np.array([_hash(data) for data in data_D], dtype=np.uint64)
+        return Encoded(ids_T, lengths_n, counts_D, hashes_D, sum(removed for _, removed in cleaned))
 
-    def _encode(self, found: list[str]) -> tuple[npt.NDArray[Any], Integers]:
-        """(ids [T], lengths [n], zeros among them) of sentences."""
-        if not self.by_words:
-            encodings = self._tokenizer.encode_batch_fast(found, add_special_tokens=False)
+    def _by_sentences(self, found_D: list[list[str]]) -> Iterator[tuple[npt.NDArray[Any], Integers]]:
+        """(ids [T], lengths [n], zeros among them) of some sentences at a time, from the library."""
+        found = [sentence for own in found_D for sentence in own]
+        for at in range(0, len(found), SENTENCES):
+            encodings = self._tokenizer.encode_batch_fast(found[at : at + SENTENCES], add_special_tokens=False)
             lists = [encoding.ids for encoding in encodings]
-            return np.concatenate([np.array(ids, dtype=self.dtype) for ids in lists]), np.array([len(x) for x in lists])
-        words = f" {MARK} ".join(found).split(" ")
-        words.append(MARK)
-        numbers = np.fromiter(map(self._lexicon.__getitem__, words), dtype=np.int64, count=len(words))
-        self._learn()
-        lengths = self._lengths[numbers]
-        ends = np.cumsum(lengths)
-        takes = np.arange(int(ends[-1])) + np.repeat(self._starts[numbers] - (ends - lengths), lengths)
-        result = self._ids[takes], np.diff(ends[numbers == 0], prepend=0)
-        if len(self._lexicon) > self._words or self._lexicon.characters > self._words * 32:
-            self._forget()
-        return result
+            yield np.concatenate([np.array(ids, dtype=self.dtype) for ids in lists]), np.array([len(x) for x in lists])
 
-    def _learn(self) -> None:
-        """Encodes the lexicon's new words and appends their ids, starts and lengths to the tables."""
-        new, self._lexicon.new = self._lexicon.new, []
-        if not new:
-            return
-        groups = [MARK.join(new[at : at + GROUP]) + MARK for at in range(0, len(new), GROUP)]
+    def _by_words(self, data_D: list[bytes]) -> Iterator[tuple[npt.NDArray[Any], Integers]]:
+        """The same from the lexicon, for documents of one sentence a line."""
+        for data in _slices(data_D):
+            folded = data.translate(self._folds)
+            kinds = np.frombuffer(data.translate(self._kinds), dtype=np.uint8)
+            joined = np.zeros(len(kinds) + 2, dtype=np.bool_)
+            np.equal(kinds, JOINED, out=joined[1:-1])
+            alone, turns = kinds == ALONE, joined[1:] != joined[:-1]
+            starts_N = np.flatnonzero(turns[:-1] & joined[1:-1] | alone)
+            lengths_N = np.flatnonzero(turns[1:] & joined[1:-1] | alone) + 1 - starts_N
+            values_N, unknown = self._lexicon.find(folded, starts_N, lengths_N)
+            if unknown:
+                self._learn(unknown)
+                new = np.flatnonzero(values_N == 0)
+                values_N[new] = self._lexicon.find(folded, starts_N[new], lengths_N[new])[0]
+            counts_N = values_N & ((1 << HALF) - 1)
+            ends_N = np.cumsum(counts_N)
+            takes_T = np.arange(int(ends_N[-1])) + np.repeat((values_N >> HALF) - (ends_N - counts_N), counts_N)
+            last_N = np.frombuffer(data, dtype=np.uint8)[starts_N] == ord("\n")
+            yield self._ids[takes_T], np.diff(ends_N[last_N], prepend=0)
+            if self._lexicon.full:
+                self._forget()
+
+    def _learn(self, words: list[bytes]) -> None:
+        """Encodes words and adds them to the lexicon."""
+        # letters and digits of ASCII, folded, are what the normalizer makes of them, and one word to the pre-tokenizer
+        plain = [] if self._added else [word for word in words if word.isalnum()]
+        lists = [[token.id for token in self._model.tokenize(word.decode())] for word in plain]
+        others = [word.decode() for word in words if self._added or not word.isalnum()]
+        groups = [MARK.join(others[at : at + GROUP]) + MARK for at in range(0, len(others), GROUP)]
         encodings = self._marked.encode_batch_fast(groups, add_special_tokens=False)
-        marked = np.concatenate([np.array(encoding.ids, dtype=np.uint32) for encoding in encodings])
-        ends = np.flatnonzero(marked == self._vocabulary)
-        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
-        self._starts = np.concatenate([self._starts, starts + len(self._ids)])
-        self._lengths = np.concatenate([self._lengths, ends - starts])
-        self._ids = np.concatenate([self._ids, np.where(marked == self._vocabulary, 0, marked).astype(self.dtype)])
+        marked = np.array([number for encoding in encodings for number in encoding.ids], dtype=np.int64)
+        marks = np.flatnonzero(marked == self._vocabulary)
+        ids = np.array([number for own in lists for number in own], dtype=np.int64)
+        ids = np.concatenate([ids, marked[marked != self._vocabulary]])
+        lengths = np.array([len(own) for own in lists], dtype=np.int64)
+        lengths = np.concatenate([lengths, np.diff(marks, prepend=-1) - 1])
+        starts = self._used + np.cumsum(lengths) - lengths
+        self._used += len(ids)
+        if self._used > len(self._ids):
+            self._ids = np.resize(self._ids, 2 * self._used)
+        self._ids[self._used - len(ids) : self._used] = ids
+        self._lexicon.add(plain + [word.encode() for word in others], (starts << HALF) | lengths)
 
 
-def _looks_at_words_only(tokenizer: Any) -> bool:
-    values = described(tokenizer)
+def _hash(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def _looks_at_words_only(values: dict[str, Any]) -> bool:
     kinds = [(values[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
     loose = any(
         token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"]
@@ -148,13 +163,12 @@ def _looks_at_words_only(tokenizer: Any) -> bool:
     return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and not loose
 
 
-def _slices(found: list[str]) -> list[list[str]]:
-    slices: list[list[str]] = []
-    size = SLICE
-    for sentence in found:
-        if size >= SLICE:
-            slices.append([])
-            size = 0
-        slices[-1].append(sentence)
-        size += len(sentence)
-    return slices
+def _slices(data_D: list[bytes]) -> Iterator[bytes]:
+    """Documents as parts of about `SLICE` bytes in which each sentence ends with a newline."""
+    data = b"".join(data + b"\n" for data in data_D if data)
+    at = 0
+    while at < len(data):
+        end = (data.rfind(b"\n", at, at + SLICE) if len(data) - at > SLICE else len(data) - 1) + 1
+        end = end or data.index(b"\n", at) + 1
+        yield data[at:end]
+        at = end
