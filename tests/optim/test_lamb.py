@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lambert.core.errors import UsageError
+from lambert.optim import lamb
+from lambert.optim.config import Adapt
 from lambert.optim.lamb import Lamb
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optim_vectors.json").read_text())
@@ -209,6 +211,48 @@ def test_tensors_updated_together_or_one_by_one_are_the_same(fused: bool) -> Non
             optimizer.step()
     assert rel(*[[param.detach() for param in params] for params in ours]) <= 1e-6
     assert optimizers[0].trust_ratios() == pytest.approx(optimizers[1].trust_ratios(), rel=1e-6)
+
+
+@pytest.mark.parametrize("adapted", [True, False])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01, 1.0])
+def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, adapted: bool, weight_decay: float) -> None:
+    options: dict[str, Any] = {"adapt": "all" if adapted else "none", "weight_decay": weight_decay}
+    whole = run(start(), gradients, 5, **options)
+    monkeypatch.setattr(lamb, "_CHUNK", 8)
+    chunked = run(start(), gradients, 5, **options)
+    assert rel(chunked, whole) <= 1e-12
+    assert rel(chunked, run(start(), gradients, 5, fused=False, **options)) <= 1e-12
+
+
+def test_the_number_of_threads_does_not_change_the_result() -> None:
+    generator = torch.Generator().manual_seed(1)
+    large = [torch.randn(1100, 1003, generator=generator), torch.randn(70001, generator=generator)]
+    grads = [torch.randn(weight.shape, generator=generator) for weight in large]
+    threads, results = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            results.append(run(large, lambda step: grads, 2, adapt="all"))
+    finally:
+        torch.set_num_threads(threads)
+    for result in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("adapt", ["all", "none"])
+@pytest.mark.parametrize("turned", ["weight", "gradient"])
+def test_the_order_in_memory_does_not_matter(adapt: Adapt, turned: str) -> None:
+    results = []
+    for turn in (False, True):
+        weight, grad = start()[0], gradients(0)[0]
+        turned_weight, turned_grad = (tensor.t().contiguous().t() for tensor in (weight, grad))
+        param = torch.nn.Parameter(turned_weight if turn and turned == "weight" else weight)
+        param.grad = turned_grad if turn and turned == "gradient" else grad
+        optimizer = Lamb([param], lr=0.1, adapt=adapt)
+        for _ in range(2):
+            optimizer.step()
+        results.append([param.detach()])
+    assert rel(results[1], results[0]) <= 1e-12
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -22,6 +22,9 @@ from lambert.optim.config import Adapt
 FUSED_DEVICES = ("cpu", "cuda")
 """Where torch's one-pass Adam kernel is used."""
 
+_CHUNK = 1 << 20
+"""Elements of a tensor that a CPU updates at a time: their five arrays, 20 MB, stay in its last cache meanwhile."""
+
 
 class Lamb(torch.optim.Optimizer):
     """LAMB as published and, by its options, as the main implementations differ from it.
@@ -34,7 +37,8 @@ class Lamb(torch.optim.Optimizer):
     adapt            "decayed": tensors of groups marked `excluded` keep a ratio of 1 (Google, apex FusedLAMB, timm with
                      two groups); "all": every tensor is adapted (NVLAMB, optax); "none": decoupled Adam
     trust            bounds of the ratio: (0, 1) is timm's LAMBC, (0.01, 10) DeepSpeed's
-    fused            one-pass kernel (True), multi-tensor operations (False), by device (None)
+    fused            one-pass kernel (True; contiguous weights only), multi-tensor operations (False), by what the
+                     device and the weights allow (None)
 
     A group with `"excluded": True` is never decayed, whatever its weight_decay. Gradients are read, never changed;
     global clipping is the caller's, before the step. The state of a parameter is `step`, `exp_avg` and `exp_avg_sq`, as
@@ -68,7 +72,7 @@ class Lamb(torch.optim.Optimizer):
             "excluded": False,
         }
         super().__init__(params, defaults)
-        self._trust: dict[Tensor, Tensor] = {}
+        self._trust: dict[Tensor, Tensor | float] = {}
         self._scratch: dict[torch.dtype, Tensor] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -82,7 +86,9 @@ class Lamb(torch.optim.Optimizer):
             if param.dtype not in (torch.float32, torch.float64):
                 raise UsageError(f"LAMB updates float32 weights, not {param.dtype}: keep float32 masters.")
         if param_group["fused"] is None:
-            param_group["fused"] = all(param.device.type in FUSED_DEVICES for param in param_group["params"])
+            param_group["fused"] = all(
+                param.device.type in FUSED_DEVICES and param.is_contiguous() for param in param_group["params"]
+            )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -117,7 +123,8 @@ class Lamb(torch.optim.Optimizer):
         }
 
     def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
-        """The parameters that are updated together: on a CPU one, whose update stays in the cache."""
+        """The parameters that are updated together: on a CPU one, where it needs norms of what is then in the cache."""
+        one_by_one = _adapted(group) or not group["fused"]
         together: dict[Any, list[Tensor]] = {}
         for number, param in enumerate(group["params"]):
             if param.grad is None:
@@ -128,40 +135,33 @@ class Lamb(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
             step = None if group["fused"] else float(state["step"])
-            key = number if param.device.type == "cpu" else (param.device, param.dtype, step)
+            alone = param.device.type == "cpu" and one_by_one
+            key = number if alone else (param.device, param.dtype, step)
             together.setdefault(key, []).append(param)
         yield from together.values()
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        moments = _Moments(
-            [param.grad for param in params if param.grad is not None],
+        batch = _Batch(
+            params,
+            [param.grad.contiguous() for param in params if param.grad is not None],
             [self.state[param]["exp_avg"] for param in params],
             [self.state[param]["exp_avg_sq"] for param in params],
             [self.state[param]["step"] for param in params],
         )
-        found_inf: Tensor | None = None
-        steps_u = self._room(params)
+        decay = 0.0 if group["excluded"] else group["weight_decay"]
+        scaling = _Scaling()
         if group["fused"]:
-            found_inf = getattr(self, "found_inf", None)
-            _fused_adam(steps_u, moments, group, found_inf, getattr(self, "grad_scale", None))
+            scaling = _Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        taken = 1.0 if scaling.found_inf is None else 1 - scaling.found_inf
+        torch._foreach_add_(batch.steps, taken)
+        if group["fused"] and not _adapted(group):
+            _fused_adam(params, batch, group, group["lr"], decay, scaling)
+            self._trust.update(dict.fromkeys(params, taken))
+        elif group["fused"] and params[0].device.type == "cpu" and len(params) == 1:
+            self._trust[params[0]] = _one(batch, self._room(params), group, decay, scaling)
         else:
-            _foreach_adam(steps_u, moments, group)
-        if group["weight_decay"] and not group["excluded"]:
-            torch._foreach_add_(steps_u, params, alpha=group["weight_decay"])
-
-        adapted = group["adapt"] == "all" or (group["adapt"] == "decayed" and not group["excluded"])
-        ratios = torch.ones(len(params), device=params[0].device)
-        if adapted:
-            weight_norms = torch.stack(torch._foreach_norm(params))
-            step_norms = torch.stack(torch._foreach_norm(steps_u))
-            moved = (weight_norms > 0) & (step_norms > 0)
-            ratios = torch.where(moved, weight_norms / step_norms, 1.0).clamp(*group["trust"])
-        if found_inf is not None:
-            ratios = ratios * (1 - found_inf)
-        if adapted or found_inf is not None:
-            torch._foreach_mul_(steps_u, list(ratios.unbind()))
-        torch._foreach_add_(params, steps_u, alpha=-group["lr"])
-        self._trust.update(zip(params, ratios.unbind(), strict=True))
+            ratios = _many(batch, self._room(params), group, decay, scaling)
+            self._trust.update(zip(params, ratios.unbind(), strict=True))
 
     def _room(self, params: list[Tensor]) -> list[Tensor]:
         """Uninitialised tensors like `params`: on a CPU views of one kept buffer, since fresh pages cost as much as
@@ -175,62 +175,119 @@ class Lamb(torch.optim.Optimizer):
         return [room[: param.numel()].view_as(param)]
 
 
-class _Moments(NamedTuple):
-    """What Adam reads and keeps, of the parameters that are updated together."""
+class _Batch(NamedTuple):
+    """Tensors that are updated together: P of each kind."""
 
+    params: list[Tensor]
     grads: list[Tensor]
     means: list[Tensor]
     squares: list[Tensor]
     steps: list[Tensor]
 
 
-def _fused_adam(
-    out: list[Tensor], moments: _Moments, group: dict[str, Any], found_inf: Tensor | None, grad_scale: Tensor | None
-) -> None:
-    """Counts the step, moves both running means and writes Adam's direction m / (sqrt(v) + eps) into `out`, in one pass
-    over memory. Where `found_inf` is 1 it writes zeros and keeps the rest.
+class _Scaling(NamedTuple):
+    """What torch.amp.GradScaler leaves to the kernel."""
 
-    torch's AdamW kernel does so when it updates zeros with a learning rate of -1. An infinite step is no bias
-    correction.
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+
+def _adapted(group: dict[str, Any]) -> bool:
+    return group["adapt"] == "all" or (group["adapt"] == "decayed" and not group["excluded"])
+
+
+def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: float, scaling: _Scaling) -> Tensor:
+    """One update, in operations on all tensors at once and without waiting for the device. Gives the ratios [P]."""
+    if group["fused"]:
+        torch._foreach_copy_(steps_u, batch.params)
+        _fused_adam(steps_u, batch, group, -1.0, decay - 1, scaling)
+    else:
+        _foreach_adam(steps_u, batch, group)
+        torch._foreach_add_(steps_u, batch.params, alpha=decay)
+    ratios = torch.ones(len(steps_u), device=steps_u[0].device)
+    if _adapted(group):
+        weight_norms = torch.stack(torch._foreach_norm(batch.params))
+        step_norms = torch.stack(torch._foreach_norm(steps_u))
+        moved = (weight_norms > 0) & (step_norms > 0)
+        ratios = torch.where(moved, weight_norms / step_norms, 1.0).clamp(*group["trust"])
+    if scaling.found_inf is not None:
+        ratios = ratios * (1 - scaling.found_inf)
+    torch._foreach_addcmul_(batch.params, steps_u, list(ratios.unbind()), value=-group["lr"])
+    return ratios
+
+
+def _one(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: float, scaling: _Scaling) -> float:
+    """One update of a tensor on a CPU, in chunks: what is done to a chunk costs one trip through memory. Gives the
+    ratio. Between kernels the interpreter finds its own code gone from the cache, so that every call counts."""
+    out, param, grad, mean, square = (
+        [tensor] if tensor.numel() <= _CHUNK else tensor.view(-1).unsafe_split(_CHUNK)
+        for tensor in (steps_u[0], batch.params[0], batch.grads[0], batch.means[0], batch.squares[0])
+    )
+    norms = []
+    for i, step_u in enumerate(out):
+        # Weights are first read for their norm: its arithmetic hides the wait for memory, which a copy cannot.
+        norms.append(torch.linalg.vector_norm(param[i]))
+        step_u.copy_(param[i])
+        chunk = _Batch([param[i]], [grad[i]], [mean[i]], [square[i]], batch.steps)
+        _fused_adam([step_u], chunk, group, -1.0, decay - 1, scaling)
+        norms.append(torch.linalg.vector_norm(step_u))
+    lengths = [float(norm) for norm in norms]
+    weight_norm, step_norm = math.hypot(*lengths[::2]), math.hypot(*lengths[1::2])
+    ratio: float = weight_norm / step_norm if weight_norm > 0 and step_norm > 0 else 1.0
+    low, high = group["trust"]
+    ratio = min(max(ratio, low), high)
+    if scaling.found_inf is not None:
+        ratio *= 1 - float(scaling.found_inf)
+    batch.params[0].add_(steps_u[0], alpha=-group["lr"] * ratio)
+    return ratio
+
+
+def _fused_adam(
+    out: list[Tensor],
+    batch: _Batch,
+    group: dict[str, Any],
+    lr: float,
+    decay: float,
+    scaling: _Scaling,
+) -> None:
+    """Moves both running means and  out <- out * (1 - lr * decay) - lr * m / (sqrt(v) + eps),  in one pass over memory;
+    where `found_inf` is 1, nothing.
+
+    On a copy of the weights, with a learning rate of -1 and a decay less by 1, this is LAMB's u. An infinite step is no
+    bias correction.
     """
-    torch._foreach_zero_(out)
-    torch._foreach_add_(moments.steps, 1)
-    steps = moments.steps
-    if not group["bias_correction"]:
-        steps = [torch.full_like(steps[0], math.inf)] * len(out)
+    steps = batch.steps if group["bias_correction"] else [torch.full_like(batch.steps[0], math.inf)] * len(out)
     torch._fused_adamw_(
         out,
-        moments.grads,
-        moments.means,
-        moments.squares,
+        batch.grads,
+        batch.means,
+        batch.squares,
         [],
         steps,
-        lr=-1.0,
+        lr=lr,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
-        weight_decay=0.0,
+        weight_decay=decay,
         eps=group["eps"],
         amsgrad=False,
         maximize=False,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
+        grad_scale=scaling.grad_scale,
+        found_inf=scaling.found_inf,
     )
-    if found_inf is not None:
-        torch._foreach_sub_(moments.steps, [found_inf] * len(out))
 
 
-def _foreach_adam(out: list[Tensor], moments: _Moments, group: dict[str, Any]) -> None:
-    """What `_fused_adam` does, in multi-tensor operations that every device has; all steps must be equal."""
+def _foreach_adam(out: list[Tensor], batch: _Batch, group: dict[str, Any]) -> None:
+    """Moves both running means and  out <- m / (sqrt(v) + eps),  in multi-tensor operations that every device has; all
+    steps must be equal."""
     beta1, beta2 = group["betas"]
-    torch._foreach_add_(moments.steps, 1)
-    step = float(moments.steps[0]) if group["bias_correction"] else math.inf
-    torch._foreach_lerp_(moments.means, moments.grads, 1 - beta1)
-    torch._foreach_mul_(moments.squares, beta2)
-    torch._foreach_addcmul_(moments.squares, moments.grads, moments.grads, 1 - beta2)
-    torch._foreach_copy_(out, moments.squares)
+    step = float(batch.steps[0]) if group["bias_correction"] else math.inf
+    torch._foreach_lerp_(batch.means, batch.grads, 1 - beta1)
+    torch._foreach_mul_(batch.squares, beta2)
+    torch._foreach_addcmul_(batch.squares, batch.grads, batch.grads, 1 - beta2)
+    torch._foreach_copy_(out, batch.squares)
     torch._foreach_sqrt_(out)
     torch._foreach_div_(out, math.sqrt(1 - beta2**step))
     torch._foreach_add_(out, group["eps"])
     torch._foreach_mul_(out, 1 - beta1**step)
     torch._foreach_reciprocal_(out)
-    torch._foreach_mul_(out, moments.means)
+    torch._foreach_mul_(out, batch.means)
