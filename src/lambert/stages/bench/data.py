@@ -4,7 +4,7 @@ tokenizers library. One thread each."""
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lambert.core.batch import Batch
 from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import FORMAT_VERSION, Split, SplitWriter
 from lambert.core.specials import Specials
@@ -49,7 +50,7 @@ def loader(config: BenchConfig, world: World) -> Work:
     size = min(config.sequences, source.size(0))
     updates = max(1, min(A_ROUND, source.size(0)) // size)
     # The rows of each update in the order of the stream, whose masks are undone for the peer.
-    rows = [row for batch in _streamed(source, config, size, updates) for row in _rows(batch, specials)]
+    rows = [row for batch in _streamed(source, config, size, updates) for row in _rows(batch)]
     longest = [max(len(row["ids"]) for row in rows[at : at + size]) for at in range(0, len(rows), size)]
     width = sum(longest) if config.padding == "longest" else config.length * updates
 
@@ -71,12 +72,12 @@ def loader(config: BenchConfig, world: World) -> Work:
     )
 
 
-def _streamed(source: CorpusSource, config: BenchConfig, size: int, updates: int) -> Any:
+def _streamed(source: CorpusSource, config: BenchConfig, size: int, updates: int) -> Iterator[Batch]:
     whole = stream(source, batch_size=size, micro_tokens=MICRO_TOKENS, seed=config.seed, stop=updates)
     return (batch for update in whole for _, batch in update.micro_batches)
 
 
-def _rows(batch: Any, specials: Specials) -> list[dict[str, Tensor]]:
+def _rows(batch: Batch) -> list[dict[str, Tensor]]:
     batch.ids_T[batch.targets["mlm"].at_N] = batch.targets["mlm"].labels_N
     cuts = batch.bounds_S1[1:-1].long()
     pairs = zip(batch.ids_T.tensor_split(cuts), batch.types_T.tensor_split(cuts), strict=True)
