@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny import Tiny, adamw, batch_of, free_port, start, steps
 
+from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
 from lambert.engine.dist import World
-from lambert.engine.loop import evaluate
+from lambert.engine.loop import OutOfMemory, evaluate
 from lambert.engine.precision import Precision
 
 
@@ -120,6 +121,40 @@ def overflow_on_one_rank(out: Path) -> None:
 
 def test_an_overflow_on_one_rank_is_skipped_by_all(tmp_path: Path) -> None:
     ranks(2, overflow_on_one_rank, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+class Short(Tiny):
+    """Runs out of memory on the second rank, if it is to."""
+
+    short = False
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        if self.short and batch.tokens > 12:
+            raise MemoryError
+        return super().forward(batch)
+
+
+def out_of_memory_on_one_rank(out: Path) -> None:
+    world, ended = World.detect("cpu"), []
+    for strikes in (False, True):
+        net, precision = Short(), Precision("float32")
+        optimizer = adamw(net)
+        list(steps(net, optimizer, precision, stop=3, world=world))
+        net.short = strikes and world.rank == 1
+        if strikes:
+            with pytest.raises(OutOfMemory) as error:
+                list(steps(net, optimizer, precision, start=3, stop=5, world=world))
+            assert (error.value.update, error.value.tokens, error.value.longest) == (4, 24, 6)
+        list(steps(net, optimizer, precision, start=3, stop=5, micro=2, world=world))
+        ended.append(torch.cat([parameter.detach().flatten() for parameter in net.parameters()]))
+    assert torch.equal(*ended)
+    (out / str(world.rank)).touch()
+    world.close()
+
+
+def test_memory_that_runs_out_on_one_rank_sends_all_back_together(tmp_path: Path) -> None:
+    ranks(2, out_of_memory_on_one_rank, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 

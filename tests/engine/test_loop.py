@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.engine.dist import World
-from lambert.engine.loop import evaluate, train
+from lambert.engine.loop import OutOfMemory, evaluate, train
 from lambert.engine.precision import PRECISIONS, Gradients, Precision
 
 
@@ -237,6 +237,62 @@ def test_running_out_of_memory_says_what_to_lower(error: Exception) -> None:
     net = Hungry()
     with pytest.raises(MachineError, match=r"update 1, .* 24 tokens .*micro_tokens"):
         next(trained(net, adamw(net), updates()))
+
+
+class Hungry(Tiny):
+    """Cannot take the second micro-batch of more than `most` tokens of an update; 0: takes all."""
+
+    most = 0
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__(dropout)
+        self.large = 0
+
+    def forward(self, batch: Batch) -> Tensor:
+        large = 0 < self.most < batch.tokens
+        self.large += large
+        if large and self.large == 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16"])
+def test_an_update_that_ran_out_of_memory_can_be_begun_anew(name: str) -> None:
+    def ending(most: int) -> tuple[Tensor, dict[str, Any]]:
+        net, precision = Hungry(), Precision(name)
+        optimizer = adamw(net)
+        list(steps(net, optimizer, precision, stop=3))
+        before, net.most = weights(net), most
+        if most:
+            with pytest.raises(OutOfMemory) as error:
+                list(steps(net, optimizer, precision, start=3, stop=5))
+            assert (error.value.update, error.value.tokens, error.value.longest) == (4, 24, 6)
+            assert torch.equal(weights(net), before)
+        list(steps(net, optimizer, precision, start=3, stop=5, micro=2))
+        return weights(net), precision.state()
+
+    (calm, calmly), (struck, after) = ending(0), ending(12)
+    assert torch.equal(calm, struck)
+    assert calmly == after
+
+
+def test_a_sequence_that_does_not_fit_alone_is_told_apart() -> None:
+    net = Hungry()
+    net.most, net.large = 5, 1
+    with pytest.raises(OutOfMemory, match="One sequence alone does not fit") as error:
+        list(steps(net, adamw(net), Precision("float32"), stop=1, micro=1))
+    assert (error.value.tokens, error.value.longest) == (6, 6)
+
+
+def test_memory_that_runs_out_in_the_optimizer_is_no_update_to_begin_anew() -> None:
+    class Greedy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise MemoryError
+
+    net = Tiny()
+    with pytest.raises(MachineError, match=r"update 1, .* 24 tokens .*micro_tokens") as error:
+        list(trained(net, Greedy(net.parameters()), updates()))
+    assert not isinstance(error.value, OutOfMemory)
 
 
 def test_other_errors_are_passed_on_as_they_are() -> None:

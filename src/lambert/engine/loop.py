@@ -15,7 +15,20 @@ from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
 from lambert.engine.device import Reading, Stopwatch
 from lambert.engine.dist import World
+from lambert.engine.memory import ran_out
 from lambert.engine.precision import Gradients, Precision
+
+
+class OutOfMemory(MachineError):
+    """A rank ran out of memory in an update before weights and moments were touched: it can be begun anew with smaller
+    micro-batches. All ranks raise it together."""
+
+    def __init__(self, message: str, update: int, tokens: int, longest: int) -> None:
+        super().__init__(message)
+        self.update = update
+        """Number of the update, from 1."""
+        self.tokens, self.longest = tokens, longest
+        """Tokens of the largest micro-batch, and of the longest sequence, where memory ran out."""
 
 
 class Update(Protocol):
@@ -127,17 +140,20 @@ def train(
     What is minimised is the sum over the objectives of (summed loss / number of targets in the global batch), each
     target weighing the same however the batch was split into micro-batches and ranks. `schedule` gives the learning
     rate of the n-th applied update, from 0; `clip` bounds the global gradient norm (0: no bound).
-    Dropout is a function of (seed, update, number of the micro-batch). Raises MachineError when memory runs out.
+    Dropout is a function of (seed, update, number of the micro-batch). Raises OutOfMemory where the pass through the
+    net runs out of memory, with weights and moments as they were after the update before, and MachineError where the
+    optimizer does.
     """
     gradients = Gradients(net)
     objectives = _objectives(net)
     stopwatch = Stopwatch(world.device)
     try:
         for number, update in zip(range(start, steps), batches, strict=False):
-            with _memory_explained(number, update, world):
-                net.train()
-                gradients.clear()
+            net.train()
+            gradients.clear()
+            with _memory_shared(number, update, world):
                 losses_K = _accumulate(net, update, objectives, precision, world, seed=seed, number=number)
+            with _memory_explained(number, update, world):
                 world.sum(gradients.flat)
                 world.sum(losses_K)
                 # Read only now: the device is busy with this update while the host learns of the one before.
@@ -226,17 +242,43 @@ def _objectives(net: nn.Module) -> tuple[str, ...]:
 
 
 @contextmanager
+def _memory_shared(number: int, update: Update, world: World) -> Iterator[None]:
+    """Where a rank runs out of memory in here, every rank raises OutOfMemory: none is left waiting for gradients."""
+    failure: BaseException | None = None
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        failure = error
+    tokens, longest = _extent(update)
+    largest = world.largest(tokens if failure else 0)  # over the host: the device is not waited for
+    if largest:
+        longest = world.largest(longest if failure else 0)
+        raise OutOfMemory(_explained(number, largest, longest, world), number + 1, largest, longest) from failure
+
+
+@contextmanager
 def _memory_explained(number: int, update: Update, world: World) -> Iterator[None]:
     try:
         yield
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        texts = ("can't allocate memory", "not enough memory", "out of memory")
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not any(t in str(error) for t in texts):
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
             raise
-        batches = [batch for _, batch in update.micro_batches]
-        largest = max((batch.tokens for batch in batches), default=0)
-        longest = max((batch.longest for batch in batches), default=0)
-        raise MachineError(
-            f"Out of memory on {world.device} in update {number + 1}, with micro-batches of up to {largest:,} tokens "
-            f"(longest sequence: {longest}). Lower train.micro_tokens: the batch size stays the same."
-        ) from error
+        raise MachineError(_explained(number, *_extent(update), world)) from error
+
+
+def _extent(update: Update) -> tuple[int, int]:
+    """Tokens of this rank's largest micro-batch and of its longest sequence; at least 1."""
+    batches = [batch for _, batch in update.micro_batches]
+    return max((b.tokens for b in batches), default=1), max((b.longest for b in batches), default=1)
+
+
+def _explained(number: int, tokens: int, longest: int, world: World) -> str:
+    advice = "Lower train.micro_tokens: the batch size stays the same."
+    if tokens <= longest:
+        advice = "One sequence alone does not fit: shorten the sequences, or take a smaller model."
+    return (
+        f"Out of memory on {world.device} in update {number + 1}, with micro-batches of up to {tokens:,} tokens "
+        f"(longest sequence: {longest}). {advice}"
+    )
