@@ -164,8 +164,19 @@ def test_only_the_first_rank_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_plain_lines_show_loss_rate_and_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logged(tmp_path, 1, 10, quiet=False, seconds=0)
     text = capsys.readouterr().err
-    assert "train: 10/10 (100%) updates, loss 2.0000, lr 1.00e-03, 2,000 tokens/s" in text
+    assert "train: 10/10 (100%) updates, loss 2.0000, lr 1.00e-03, 2,000 tokens/s, waiting for data 10%" in text
     assert "held out after 4 updates: mlm 3.25, nsp_accuracy 0.5" in text
+
+
+def test_the_console_keeps_silent_about_data_that_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLog(tmp_path, steps=2, every=1, seconds=0) as log:
+        for index in (1, 2):
+            at_hand = step(index)
+            at_hand.wait_seconds = 0.004
+            log.step(at_hand)
+    text = capsys.readouterr().err
+    assert "tokens/s" in text
+    assert "waiting" not in text
 
 
 def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

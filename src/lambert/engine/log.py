@@ -23,6 +23,9 @@ from lambert.engine.progress import PLAIN_SECONDS, progress
 
 METRICS = "metrics.jsonl"
 
+_WAIT_SHOWN = 0.01
+"""Share of the time that training waited for data from which the console says so."""
+
 
 class RunLog:
     """The log of a run of `steps` updates in the folder `run`, continued after update `start`.
@@ -33,7 +36,7 @@ class RunLog:
     held-out row has step and heldout/<name>. A value that is not finite is null.
 
     On continuation, rows after `start` are dropped and a torn last line is mended; `state` is what `state()` gave then.
-    A disk that refuses is said once, and the run goes on.
+    `facts` are added to environment.json. A disk that refuses is said once, and the run goes on.
     """
 
     def __init__(
@@ -49,11 +52,13 @@ class RunLog:
         quiet: bool = False,
         description: str = "train",
         seconds: float = PLAIN_SECONDS,
+        facts: Mapping[str, Any] | None = None,
         world: World | None = None,
     ) -> None:
         self._world = world or World()
         self._run, self._start, self._every, self._peak_flops = run, start, every, peak_flops
         self._ended = start >= steps
+        self._facts = dict(facts or {})
         self._totals = {"sequences": 0, "tokens": 0, "skipped": 0} | dict(state or {})
         self._interval = _Interval()
         self._pending: Step | None = None
@@ -80,7 +85,7 @@ class RunLog:
         with self._surviving():
             self._run.mkdir(parents=True, exist_ok=True)
             mend(self._run / METRICS, self._start, ended=self._ended)
-            described = json.dumps(environment.describe(self._world), indent=1)
+            described = json.dumps(environment.describe(self._world) | self._facts, indent=1)
             (self._run / "environment.json").write_text(described + "\n", encoding="utf-8")
 
     def __exit__(
@@ -289,7 +294,8 @@ def _board(run: Path, start: int) -> _Board:
 
 
 def _details(row: Mapping[str, Any]) -> str:
-    return f"loss {row['loss']:.4f}, lr {row['lr']:.2e}, {row['tokens_per_second']:,.0f} tokens/s"
+    waiting = f", waiting for data {row['wait_share']:.0%}" if row["wait_share"] >= _WAIT_SHOWN else ""
+    return f"loss {row['loss']:.4f}, lr {row['lr']:.2e}, {row['tokens_per_second']:,.0f} tokens/s{waiting}"
 
 
 def _finite(value: Any) -> Any:
