@@ -16,7 +16,7 @@ import pytest
 from lambert.core import config as settings
 from lambert.core.errors import UsageError
 from lambert.stages import training
-from lambert.stages.training import FREE, TrainConfig
+from lambert.stages.run import FREE, TrainConfig
 
 Lambert = Callable[..., Any]
 

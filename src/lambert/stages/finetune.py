@@ -13,7 +13,8 @@ from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.stages.inference import check_positions, model_folder, outputs
 from lambert.stages.publish import publish_run
-from lambert.stages.training import LogConfig, TrainConfig, fit, open_run
+from lambert.stages.run import LogConfig, TrainConfig, open_run
+from lambert.stages.training import fit
 from lambert.tasks import TaskConfig, learn
 
 
@@ -53,10 +54,10 @@ def run(config: FinetuneConfig) -> None:
     if config.scratch:
         model = weights.fresh(model.config, heads, config.seed)
 
-    def score(model: Model, precision: Precision) -> dict[str, float]:
+    def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
         if dev is None:
             return {}
-        found = outputs(model, dev, precision, world, config.train.micro_tokens)
+        found = outputs(model, dev, precision, world, micro_tokens)
         return task.score(dev, task.predictions(dev, found))
 
     if world.is_first:

@@ -23,7 +23,8 @@ from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.stages.inference import model_folder
 from lambert.stages.publish import publish_run
-from lambert.stages.training import LogConfig, TrainConfig, fit, open_run
+from lambert.stages.run import LogConfig, TrainConfig, open_run
+from lambert.stages.training import fit
 
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for every run on a corpus, so that losses compare
 
@@ -67,13 +68,11 @@ def run(config: PretrainConfig) -> None:
     source = CorpusSource(Split(config.corpus, "train"), config.packing, config.masking, specials, config.seed)
     heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
 
-    def score(model: Model, precision: Precision) -> dict[str, float]:
+    def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
         if heldout is None:
             return {}
         limit = config.train.evaluate_sequences
-        batches = once(
-            heldout, micro_tokens=config.train.micro_tokens, rank=world.rank, world=world.size, sequences=limit
-        )
+        batches = once(heldout, micro_tokens=micro_tokens, rank=world.rank, world=world.size, sequences=limit)
         return evaluate(model, batches, precision, world)
 
     with open_run(config, world):

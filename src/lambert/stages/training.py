@@ -1,233 +1,28 @@
-"""What pre-training and fine-tuning share: the run folder, and the loop with its logging, scores and checkpoints."""
+"""What pre-training and fine-tuning share: the loop with its logging, scores and checkpoints."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, Protocol
 
-import torch
-
-from lambert.core import config as settings
 from lambert.core.batch import Source
-from lambert.core.errors import DivergedError, UsageError
-from lambert.core.files import write_whole
+from lambert.core.errors import UsageError
 from lambert.data.stream import GlobalBatch, stream
-from lambert.engine import checkpoint, lock
+from lambert.engine import checkpoint
 from lambert.engine.device import product_ceiling
 from lambert.engine.dist import World
-from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.log import RunLog
-from lambert.engine.loop import train
+from lambert.engine.loop import OutOfMemory, Step, train
+from lambert.engine.memory import release
 from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import polite
 from lambert.model import flops
 from lambert.model.heads import Model
-from lambert.optim.config import OptimConfig
-from lambert.optim.optimizers import build
 from lambert.optim.schedule import schedule
+from lambert.stages.run import Run, RunConfig
 
-Score = Callable[[Model, Precision], dict[str, float]]
-"""Held-out scores of the model as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """How much is trained, how, and how often it is scored and saved."""
-
-    batch_size: int = 256
-    """Sequences of one update, over all micro-batches and devices together."""
-    steps: int | None = None
-    """Updates of the run; with epochs too, whichever ends first."""
-    epochs: float | None = None
-    """Passes over the training data."""
-    micro_tokens: int = 8192
-    """Most tokens computed at once on a device; bounds the memory. It changes a result by rounding, and with dropout by
-    the masks, which are drawn for each micro-batch."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the matrix products; weights, moments, sums and norms are always float32. float16 scales the loss."""
-    device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
-    evaluate_every: int = 0
-    """Updates between scores on held-out data; 0: at the end only."""
-    evaluate_sequences: int = 2048
-    """Held-out sequences that pre-training is scored on, spread evenly; 0: all."""
-    save_every: int = 0
-    """Updates between checkpoints; 0: when stopped and at the end."""
-    keep: int = 2
-    """Newest checkpoints kept."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "micro_tokens", "keep"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"train.{name} = {getattr(self, name)} must be at least 1.")
-        for name in ("steps", "epochs"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise UsageError(f"train.{name} = {getattr(self, name)} must be above 0.")
-        for name in ("evaluate_every", "evaluate_sequences", "save_every"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"train.{name} = {getattr(self, name)} must not be negative.")
-
-    def updates(self, sequences: int) -> int:
-        """Updates of the run, with `sequences` in an epoch."""
-        ends = [] if self.steps is None else [self.steps]
-        if self.epochs is not None:
-            ends.append(math.ceil(self.epochs * sequences / self.batch_size))
-        if not ends:
-            raise UsageError("How long to train? Set train.steps or train.epochs.")
-        return min(ends)
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """What is written down and shown. metrics.jsonl and log.txt are always written."""
-
-    every: int = 10
-    """Updates between rows of metrics.jsonl."""
-    tensorboard: bool = False
-    """Also write events for TensorBoard."""
-    console: bool = True
-    """Show progress."""
-    seconds: float = 10.0
-    """Between two lines of progress where the output is no terminal."""
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UsageError(f"log.every = {self.every} must be at least 1.")
-
-
-class RunConfig(Protocol):
-    """What pretrain's and finetune's settings have in common."""
-
-    @property
-    def out(self) -> Path: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def optim(self) -> OptimConfig: ...
-    @property
-    def train(self) -> TrainConfig: ...
-    @property
-    def guard(self) -> GuardConfig: ...
-    @property
-    def log(self) -> LogConfig: ...
-
-
-CONFIG = "config.toml"
-FREE = (
-    "out",
-    "log.",
-    "guard.",
-    "train.micro_tokens",
-    "train.device",
-    "train.save_every",
-    "train.evaluate_",
-    "train.keep",
-)
-"""Settings that may change when a run is continued: none of them moves what is learnt beyond rounding."""
-BEGUN = ("metrics.jsonl", "checkpoints", "model")
-"""What a run leaves: a folder without any of them holds no run yet, only the settings of one that never began."""
-
-
-@contextmanager
-def open_run(config: RunConfig, world: World) -> Iterator[None]:
-    """Holds the run folder and writes config.toml, or compares it where the run goes on. At the end the ranks part.
-
-    Raises UsageError, on all ranks, where the folder is in use, belongs to a run with other settings, or holds
-    something else.
-    """
-    problem = world.broadcast_text(_foreign(config) if world.is_first else "")
-    if problem:
-        raise UsageError(problem)
-    with lock.hold(config.out, world):
-        if world.is_first:
-            write_whole(config.out / CONFIG, settings.text(config))
-        yield
-    world.close()
-
-
-def _foreign(config: RunConfig) -> str:
-    """Why the run folder is not this run's, or nothing."""
-    path = config.out / CONFIG
-    if path.is_file() and not any((config.out / name).exists() for name in BEGUN):
-        return ""
-    if path.is_file():
-        before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
-        changed = [n for n in sorted(before | now) if before.get(n) != now.get(n) and not n.startswith(FREE)]
-        if changed:
-            listed = "; ".join(f"{n} {before.get(n, 'not set')} -> {now.get(n, 'not set')}" for n in changed[:5])
-            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-            return f"{config.out} holds a run with other settings: {listed}{more}. Restore them, or choose another out."
-    elif config.out.is_dir() and any(p.name != "lock.json" for p in config.out.iterdir()):
-        return f"{config.out} holds something that is no run (no {CONFIG}). Choose another out."
-    elif config.out.exists() and not config.out.is_dir():
-        return f"{config.out} is a file. Choose another out."
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What training changes and a checkpoint holds, and the folder that it is kept in. All ranks call all of it."""
-
-    config: RunConfig
-    world: World
-    model: Model
-    optimizer: torch.optim.Optimizer
-    precision: Precision
-    guard: Guard
-
-    @classmethod
-    def begin(cls, config: RunConfig, model: Model, world: World) -> "Run":
-        """The run before its first update, with the same weights on every rank."""
-        model.to(world.device)
-        world.broadcast(model.parameters())
-        precision = Precision(config.train.precision, world.device)
-        return cls(config, world, model, build(model, config.optim), precision, Guard(config.guard))
-
-    def resume(self) -> tuple[int, dict[str, Any]]:
-        """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one."""
-        found = checkpoint.latest(self.config.out, world=self.world)
-        if found is None:
-            return 0, {}
-        kept = found.restore(self.model, self.optimizer, self.precision)
-        self.guard.load(kept["guard"])
-        return found.step, kept["log"]
-
-    def take_moments(self, run: Path) -> None:
-        """Takes over the weights and the optimizer's moments of another run, and neither its options nor its loss
-        scale."""
-        found = checkpoint.latest(run, world=self.world)
-        if found is None:
-            raise UsageError(f"{run} has no checkpoint to take the optimizer's moments from.")
-        options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        found.restore(self.model, self.optimizer, Precision(self.config.train.precision, self.world.device))
-        for group, own in zip(self.optimizer.param_groups, options, strict=True):
-            group.update(own)
-
-    def save(self, done: int, log: RunLog, *, final: bool = False) -> None:
-        """Writes a checkpoint after `done` updates; one that fails is fatal only where it is the `final` one."""
-        checkpoint.save(
-            self.config.out, done, model=self.model, optimizer=self.optimizer, precision=self.precision,
-            extra={"log": log.state(), "guard": self.guard.state()},
-            keep=self.config.train.keep, final=final, world=self.world,
-        )  # fmt: skip
-
-    def roll_back(self, log: RunLog) -> int:
-        """Goes back to before the trouble and lowers the learning rate. Gives the updates done then."""
-        # The loss of an update is that of the weights before it: it vouches for the checkpoint before, not for its own.
-        found = checkpoint.latest(self.config.out, at_most=self.guard.healthy - 1, world=self.world)
-        if found is None:
-            raise DivergedError(
-                f"Diverged after update {self.guard.healthy:,}, before the first checkpoint to roll back to. "
-                "Try a smaller optim.lr, or a smaller train.save_every."
-            )
-        kept = found.restore(self.model, self.optimizer, self.precision)
-        self.guard.rolled_back(kept["guard"])
-        log.rewind(found.step, kept["log"])
-        log.note(f"diverged: back to update {found.step:,}, learning rate times {self.guard.lr_scale:g}")
-        return found.step
+Score = Callable[[Model, Precision, int], dict[str, float]]
+"""Held-out scores of the model as it is, computed so many tokens at once."""
 
 
 def fit(
@@ -242,7 +37,6 @@ def fit(
     if config.guard.action == "roll back" and not options.save_every:
         raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")
     steps = options.updates(source.size(0))
-    rate = schedule(config.optim, steps)
     run = Run.begin(config, model, world)
     done, logged = run.resume()
     if done == 0 and moments_of is not None:
@@ -254,30 +48,23 @@ def fit(
     if world.is_first:
         checkpoint.check_room(out, model)
     peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1)
+    found = run.budget.find(source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world)
     with (
         polite() as stop,
         RunLog(
             out, steps=steps, start=done, state=logged, description=out.name, peak_flops=peak, world=world,
             every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
-            quiet=not config.log.console,
+            quiet=not config.log.console, facts={"micro_tokens": run.budget.tokens},
         ) as log,
     ):  # fmt: skip
         if done:
             log.note(f"continuing after update {done:,} of {steps:,}")
+        if found:
+            log.note(found)
         while done < steps:
-            costs: deque[int] = deque()
-            batches = stream(
-                source, batch_size=options.batch_size, micro_tokens=options.micro_tokens, seed=config.seed,
-                start=done, rank=world.rank, world=world.size, stop=steps,
-            )  # fmt: skip
-            updates = train(
-                model, run.optimizer, _priced(batches, model, costs),
-                schedule=lambda applied: run.guard.lr_scale * rate(applied), clip=config.optim.clip,
-                precision=run.precision, world=world, seed=config.seed, start=done, steps=steps,
-            )  # fmt: skip
-            for step in updates:
+            for step, work in _updates(run, source, log, done, steps):
                 done = step.index
-                log.step(step, costs.popleft())
+                log.step(step, work)
                 answer = run.guard.watch(step)
                 pausing = done == steps or step.due(options.save_every) or stop.agreed(world)
                 if pausing and answer == "go on":
@@ -286,16 +73,43 @@ def fit(
                     done = run.roll_back(log)
                     break
                 if step.due(options.evaluate_every) and done < steps:
-                    log.scores(done, score(model, run.precision))
+                    log.scores(done, score(model, run.precision, run.budget.tokens))
                 if stop.agreed(world):
                     run.save(done, log, final=True)
                     raise stop.stopped(f"saved after update {done:,} of {steps:,}", "the same command again.")
                 # In trouble nothing is saved, so that the checkpoints kept are those from before.
                 if done == steps or (step.due(options.save_every) and run.guard.healthy == done):
                     run.save(done, log, final=done == steps)
-        scores = score(model, run.precision)
+        scores = score(model, run.precision, run.budget.tokens)
         log.scores(done, scores)
     return scores
+
+
+def _updates(run: Run, source: Source, log: RunLog, done: int, steps: int) -> Iterator[tuple[Step, int]]:
+    """Updates `done` to `steps` - 1, each with the floating-point operations of this rank's share of it.
+
+    Where memory runs out, the update is begun anew with smaller micro-batches: the weights are those from before it.
+    """
+    config, world = run.config, run.world
+    rate = schedule(config.optim, steps)
+    while True:
+        costs: deque[int] = deque()
+        batches = stream(
+            source, batch_size=config.train.batch_size, micro_tokens=run.budget.tokens, seed=config.seed,
+            start=done, rank=world.rank, world=world.size, stop=steps,
+        )  # fmt: skip
+        try:
+            for step in train(
+                run.model, run.optimizer, _priced(batches, run.model, costs),
+                schedule=lambda applied: run.guard.lr_scale * rate(applied), clip=config.optim.clip,
+                precision=run.precision, world=world, seed=config.seed, start=done, steps=steps,
+            ):  # fmt: skip
+                done = step.index
+                yield step, costs.popleft()
+            return
+        except OutOfMemory as error:
+            log.note(run.budget.lower(error))
+        release(world.device)
 
 
 def _priced(updates: Iterator[GlobalBatch], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:

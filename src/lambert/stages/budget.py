@@ -1,0 +1,128 @@
+"""How many tokens are computed at once: as the recipe says, as the run has it, or found from the memory there is."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from lambert.core.batch import Source
+from lambert.core.errors import DataError
+from lambert.engine.dist import World
+from lambert.engine.loop import OutOfMemory
+from lambert.engine.memory import free_memory
+from lambert.model.heads import Model
+from lambert.model.memory import kept_per_token, kept_per_weight
+
+_SHARE = 0.8
+"""Of the free memory that is counted on; ours. The rest is for what the estimate misses and for other processes: a
+kernel short of memory kills, and that cannot be caught."""
+_FAST = {"cpu": 2048, "cuda": 65_536}
+"""Tokens beyond which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: ours, not measured."""
+_LOOKED_AT, _COLLATED = 4096, 8
+"""Sequences whose lengths are looked at, and of those the longest, whose targets are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the memory depends on in the data."""
+
+    longest: int
+    """Tokens of the longest sequence seen."""
+    mean: float
+    """Tokens of a sequence."""
+    predicted: float
+    """Masked-LM targets a token."""
+
+    @classmethod
+    def of(cls, source: Source) -> Self:
+        """Of sequences spread evenly over the first epoch."""
+        size = source.size(0)
+        if size < 1:
+            raise DataError("Epoch 0 of the data has no sequence. Give more data.")
+        indices_S = np.unique(np.arange(_LOOKED_AT) * size // _LOOKED_AT)
+        lengths_S = source.lengths(np.zeros_like(indices_S), indices_S)
+        long_S = indices_S[np.argsort(lengths_S, kind="stable")[-_COLLATED:]]
+        batch = source.collate(np.zeros_like(long_S), long_S)
+        predicted = batch.targets["mlm"].count / batch.tokens if "mlm" in batch.targets else 0.0
+        return cls(int(lengths_S.max()), float(lengths_S.mean()), predicted)
+
+
+class Budget:
+    """The most tokens that a device computes at once: `setting`, or where that is 0 found by `find`. It is the same on
+    all ranks, is kept in the checkpoints, and lowered once where memory runs out all the same."""
+
+    def __init__(self, setting: int = 0) -> None:
+        self.tokens = setting
+        self._setting, self._lowered = setting, False
+
+    def state(self) -> dict[str, int]:
+        """Plain values for the checkpoint."""
+        return {"setting": self._setting, "tokens": self.tokens}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` gave, lowered or found, unless the recipe now says something else."""
+        if self._setting in (0, state["setting"]):
+            self.tokens = state["tokens"]
+
+    def find(
+        self, source: Source, model: Model, optimizer: Optimizer, dtype: torch.dtype, batch_size: int, world: World
+    ) -> str:
+        """Finds what the setting leaves open, and gives a line about it; nothing where nothing was found anew.
+
+        A value that the run has already stays, since dropout depends on it, unless it does not fit any more.
+        """
+        if self._setting:
+            return ""
+        sample = Sample.of(source)
+        each = kept_per_token(model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted)
+        room = _room(model, optimizer, dtype, world)
+        fitting = -world.largest(-(room // each))
+        if 0 < self.tokens <= fitting:
+            return ""
+        before = self.tokens
+        # A power of two, so that a little more or less memory does not make another run of it.
+        most = min(_FAST.get(world.device.type, _FAST["cpu"]), max(1, int(_SHARE * fitting)))
+        self.tokens = shared(1 << most.bit_length() - 1, batch_size * sample.mean, sample.longest, world.size)
+        found = f"up to {self.tokens:,} tokens ({room / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"
+        if not before:
+            return f"micro-batches of {found}"
+        return (
+            f"micro-batches of up to {before:,} tokens, as this run had them, do not fit any more: now of {found}. "
+            "From here on dropout draws other masks."
+        )
+
+    def lower(self, error: OutOfMemory) -> str:
+        """Halves it after `error` and gives a line about it; raises `error` the second time, and where the micro-batch
+        was a single sequence."""
+        if self._lowered or error.tokens <= error.longest:
+            raise error
+        self._lowered = True
+        before, self.tokens = self.tokens, min(self.tokens, error.tokens) // 2
+        return (
+            f"out of memory in update {error.update:,}: micro-batches of up to {before:,} tokens become "
+            f"{self.tokens:,}, and the update is begun anew"
+        )
+
+
+def shared(most: int, update_tokens: float, longest: int, ranks: int) -> int:
+    """The micro-batch, of at most `most` tokens, with which an update of about so many tokens gives all ranks equally
+    many. Half a sequence is added, which is what a micro-batch leaves empty at its end on average."""
+    if ranks == 1:
+        return most
+    rounds = math.ceil(update_tokens / (ranks * max(most - longest // 2, 1)))
+    return min(most, math.ceil(update_tokens / (ranks * rounds)) + longest // 2)
+
+
+def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World) -> int:
+    """Bytes that are free for micro-batches on this rank, once gradients and moments are there too."""
+    free = free_memory(world.device)
+    if world.device.type != "cuda":  # the ranks of a machine share its memory
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    coming = kept_per_weight(dtype) * sum(parameter.numel() for parameter in model.parameters())
+    there = [value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value)]
+    return max(0, free - coming + sum(value.nbytes for value in there))

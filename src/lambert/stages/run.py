@@ -1,0 +1,224 @@
+"""The settings that pre-training and fine-tuning share, and the run folder: whose it is, and what is kept in it."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from lambert.core import config as settings
+from lambert.core.errors import DivergedError, UsageError
+from lambert.core.files import write_whole
+from lambert.engine import checkpoint, lock
+from lambert.engine.dist import World
+from lambert.engine.guard import Guard, GuardConfig
+from lambert.engine.log import RunLog
+from lambert.engine.precision import Precision
+from lambert.model.heads import Model
+from lambert.optim.config import OptimConfig
+from lambert.optim.optimizers import build
+from lambert.stages.budget import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """How much is trained, how, and how often it is scored and saved."""
+
+    batch_size: int = 256
+    """Sequences of one update, over all micro-batches and devices together."""
+    steps: int | None = None
+    """Updates of the run; with epochs too, whichever ends first."""
+    epochs: float | None = None
+    """Passes over the training data."""
+    micro_tokens: int = 0
+    """Most tokens computed at once on a device; bounds the memory. 0: found from the memory available, and kept when
+    the run is continued. It changes a result by rounding, and with dropout by the masks, which are drawn for each
+    micro-batch."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the matrix products; weights, moments, sums and norms are always float32. float16 scales the loss."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
+    evaluate_every: int = 0
+    """Updates between scores on held-out data; 0: at the end only."""
+    evaluate_sequences: int = 2048
+    """Held-out sequences that pre-training is scored on, spread evenly; 0: all."""
+    save_every: int = 0
+    """Updates between checkpoints; 0: when stopped and at the end."""
+    keep: int = 2
+    """Newest checkpoints kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "keep"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"train.{name} = {getattr(self, name)} must be at least 1.")
+        for name in ("steps", "epochs"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise UsageError(f"train.{name} = {getattr(self, name)} must be above 0.")
+        for name in ("micro_tokens", "evaluate_every", "evaluate_sequences", "save_every"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"train.{name} = {getattr(self, name)} must not be negative.")
+
+    def updates(self, sequences: int) -> int:
+        """Updates of the run, with `sequences` in an epoch."""
+        ends = [] if self.steps is None else [self.steps]
+        if self.epochs is not None:
+            ends.append(math.ceil(self.epochs * sequences / self.batch_size))
+        if not ends:
+            raise UsageError("How long to train? Set train.steps or train.epochs.")
+        return min(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What is written down and shown. metrics.jsonl and log.txt are always written."""
+
+    every: int = 10
+    """Updates between rows of metrics.jsonl."""
+    tensorboard: bool = False
+    """Also write events for TensorBoard."""
+    console: bool = True
+    """Show progress."""
+    seconds: float = 10.0
+    """Between two lines of progress where the output is no terminal."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(f"log.every = {self.every} must be at least 1.")
+
+
+class RunConfig(Protocol):
+    """What pretrain's and finetune's settings have in common."""
+
+    @property
+    def out(self) -> Path: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def optim(self) -> OptimConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
+    @property
+    def guard(self) -> GuardConfig: ...
+    @property
+    def log(self) -> LogConfig: ...
+
+
+CONFIG = "config.toml"
+FREE = (
+    "out",
+    "log.",
+    "guard.",
+    "train.micro_tokens",
+    "train.device",
+    "train.save_every",
+    "train.evaluate_",
+    "train.keep",
+)
+"""Settings that may change when a run is continued: none of them moves what is learnt beyond rounding."""
+BEGUN = ("metrics.jsonl", "checkpoints", "model")
+"""What a run leaves: a folder without any of them holds no run yet, only the settings of one that never began."""
+
+
+@contextmanager
+def open_run(config: RunConfig, world: World) -> Iterator[None]:
+    """Holds the run folder and writes config.toml, or compares it where the run goes on. At the end the ranks part.
+
+    Raises UsageError, on all ranks, where the folder is in use, belongs to a run with other settings, or holds
+    something else.
+    """
+    problem = world.broadcast_text(_foreign(config) if world.is_first else "")
+    if problem:
+        raise UsageError(problem)
+    with lock.hold(config.out, world):
+        if world.is_first:
+            write_whole(config.out / CONFIG, settings.text(config))
+        yield
+    world.close()
+
+
+def _foreign(config: RunConfig) -> str:
+    """Why the run folder is not this run's, or nothing."""
+    path = config.out / CONFIG
+    if path.is_file() and not any((config.out / name).exists() for name in BEGUN):
+        return ""
+    if path.is_file():
+        before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
+        changed = [n for n in sorted(before | now) if before.get(n) != now.get(n) and not n.startswith(FREE)]
+        if changed:
+            listed = "; ".join(f"{n} {before.get(n, 'not set')} -> {now.get(n, 'not set')}" for n in changed[:5])
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            return f"{config.out} holds a run with other settings: {listed}{more}. Restore them, or choose another out."
+    elif config.out.is_dir() and any(p.name != "lock.json" for p in config.out.iterdir()):
+        return f"{config.out} holds something that is no run (no {CONFIG}). Choose another out."
+    elif config.out.exists() and not config.out.is_dir():
+        return f"{config.out} is a file. Choose another out."
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What training changes and a checkpoint holds, and the folder that it is kept in. All ranks call all of it."""
+
+    config: RunConfig
+    world: World
+    model: Model
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    guard: Guard
+    budget: Budget
+
+    @classmethod
+    def begin(cls, config: RunConfig, model: Model, world: World) -> "Run":
+        """The run before its first update, with the same weights on every rank."""
+        model.to(world.device)
+        world.broadcast(model.parameters())
+        precision = Precision(config.train.precision, world.device)
+        guard, budget = Guard(config.guard), Budget(config.train.micro_tokens)
+        return cls(config, world, model, build(model, config.optim), precision, guard, budget)
+
+    def resume(self) -> tuple[int, dict[str, Any]]:
+        """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one."""
+        found = checkpoint.latest(self.config.out, world=self.world)
+        if found is None:
+            return 0, {}
+        kept = found.restore(self.model, self.optimizer, self.precision)
+        self.guard.load(kept["guard"])
+        self.budget.load(kept["budget"])
+        return found.step, kept["log"]
+
+    def take_moments(self, run: Path) -> None:
+        """Takes over the weights and the optimizer's moments of another run, and neither its options nor its loss
+        scale."""
+        found = checkpoint.latest(run, world=self.world)
+        if found is None:
+            raise UsageError(f"{run} has no checkpoint to take the optimizer's moments from.")
+        options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        found.restore(self.model, self.optimizer, Precision(self.config.train.precision, self.world.device))
+        for group, own in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(own)
+
+    def save(self, done: int, log: RunLog, *, final: bool = False) -> None:
+        """Writes a checkpoint after `done` updates; one that fails is fatal only where it is the `final` one."""
+        checkpoint.save(
+            self.config.out, done, model=self.model, optimizer=self.optimizer, precision=self.precision,
+            extra={"log": log.state(), "guard": self.guard.state(), "budget": self.budget.state()},
+            keep=self.config.train.keep, final=final, world=self.world,
+        )  # fmt: skip
+
+    def roll_back(self, log: RunLog) -> int:
+        """Goes back to before the trouble and lowers the learning rate. Gives the updates done then."""
+        # The loss of an update is that of the weights before it: it vouches for the checkpoint before, not for its own.
+        found = checkpoint.latest(self.config.out, at_most=self.guard.healthy - 1, world=self.world)
+        if found is None:
+            raise DivergedError(
+                f"Diverged after update {self.guard.healthy:,}, before the first checkpoint to roll back to. "
+                "Try a smaller optim.lr, or a smaller train.save_every."
+            )
+        kept = found.restore(self.model, self.optimizer, self.precision)
+        self.guard.rolled_back(kept["guard"])
+        log.rewind(found.step, kept["log"])
+        log.note(f"diverged: back to update {found.step:,}, learning rate times {self.guard.lr_scale:g}")
+        return found.step
