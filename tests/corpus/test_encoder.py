@@ -1,11 +1,12 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from lambert.corpus import sentences
 from lambert.corpus import tokenizer as tk
@@ -15,10 +16,21 @@ from lambert.corpus.workers import ahead, encode
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TEXTS = [row["text"] for row in GOLDEN["rows"]]
 SERIALISED = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True).to_str()
-ENCODERS = {
-    name: Encoder(tk.build(pieces.split(" "), lowercase=name == "uncased").to_str(), "en", "auto")
-    for name, pieces in GOLDEN["vocabularies"].items()
-}
+
+
+def tokenizer_of(kind: str) -> Any:
+    """The tokenizer of the golden vocabulary `kind`; "joined" is the uncased one that sets no ideograph apart."""
+    tokenizer = tk.build(
+        GOLDEN["vocabularies"]["cased" if kind == "cased" else "uncased"].split(" "), lowercase=kind != "cased"
+    )
+    if kind == "joined":
+        tokenizer.normalizer = normalizers.BertNormalizer(handle_chinese_chars=False)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+TOKENIZERS = {kind: tokenizer_of(kind) for kind in ("uncased", "cased", "joined")}
+ENCODERS = {kind: Encoder(tokenizer.to_str(), "en", "auto") for kind, tokenizer in TOKENIZERS.items()}
 
 
 def expected(texts: list[str]) -> tuple[list[int], list[int], list[int]]:
@@ -57,28 +69,31 @@ def test_where_the_text_is_cut_does_not_matter(monkeypatch: pytest.MonkeyPatch) 
 
 # words of all lengths and what may stand in and between them: marks, accents composed or not, ideographs, what a
 # normalizer removes, and characters whose lower case or decomposition is ASCII
-PARTS = ["a", "Zoo", "playing", "1914", "é", "e\u0301", "ß", "İ", "\u212a", "Å", "中文", "ж", "가", "😀", "≠", "\u037e"]
-PARTS += [*".,()-'$~–’\u200d\ufe0f\x7f\x01", "[MASK]", "##s", "x" * 15, "x" * 16, "x" * 17, "ab" * 60, *"    "]
+PARTS = [
+    *"aéßİÅжㄱ가国。😀≠~–’.,()-'$",
+    *"\u0301\u037e\u200d\u212a\u4dbf\u4fff\u5000\u9fff\uf900\ufe0f\U00020000\x01\x7f",
+]
+PARTS += ["Zoo", "playing", "1914", "[MASK]", "##s", "x" * 15, "x" * 16, "x" * 17, "ab" * 60, *"      "]
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=40).map("".join))
 @settings(max_examples=300)
-@pytest.mark.parametrize("vocabulary", ["uncased", "cased"])
-def test_hard_words(vocabulary: str, text: str) -> None:
-    tokenizer = tk.build(GOLDEN["vocabularies"][vocabulary].split(" "), lowercase=vocabulary == "uncased")
-    tokenizer.encode_special_tokens = True
-    found = ENCODERS[vocabulary]([text])
-    assert found.ids_T.tolist() == tokenizer.encode(" ".join(text.split()), add_special_tokens=False).ids
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_hard_words(kind: str, text: str) -> None:
+    own = sentences.split(text)
+    assert ENCODERS[kind]([text]).ids_T.tolist() == TOKENIZERS[kind].encode(" ".join(own), add_special_tokens=False).ids
 
 
-def test_an_added_token_may_hold_capitals_and_marks() -> None:
+def test_an_added_token_may_hold_anything_but_a_space() -> None:
     tokenizer = Tokenizer.from_str(SERIALISED)
-    tokenizer.add_tokens([AddedToken("Jean-Luc", normalized=False), AddedToken("n't", normalized=True)])
+    added = ["Jean-Luc", "zz", "韓国"]
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
     encoder = Encoder(tokenizer.to_str(), "en", "auto")
     assert encoder.by_words
-    text = "Jean-Luc jean-luc didn't, DIDN'T (Jean-Luc)xJean-Lucx"
-    assert encoder([text]).ids_T.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
-    assert encoder([text]).ids_T.tolist().count(tokenizer.token_to_id("Jean-Luc")) == 3
+    text = "Jean-Luc jean-luc (Jean-Luc)xJean-Lucx pizza zz 大韓国人"
+    ids = encoder([text]).ids_T.tolist()
+    assert ids == tokenizer.encode(text, add_special_tokens=False).ids
+    assert [ids.count(tokenizer.token_to_id(token)) for token in added] == [3, 2, 1]
 
 
 @given(st.lists(st.text(max_size=80), max_size=4))

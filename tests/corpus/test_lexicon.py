@@ -43,6 +43,7 @@ def test_words_of_one_hash_are_told_apart(batches: list[list[bytes]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lexicon, "_slots", last)
         check(batches, 1)
+        check([[b"abcdefghij%d" % number for number in range(20)], [b"x" * length for length in range(1, 20)]], 1)
 
 
 @pytest.mark.parametrize("memory", [1, 1 << 20, 1 << 24])

@@ -26,7 +26,9 @@ SENTENCES = 1 << 12  # encoded at a time where all go through the library
 GROUP = 256  # new words encoded as one text: a call for each costs more than its words
 HALF = 32  # a word's value: where its ids begin, and in this many low bits how many they are
 
-SPACE, ALONE, JOINED = range(3)  # what a byte is: between words, a word by itself, part of a word
+SPACE, ALONE, JOINED, IDEOGRAPH = range(4)  # a byte is between words, a word, part of one, the first of an ideograph
+IDEOGRAPHS = range(0xE5, 0xEA)
+"""First bytes of U+5000 to U+9FFF, each of which is a word. The others stay with their neighbours, which is slower."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -68,8 +70,10 @@ class Encoder:
             self._model = self._tokenizer.model
             # an added token may hold punctuation and capitals
             self._added = not all(token["special"] for token in values["added_tokens"])
-            alone = b"\n" if self._added else b"\n" + punctuation.encode()
-            self._kinds = bytes(SPACE if c == ord(" ") else ALONE if c in alone else JOINED for c in range(256))
+            kinds = dict.fromkeys(b"\n" if self._added else b"\n" + punctuation.encode(), ALONE) | {ord(" "): SPACE}
+            if values["normalizer"]["handle_chinese_chars"] and not self._added:
+                kinds |= dict.fromkeys(IDEOGRAPHS, IDEOGRAPH)
+            self._kinds = bytes(kinds.get(byte, JOINED) for byte in range(256))
             lower = values["normalizer"]["lowercase"] and not self._added
             self._folds = bytes(range(256)).lower() if lower else bytes(range(256))
             self._forget()
@@ -109,11 +113,12 @@ class Encoder:
         for data in _slices(data_D):
             folded = data.translate(self._folds)
             kinds = np.frombuffer(data.translate(self._kinds), dtype=np.uint8)
-            joined = np.zeros(len(kinds) + 2, dtype=np.bool_)
-            np.equal(kinds, JOINED, out=joined[1:-1])
-            alone, turns = kinds == ALONE, joined[1:] != joined[:-1]
-            starts_N = np.flatnonzero(turns[:-1] & joined[1:-1] | alone)
-            lengths_N = np.flatnonzero(turns[1:] & joined[1:-1] | alone) + 1 - starts_N
+            joined, alone, ideograph = kinds >= JOINED, kinds == ALONE, kinds == IDEOGRAPH
+            turns = np.diff(joined, prepend=False, append=False)  # whether a word begins or ends before each byte
+            turns[:-1] |= ideograph
+            turns[3:] |= ideograph[:-2]
+            starts_N = np.flatnonzero(turns[:-1] & joined | alone)
+            lengths_N = np.flatnonzero(turns[1:] & joined | alone) + 1 - starts_N
             values_N, unknown = self._lexicon.find(folded, starts_N, lengths_N)
             if unknown:
                 self._learn(unknown)
@@ -124,7 +129,7 @@ class Encoder:
             takes_T = np.arange(int(ends_N[-1])) + np.repeat((values_N >> HALF) - (ends_N - counts_N), counts_N)
             last_N = np.frombuffer(data, dtype=np.uint8)[starts_N] == ord("\n")
             yield self._ids[takes_T], np.diff(ends_N[last_N], prepend=0)
-            if self._lexicon.full:
+            if self._lexicon.full or self._ids.nbytes > self._memory // 4:
                 self._forget()
 
     def _learn(self, words: list[bytes]) -> None:
