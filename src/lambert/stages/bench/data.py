@@ -35,7 +35,7 @@ from lambert.stages.bench.work import Step, Work, sides
 A_ROUND = 2048
 """Sequences of a round of the loader, or as many as the corpus has: some tenths of a second."""
 MICRO_TOKENS = 8192
-"""Tokens of a micro-batch, as `lambert pretrain` has by default."""
+"""Tokens of a micro-batch: ours, as evaluation has by default."""
 DOCUMENTS, SENTENCE = 4000, 24
 """Random documents of a corpus of our own, and the mean length of their sentences in tokens."""
 CONTINUATIONS = 0.2
