@@ -154,6 +154,7 @@ def train(
             with _memory_shared(number, update, world):
                 losses_K = _accumulate(net, update, objectives, precision, world, seed=seed, number=number)
             with _memory_explained(number, update, world):
+                gradients.collect()
                 world.sum(gradients.flat)
                 world.sum(losses_K)
                 # Read only now: the device is busy with this update while the host learns of the one before.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import UsageError
+from lambert.core.gradients import collect, reserve
 from lambert.core.registry import nearest
 from lambert.engine.device import Reading
 
@@ -50,10 +51,20 @@ class Gradients:
         """P gradients, shaped as their parameters."""
 
     def clear(self) -> None:
-        """Zeroes the buffer and (again) hangs its views on the parameters, where `backward` adds to them."""
+        """Makes the gradients so far nought. On a CPU, where memory is what the update waits for, nothing is written:
+        the first gradient that arrives replaces what is there."""
+        if self.flat.device.type == "cpu":
+            for parameter, view in zip(self._parameters, self.views, strict=True):
+                reserve(parameter, view)
+            return
         self.flat.zero_()
         for parameter, view in zip(self._parameters, self.views, strict=True):
             parameter.grad = view
+
+    def collect(self) -> None:
+        """After the last backward pass: all gradients are in the buffer, and its views are on the parameters."""
+        for parameter, view in zip(self._parameters, self.views, strict=True):
+            collect(parameter, view)
 
     def norms(self) -> Tensor:
         """L2 norm of every gradient [P]."""

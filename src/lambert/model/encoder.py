@@ -7,6 +7,8 @@ from lambert.core.registry import lookup
 from lambert.model.blocks.bert import BertBlock
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.dropout import dropout
+from lambert.model.embedding import embed
+from lambert.model.linear import in_product_dtype
 
 __all__ = ["BLOCKS", "SIZES", "Encoder", "EncoderConfig"]
 
@@ -27,8 +29,9 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(block(config) for _ in range(config.layers))
 
     def forward(self, batch: Batch) -> Tensor:
-        embedded_TD = self.words(batch.ids_T) + self.positions(batch.positions_T) + self.types(batch.types_T)
-        states_TD: Tensor = dropout(self.norm(embedded_TD), self.config.dropout, self.training)
+        embedded_TD = embed(batch.ids_T, self.words) + embed(batch.positions_T, self.positions)
+        embedded_TD = self.norm(embedded_TD + embed(batch.types_T, self.types))
+        states_TD = dropout(in_product_dtype(embedded_TD), self.config.dropout, self.training)
         for block in self.blocks:
             states_TD = block(states_TD, batch)
         return states_TD

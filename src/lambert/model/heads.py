@@ -13,6 +13,7 @@ from lambert.core.registry import lookup
 from lambert.model.crossentropy import cross_entropy
 from lambert.model.dropout import dropout
 from lambert.model.encoder import Encoder, EncoderConfig
+from lambert.model.linear import linear, project
 
 
 class Head(nn.Module):
@@ -59,8 +60,8 @@ class MaskedLanguageModel(Head):
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None) -> Tensor:
         assert words_VD is not None
         rows_ND = states_TD if at_N is None else states_TD[at_N]
-        rows_ND = self.norm(nn.functional.gelu(self.dense(rows_ND), approximate=self.approximate))
-        return nn.functional.linear(rows_ND, words_VD, self.bias)
+        rows_ND = self.norm(nn.functional.gelu(project(rows_ND, self.dense), approximate=self.approximate))
+        return linear(rows_ND, [words_VD], [self.bias])
 
 
 class NextSentence(Head):
@@ -169,7 +170,7 @@ class Model(nn.Module):
     def _logits(self, batch: Batch, at: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         states_TD = self.encoder(batch)
         if self.pooler is not None:
-            pooled_SD = torch.tanh(self.pooler(states_TD[batch.bounds_S1[:-1].long()]))
+            pooled_SD = torch.tanh(project(states_TD[batch.bounds_S1[:-1].long()], self.pooler))
         logits = {}
         for name, at_N in at.items():
             head = self._head(name)

@@ -1,12 +1,12 @@
 """The layer of Devlin et al., "BERT", 2018: attention and feed-forward, each followed by a residual sum and a norm."""
 
-import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.model.attention import attention
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
+from lambert.model.linear import project
 
 
 class BertBlock(nn.Module):
@@ -26,14 +26,11 @@ class BertBlock(nn.Module):
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:
-        projections = (self.query, self.key, self.value)
-        weight = torch.cat([p.weight for p in projections])
-        bias = torch.cat([p.bias for p in projections])
-        qkv_T3HE = nn.functional.linear(states_TD, weight, bias).view(states_TD.shape[0], 3, self.heads, -1)
+        qkv_T3HE = project(states_TD, self.query, self.key, self.value).view(states_TD.shape[0], 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
         mixed_TD = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop).flatten(1)
-        mixed_TD = dropout(self.attention_out(mixed_TD), self.dropout, self.training)
+        mixed_TD = dropout(project(mixed_TD, self.attention_out), self.dropout, self.training)
         states_TD = self.attention_norm(states_TD + mixed_TD)
-        inner_TF = nn.functional.gelu(self.up(states_TD), approximate=self.approximate)
-        out_TD: Tensor = self.norm(states_TD + dropout(self.down(inner_TF), self.dropout, self.training))
+        inner_TF = nn.functional.gelu(project(states_TD, self.up), approximate=self.approximate)
+        out_TD: Tensor = self.norm(states_TD + dropout(project(inner_TF, self.down), self.dropout, self.training))
         return out_TD
