@@ -1,15 +1,22 @@
 """Which folder holds the model, and what a batch size may not change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from lambert.core.batch import Batch
 from lambert.core.errors import DataError, UsageError
 from lambert.engine.dist import World
 from lambert.engine.precision import Precision
-from lambert.stages.inference import check_positions, load_task, model_folder, outputs
+from lambert.model import weights
+from lambert.model.encoder import EncoderConfig
+from lambert.stages.inference import check_positions, even_bounds, load_task, model_folder, outputs, ready
 
 
 def test_a_run_folder_stands_for_its_model(pretrained: Path, tmp_path: Path) -> None:
@@ -26,18 +33,73 @@ def test_a_task_is_cut_to_the_models_positions(pretrained: Path) -> None:
         check_positions(65, model)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1, "int8": 0.1}
+
+
+@pytest.fixture
+def cores() -> Iterator[int]:
+    """Three threads for torch in this test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield 3
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_outputs_come_in_order_whatever_the_batches(
-    precision: str, tuned: Callable[[str], Path], labelled: Callable[[str, str], Path]
+    precision: str, tuned: Callable[[str], Path], labelled: Callable[[str, str], Path], cores: int
 ) -> None:
     model, task = load_task(tuned("classify"), "")
     data, world = task.read(labelled("classify", "dev")), World.detect("cpu")
-    found = [
-        torch.cat(
-            [batch["label"].float() for batch in outputs(model, data, Precision(precision, world.device), world, n)]
-        )
-        for n in (1, 50, 10_000)
-    ]
-    assert found[0].shape == (16, 2)
-    for other in found[1:]:
-        assert float((found[0] - other).abs().max()) < (1e-5 if precision == "float32" else 0.1)
+    with torch.inference_mode():
+        epochs = np.zeros(16, dtype=np.int64)
+        expected = model.outputs(data.collate(epochs, np.arange(16)))["label"]
+    model, mode = ready(model, precision, world.device)
+    for threads in (1, cores):
+        torch.set_num_threads(threads)
+        for micro_tokens in (1, 50, 10_000):
+            found, done = [], 0
+
+            def advance(sequences: int) -> None:
+                nonlocal done
+                done += sequences
+
+            for batch in outputs(model, data, mode, world, micro_tokens, advance):
+                found.append(batch["label"].float())
+            assert (done, torch.get_num_threads()) == (16, threads)
+            assert len(found) == {1: 16, 10_000: threads}.get(micro_tokens, len(found))
+            assert float((torch.cat(found) - expected).abs().max()) < TOLERANCE[precision]
+
+
+def test_an_error_in_a_batch_is_raised(
+    tuned: Callable[[str], Path], labelled: Callable[[str, str], Path], cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, task = load_task(tuned("classify"), "")
+    data, world = task.read(labelled("classify", "dev")), World.detect("cpu")
+
+    def broken(batch: Batch) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(model, "outputs", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        list(outputs(model, data, Precision("float32"), world, 50))
+    assert torch.get_num_threads() == cores
+
+
+@given(st.lists(st.integers(1, 400), max_size=60), st.integers(1, 3000), st.integers(1, 5))
+def test_batches_are_even(lengths: list[int], micro_tokens: int, streams: int) -> None:
+    cuts = even_bounds(np.array(lengths, dtype=np.int64), micro_tokens, streams)
+    if not lengths:
+        assert cuts == [0]
+        return
+    assert cuts == sorted(set(cuts))
+    assert (cuts[0], cuts[-1]) == (0, len(lengths))
+    sizes = [sum(lengths[low:high]) for low, high in pairwise(cuts)]
+    assert max(sizes) <= max(micro_tokens, 1) + max(lengths)
+    assert max(sizes) <= sum(lengths) / min(streams, len(lengths)) + max(lengths)
+
+
+def test_int8_needs_a_processor() -> None:
+    model = weights.fresh(EncoderConfig(vocabulary=9), {"span": 0})
+    with pytest.raises(UsageError, match="'int8' runs on a processor alone, not on meta: use bfloat16"):
+        ready(model, "int8", torch.device("meta"))

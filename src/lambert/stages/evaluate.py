@@ -6,9 +6,8 @@ from pathlib import Path
 
 from lambert.core.errors import UsageError
 from lambert.engine.dist import World
-from lambert.engine.precision import Precision
 from lambert.engine.progress import progress
-from lambert.stages.inference import InferenceConfig, load_task, outputs
+from lambert.stages.inference import InferenceConfig, load_task, outputs, ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,9 @@ def run(config: EvaluateConfig) -> None:
         raise UsageError(f"{config.model} is not fine-tuned: `lambert finetune` gives it a task to be scored on.")
     world = World.detect(config.inference.device)
     data = task.read(config.data)
-    precision = Precision(config.inference.precision, world.device)
+    model, precision = ready(model, config.inference.precision, world.device)
     with progress(data.size(0), "evaluate", unit="sequences", quiet=config.json) as bar:
-        found = outputs(model.to(world.device), data, precision, world, config.inference.micro_tokens, bar.advance)
+        found = outputs(model, data, precision, world, config.inference.micro_tokens, bar.advance)
         predictions = task.predictions(data, found)
     scores = task.score(data, predictions)
     if config.predictions is not None:

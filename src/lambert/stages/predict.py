@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lambert.core.errors import DataError, UsageError
 from lambert.engine.dist import World
-from lambert.engine.precision import Precision
-from lambert.stages.inference import InferenceConfig, load_task, outputs
+from lambert.stages.inference import InferenceConfig, load_task, outputs, ready
 from lambert.tasks import predict
 
 
@@ -34,8 +33,7 @@ def run(config: PredictConfig) -> None:
     """Reads until the input ends; "id" is handed through."""
     model, task = load_task(config.model, config.task)
     world = World.detect(config.inference.device)
-    model.to(world.device)
-    precision = Precision(config.inference.precision, world.device)
+    model, precision = ready(model, config.inference.precision, world.device)
     answers = predict(
         task,
         lambda source: outputs(model, source, precision, world, config.inference.micro_tokens),
