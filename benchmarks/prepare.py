@@ -1,17 +1,19 @@
-"""`lambert prepare` end to end against bare `encode_batch_fast` on the same text, interleaved, on all cores.
+"""`lambert prepare` end to end against bare `encode_batch_fast` on the same text, interleaved.
 
-    python benchmarks/prepare.py --tokenizer vocab.txt --rounds 5 FILE... [--json]
+    python benchmarks/prepare.py --tokenizer vocab.txt --rounds 5 FILE... [--json]                       # all cores
+    taskset -c 0 python benchmarks/prepare.py --tokenizer vocab.txt --workers 1 FILE...                  # one core
 
 Bare: the documents are in memory already, cleaned of mark-up; the library encodes them in batches of 1000; its ids stay
 where they are. Prepare: files are hashed, read, cleaned, split into sentences, encoded, checked for duplicates, written
-and synced. The ratio is bare seconds to prepare seconds (medians). Peak memory is that of a process that prepares only,
-with its workers.
+and synced. Ratios are bare seconds to prepare seconds, the median of the rounds'; seconds of processor time, workers
+included, say what a core does even where others share it. The library uses as many threads as the process has cores.
+Peak memory is that of a process that prepares only, with its workers.
 """
 
 import argparse
 import json
+import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import tokenizers
 
@@ -30,22 +34,27 @@ from lambert.corpus.readers import Layout, read
 BATCH = 1000
 
 
-def bare(vocabulary: Path, texts: list[str]) -> float:
-    """Seconds that the library alone takes."""
+def clock() -> npt.NDArray[np.float64]:
+    """(seconds, processor seconds of this process and of those it has waited for)."""
+    return np.array([time.perf_counter(), sum(os.times()[:4])])
+
+
+def bare(vocabulary: Path, texts: list[str]) -> npt.NDArray[np.float64]:
+    """`clock` seconds that the library alone takes."""
     tokenizer = lambert_tokenizer.load(vocabulary)
-    started = time.perf_counter()
+    started = clock()
     for at in range(0, len(texts), BATCH):
         tokenizer.encode_batch_fast(texts[at : at + BATCH], add_special_tokens=False)
-    return time.perf_counter() - started
+    return clock() - started
 
 
-def whole(vocabulary: Path, files: list[Path], workers: int) -> float:
-    """Seconds that `prepare` takes."""
+def whole(vocabulary: Path, files: list[Path], workers: int) -> npt.NDArray[np.float64]:
+    """`clock` seconds that `prepare` takes."""
     with tempfile.TemporaryDirectory() as folder:
         config = PrepareConfig(tuple(files), Path(folder) / "corpus", tokenizer=str(vocabulary), workers=workers)
-        started = time.perf_counter()
+        started = clock()
         prepare(config)
-        return time.perf_counter() - started
+        return clock() - started
 
 
 def peak_memory(vocabulary: Path, files: list[Path], workers: int) -> float:
@@ -86,24 +95,30 @@ def main() -> None:
     arguments = parser.parse_args()
     texts = [piece.text for file in arguments.files for piece in read(file, Layout())]
     size = sum(len(text.encode()) for text in texts)
-    bare_seconds, whole_seconds = [], []
-    for _ in range(arguments.rounds):
-        bare_seconds.append(bare(arguments.tokenizer, texts))
-        whole_seconds.append(whole(arguments.tokenizer, arguments.files, arguments.workers))
+    rounds = [
+        (bare(arguments.tokenizer, texts), whole(arguments.tokenizer, arguments.files, arguments.workers))
+        for _ in range(arguments.rounds)
+    ]
+    ratios = np.array([library / ours for library, ours in rounds])
+    library, ours = np.median(np.array(rounds), axis=0)
     result = {
         "text_MB": round(size / 1e6, 2),
         "documents": len(texts),
-        "bare_seconds": round(statistics.median(bare_seconds), 3),
-        "prepare_seconds": round(statistics.median(whole_seconds), 3),
-        "ratio": round(statistics.median(bare_seconds) / statistics.median(whole_seconds), 3),
-        "ratios": [round(b / w, 3) for b, w in zip(bare_seconds, whole_seconds, strict=True)],
-        "prepare_MB_per_s": round(size / 1e6 / statistics.median(whole_seconds), 2),
+        "bare_seconds": round(library[0], 3),
+        "prepare_seconds": round(ours[0], 3),
+        "ratio": round(np.median(ratios[:, 0]), 3),
+        "ratios": ratios[:, 0].round(3).tolist(),
+        "prepare_MB_per_s": round(size / 1e6 / ours[0], 2),
+        "bare_cpu_seconds": round(library[1], 3),
+        "prepare_cpu_seconds": round(ours[1], 3),
+        "cpu_ratio": round(np.median(ratios[:, 1]), 3),
+        "prepare_MB_per_cpu_s": round(size / 1e6 / ours[1], 2),
         "peak_MB": round(peak_memory(arguments.tokenizer, arguments.files, arguments.workers)),
         "cores": len(psutil.Process().cpu_affinity()),
         "python": platform.python_version(),
         "tokenizers": tokenizers.__version__,
     }
-    print(json.dumps(result) if arguments.json else "\n".join(f"{name:<18}{value}" for name, value in result.items()))
+    print(json.dumps(result) if arguments.json else "\n".join(f"{name:<21}{value}" for name, value in result.items()))
 
 
 if __name__ == "__main__":
