@@ -21,6 +21,7 @@ from cyclopts.exceptions import CycloptsError
 from lambert import __version__
 from lambert.core.config import read
 from lambert.core.errors import LambertError, UsageError
+from lambert.engine.allocator import keep_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,9 @@ VERBS = {
     "report": Verb("report", "ReportConfig", "Run folders to one self-contained HTML page.", takes="runs"),
     "doctor": Verb("doctor", "DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""),
 }
+
+COMPUTES = ("pretrain", "finetune", "evaluate", "predict", "bench")
+"""Verbs that run a net."""
 
 WRONG_PATH = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.EIO)
@@ -94,11 +98,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def call(tokens: list[str]) -> None:
+    chosen = tokens[0] if tokens else ""
+    if chosen in COMPUTES:
+        keep_memory()
     app = App(
         name="lambert", help=HELP, version=__version__, result_action="return_value", suppress_keyboard_interrupt=False
     )
     app.default_parameter = Parameter(negative_iterable=(), consume_multiple=True)
-    chosen = tokens[0] if tokens else ""
     for place, (name, verb) in enumerate(VERBS.items()):
         if name == chosen:
             app.command(_command(verb, tokens), name=name, sort_key=place)
