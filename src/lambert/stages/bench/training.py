@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.engine.dist import World
-from lambert.engine.precision import Precision
+from lambert.engine.precision import Gradients, Precision
 from lambert.model import flops, weights
 from lambert.model.config import EncoderConfig
 from lambert.stages.bench import batches
@@ -39,10 +40,10 @@ def _training(config: BenchConfig, world: World, kind: str) -> Work:
     batch = batches.drawn_batch(encoder, lengths_S, config.seed, HEADS[kind]).to(world.device)
     return Work(
         sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
-        tokens=batch.tokens,
-        sequences=batch.sequences,
-        padded=batch.sequences * batches.width_of(config, batch),
-        operations=flops.training(encoder, lengths_S.tolist(), batches.counts(batch)),
+        tokens=config.accumulate * batch.tokens,
+        sequences=config.accumulate * batch.sequences,
+        padded=config.accumulate * batch.sequences * batches.width_of(config, batch),
+        operations=config.accumulate * flops.training(encoder, lengths_S.tolist(), batches.counts(batch)),
         shapes=batches.layer_shapes(encoder, batch.tokens),
     )
 
@@ -56,7 +57,13 @@ def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World
         mean: Tensor = (model(batch) / counts_K).sum()
         return mean
 
-    return _step(config, model, loss, world)
+    gradients = Gradients(model)
+
+    def collect() -> None:
+        gradients.collect()
+        increment_version(list(model.parameters()))  # as after an update: nothing that was made of the weights holds
+
+    return _step(config, model, loss, world, gradients.clear, collect)
 
 
 def _transformers(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
@@ -126,17 +133,27 @@ def _peer_step(config: BenchConfig, model: nn.Module, called: Callable[..., Any]
     return _step(config, model, loss, world)
 
 
-def _step(config: BenchConfig, net: nn.Module, loss_of: Callable[[], Tensor], world: World) -> Step:
+def _step(
+    config: BenchConfig,
+    net: nn.Module,
+    loss_of: Callable[[], Tensor],
+    world: World,
+    clear: Callable[[], None] | None = None,
+    collect: Callable[[], None] = lambda: None,
+) -> Step:
+    """An update: `clear`, passes forward and backward, `collect`, and the optimizer's step if that is asked for."""
     precision = Precision(config.precision, world.device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True) if config.optimizer else None
 
     def step() -> float:
-        with precision.autocast():
-            loss = loss_of()
-        loss.backward()  # type: ignore[no-untyped-call]
+        (clear or net.zero_grad)()
+        for _ in range(config.accumulate):
+            with precision.autocast():
+                loss = loss_of()
+            loss.backward()  # type: ignore[no-untyped-call]
+        collect()
         if optimizer is not None:
             optimizer.step()
-        net.zero_grad(set_to_none=True)
         return float(loss.detach())
 
     return step
