@@ -146,3 +146,18 @@ def test_rows_of_a_table(reserved: bool) -> None:
     assert grad is not None
     expected = torch.zeros(20, 6).index_add(0, ids, torch.arange(24.0).view(4, 6))
     torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 33, 200, 913])
+@pytest.mark.parametrize(("inner", "width"), [(128, 512), (512, 128), (256, 768), (768, 3072), (3072, 768)])
+def test_the_layout_changes_no_bit(rows: int, inner: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is continued may lay a weight out later than one that went on: an evaluation counts rows too."""
+    several = layers(width, inner=inner)
+    results = []
+    for limit in (10**9, 1):
+        monkeypatch.setattr(module, "_ROWS", limit)
+        several.zero_grad()
+        results.append(passes(ours, several, rows))
+    (out, grad, _), (laid_out, laid_out_grad, _) = results
+    assert torch.equal(out, laid_out)
+    assert torch.equal(grad, laid_out_grad)
