@@ -64,9 +64,7 @@ class Encoder:
         values = described(self._tokenizer)
         self.by_words = _looks_at_words_only(values)
         if self.by_words:
-            self._marked = Tokenizer.from_str(tokenizer_json)
-            self._marked.encode_special_tokens = True
-            self._marked.add_tokens([AddedToken(MARK, normalized=False, special=False)])
+            self._tokenizer.add_tokens([AddedToken(MARK, normalized=False, special=False)])
             self._model = self._tokenizer.model
             # an added token may hold punctuation and capitals
             self._added = not all(token["special"] for token in values["added_tokens"])
@@ -139,7 +137,7 @@ class Encoder:
         lists = [[token.id for token in self._model.tokenize(word.decode())] for word in plain]
         others = [word.decode() for word in words if self._added or not word.isalnum()]
         groups = [MARK.join(others[at : at + GROUP]) + MARK for at in range(0, len(others), GROUP)]
-        encodings = self._marked.encode_batch_fast(groups, add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(groups, add_special_tokens=False)
         marked = np.array([number for encoding in encodings for number in encoding.ids], dtype=np.int64)
         marks = np.flatnonzero(marked == self._vocabulary)
         ids = np.array([number for own in lists for number in own], dtype=np.int64)

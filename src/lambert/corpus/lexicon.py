@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 WIDTH = 16  # bytes of a word in the table
 ROW = 24  # bytes of a row: both halves of a word and its value
-FEWEST = 1 << 12  # rows to begin with
+FEWEST, GROWTH = 1 << 16, 4  # rows to begin with, and how many times as many when they are full
 LOAD = 0.6  # words to a row at most: about 1.75 rows are looked at for a word that is there, 3.6 for one that is not
 ENTRY = 200  # bytes of a long word in the dict besides its own, about
 
@@ -27,7 +27,7 @@ class Lexicon:
 
     def __init__(self, memory: int) -> None:
         self._memory, self._most = memory, memory * 3 // 4 // ROW
-        self._rows = np.zeros((FEWEST, 3), dtype=np.uint64)
+        self._rows = np.zeros((min(FEWEST, self._most + 1), 3), dtype=np.uint64)
         self._short = self._long_bytes = 0
         self._long: dict[bytes, int] = {}
 
@@ -66,7 +66,7 @@ class Lexicon:
         if self._short > len(self._rows) * LOAD:
             rows_n3 = np.concatenate([self._rows[self._rows[:, 2] != 0], rows_n3])
             rows_n3 = rows_n3[np.argsort(rows_n3[:, 2])]
-            count = max(min(2 * len(self._rows), self._most), int(self._short / LOAD) + 1)
+            count = max(min(GROWTH * len(self._rows), self._most), int(self._short / LOAD) + 1)
             self._rows = np.zeros((count, 3), dtype=np.uint64)
         self._insert(rows_n3)
 

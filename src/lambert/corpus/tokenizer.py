@@ -185,16 +185,20 @@ def described(tokenizer: Any) -> dict[str, Any]:
 
 def fingerprint(tokenizer: Any) -> str:
     """SHA-256 of the `tokenizer.json` that `save` writes."""
-    return hashlib.sha256(_serialised(tokenizer).encode()).hexdigest()
+    return hashlib.sha256(_serialised(described(tokenizer)).encode()).hexdigest()
 
 
-def _serialised(tokenizer: Any) -> str:
-    return json.dumps(described(tokenizer), ensure_ascii=False, indent=1) + "\n"
+def _serialised(values: dict[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, indent=1) + "\n"
 
 
 def lowercases(tokenizer: Any) -> bool | None:
     """Whether the tokenizer lower-cases, None where its normalizer is not BERT's."""
-    normalizer = described(tokenizer)["normalizer"] or {}
+    return _lowercases(described(tokenizer))
+
+
+def _lowercases(values: dict[str, Any]) -> bool | None:
+    normalizer = values["normalizer"] or {}
     return bool(normalizer["lowercase"]) if normalizer.get("type") == "BertNormalizer" else None
 
 
@@ -202,8 +206,8 @@ def save(tokenizer: Any, folder: Path) -> None:
     """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, which AutoTokenizer reads."""
     values = described(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / JSON).write_text(_serialised(tokenizer), encoding="utf-8")
-    lowercase = lowercases(tokenizer)
+    (folder / JSON).write_text(_serialised(values), encoding="utf-8")
+    lowercase = _lowercases(values)
     config: dict[str, Any] = {
         "tokenizer_class": "BertTokenizer" if lowercase is not None else "PreTrainedTokenizerFast"
     }
@@ -232,9 +236,10 @@ def specials(tokenizer: Any, source: str = "the tokenizer") -> Specials:
     missing = [piece for piece in SPECIAL_PIECES if piece not in ids]
     if missing:
         raise DataError(f"{source} has no piece {', '.join(missing)}. Add it, or use a BERT vocabulary.")
-    if sorted(ids.values()) != list(range(len(ids))):
+    if set(ids.values()) != set(range(len(ids))):
         raise DataError(f"{source} does not number its {len(ids)} pieces from 0 without gaps. Use a BERT vocabulary.")
-    pieces = sorted(ids, key=ids.__getitem__)
+    continuation_V = np.zeros(len(ids), dtype=np.bool_)
+    continuation_V[[number for piece, number in ids.items() if piece.startswith(CONTINUATION)]] = True
     return Specials(
         pad=ids["[PAD]"],
         unk=ids["[UNK]"],
@@ -242,5 +247,5 @@ def specials(tokenizer: Any, source: str = "the tokenizer") -> Specials:
         sep=ids["[SEP]"],
         mask=ids["[MASK]"],
         vocabulary=len(ids),
-        continuation_V=np.array([piece.startswith(CONTINUATION) for piece in pieces], dtype=np.bool_),
+        continuation_V=continuation_V,
     )
