@@ -1,12 +1,14 @@
 """The fast kernels give what the plain one gives, within each sequence and nowhere else."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lambert.model.attention import attention, equal_lengths, reference
+from lambert.model.attention import KERNELS, attention, equal_lengths, kernel, reference
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -94,3 +96,88 @@ def test_dropout_keeps_the_mean() -> None:
     assert not torch.allclose(drawn[0], still)
     error = drawn.std(0) / 4000**0.5
     assert ((drawn.mean(0) - still).abs() < 5 * error + 1e-12).all()
+
+
+# --- GPUs ---
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SIZES = [40, 7, 40, 1, 129, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "major", "width"),
+    [
+        ("flash", torch.bfloat16, 8, 64),
+        ("flash", torch.float16, 9, 256),
+        ("efficient", torch.float32, 9, 64),
+        ("efficient", torch.float16, 7, 64),
+        ("efficient", torch.bfloat16, 9, 12),
+        ("efficient", torch.bfloat16, 9, 264),
+    ],
+)
+def test_a_gpu_takes_the_fastest_kernel_that_it_has(
+    name: str, dtype: torch.dtype, major: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    assert kernel(torch.device("cuda", 0), dtype, width) == name
+    assert kernel(torch.device("cpu"), dtype, width) == "products"
+    assert kernel(torch.device("mps"), dtype, width) == "plain"
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("flash", torch.bfloat16), ("efficient", torch.float32)])
+def test_kernels_of_gpus_have_the_shapes_and_gradients_that_torch_declares(name: str, dtype: torch.dtype) -> None:
+    qkv = torch.empty(20, 3, 2, 8, dtype=dtype, device="meta", requires_grad=True)
+    mixed = KERNELS[name](qkv, torch.empty(4, dtype=torch.int32, device="meta"), 9, 0.1)
+    assert (mixed.shape, mixed.dtype) == ((20, 2, 8), dtype)
+    mixed.sum().backward()
+    assert qkv.grad is not None
+    assert (qkv.grad.shape, qkv.grad.dtype) == (qkv.shape, dtype)
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("dtype", "width", "tolerance"),
+    [
+        (torch.float32, 64, 1e-4),
+        (torch.float32, 12, 1e-4),
+        (torch.bfloat16, 64, 0.03),
+        (torch.float16, 64, 0.005),
+        (torch.bfloat16, 12, 0.03),
+    ],
+)
+def test_cuda_equals_the_plain_kernel(dtype: torch.dtype, width: int, tolerance: float) -> None:
+    qkv = random_qkv(sum(SIZES), dtype, width=width)
+    exact = gradients(reference, qkv.double(), bounds(SIZES), 129)
+    ours = gradients(attention, qkv.cuda(), bounds(SIZES).cuda(), 129)
+    for mine, right in zip(ours, exact, strict=True):
+        torch.testing.assert_close(mine.cpu().double(), right, rtol=0, atol=tolerance)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_dropout_is_drawn_from_the_seed_once_for_both_passes(dtype: torch.dtype) -> None:
+    leaf = random_qkv(sum(SIZES), dtype, width=64).cuda().requires_grad_()
+    weight = torch.linspace(-1, 1, sum(SIZES) * 2 * 64, device="cuda").view(-1, 2, 64)
+
+    def drawn(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return attention(leaf, bounds(SIZES).cuda(), longest=129, dropout=0.4)
+
+    out = drawn(1)
+    assert torch.equal(out, drawn(1))
+    assert not torch.equal(out, drawn(2))
+    (grad,) = torch.autograd.grad((out.float() * weight).sum(), leaf)
+    # The mixture is linear in the values: its product with the weight is that of the values with their gradient.
+    through_values = (grad[:, 2].double() * leaf[:, 2].detach().double()).sum()
+    direct = (out.detach().double() * weight.double()).sum()
+    assert abs(through_values - direct) < 0.02 * (out.detach().double() * weight.double()).norm()
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_dropout_keeps_the_mean(dtype: torch.dtype) -> None:
+    qkv, bounds_S1 = random_qkv(9, dtype, width=8).cuda(), bounds([6, 3]).cuda()
+    still = attention(qkv, bounds_S1, longest=6, dropout=0.0).float()
+    drawn = torch.stack([attention(qkv, bounds_S1, longest=6, dropout=0.3).float() for _ in range(2000)])
+    error = drawn.std(0) / 2000**0.5
+    assert ((drawn.mean(0) - still).abs() < 5 * error + 0.01).all()

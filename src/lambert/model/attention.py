@@ -1,9 +1,10 @@
 """Attention within each sequence of a flat batch: softmax(q k' / sqrt(E)) v (Vaswani et al., 2017, equation 1).
 
-`attention` picks the kernel; `reference` is the plain version that the others are tested against. E is the width of a
-head, G the sequences of equal length that are taken together.
+`attention` calls the kernel that `kernel` names for the device; the plain one is what the others are tested against. E
+is the width of a head, G the sequences of equal length that are taken together.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -17,28 +18,81 @@ from lambert.model.dropout import keep_mask, survival
 def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: float) -> Tensor:
     """Every token's mixture of the values of its own sequence, [T, H, E].
 
-    `bounds_S1` and `longest` as in `Batch`; `dropout` is the probability of dropping an attention weight.
+    `bounds_S1` and `longest` as in `Batch`; `dropout` is the probability of dropping an attention weight, drawn from
+    torch's generator of the device.
     """
-    if qkv_T3HE.device.type == "cpu":
-        mixed_THE: Tensor = _Products.apply(qkv_T3HE, equal_lengths(bounds_S1.tolist()), dropout)  # type: ignore[no-untyped-call]
-        return mixed_THE
-    if qkv_T3HE.dtype in (torch.float16, torch.bfloat16) and dropout == 0:
-        from torch.nn.attention.varlen import varlen_attn
+    name = kernel(qkv_T3HE.device, qkv_T3HE.dtype, qkv_T3HE.shape[-1])
+    return KERNELS[name](qkv_T3HE, bounds_S1, longest, dropout)
 
-        q_THE, k_THE, v_THE = qkv_T3HE.unbind(1)
-        mixed = varlen_attn(q_THE, k_THE, v_THE, bounds_S1, bounds_S1, longest, longest)
-        assert isinstance(mixed, Tensor)
-        return mixed
-    return reference(qkv_T3HE, bounds_S1, dropout=dropout)
+
+def kernel(device: torch.device, dtype: torch.dtype, width: int) -> str:
+    """The key in KERNELS for heads of this width, from what the device is alone: nothing waits for it.
+
+    Flash attention (Dao, 2023) needs 16 bits, heads of a multiple of 8 up to 256, and compute capability 8.0.
+    """
+    if device.type == "cpu":
+        return "products"
+    if device.type != "cuda":
+        return "plain"
+    half = dtype in (torch.float16, torch.bfloat16)
+    if half and width % 8 == 0 and width <= 256 and torch.cuda.get_device_properties(device).major >= 8:
+        return "flash"
+    return "efficient"
 
 
 def reference(qkv_T3HE: Tensor, bounds_S1: Tensor, *, dropout: float) -> Tensor:
-    """As `attention`, a sequence at a time with torch's own scaled dot product."""
+    """As `attention`, a sequence at a time with torch's own scaled dot product. The host waits for the bounds."""
     mixed = []
     for part in qkv_T3HE.tensor_split(bounds_S1[1:-1].cpu().long()):
         q_HME, k_HME, v_HME = part.permute(1, 2, 0, 3)
         mixed.append(nn.functional.scaled_dot_product_attention(q_HME, k_HME, v_HME, dropout_p=dropout))
     return torch.cat(mixed, dim=1).transpose(0, 1)
+
+
+def _plain(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+    return reference(qkv_T3HE, bounds_S1, dropout=dropout)
+
+
+def _flash(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+    """Dao, "FlashAttention-2", 2023. torch's public `varlen_attn` is this operation without dropout."""
+    q_THE, k_THE, v_THE = qkv_T3HE.unbind(1)
+    found = torch.ops.aten._flash_attention_forward(
+        q_THE, k_THE, v_THE, bounds_S1, bounds_S1, longest, longest, dropout, False, False
+    )
+    mixed_THE: Tensor = found[0]
+    return mixed_THE
+
+
+def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+    """Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021, in the kernel that torch has from xFormers:
+    float32 and every GPU, slower."""
+    q_1THE, k_1THE, v_1THE = qkv_T3HE[None].unbind(2)
+    found = torch.ops.aten._efficient_attention_forward(
+        q_1THE, k_1THE, v_1THE, None, bounds_S1, bounds_S1, longest, longest, dropout, 0, qkv_T3HE.requires_grad
+    )
+    mixed_THE: Tensor = found[0][0]
+    return mixed_THE
+
+
+def _products(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+    mixed_THE: Tensor = _Products.apply(qkv_T3HE, equal_lengths(bounds_S1.tolist()), dropout)  # type: ignore[no-untyped-call]
+    return mixed_THE
+
+
+KERNELS: dict[str, Callable[[Tensor, Tensor, int, float], Tensor]] = {
+    "products": _products,
+    "flash": _flash,
+    "efficient": _efficient,
+    "plain": _plain,
+}
+"""Functions (qkv_T3HE, bounds_S1, longest, dropout). The last one alone makes a loop of the sequences."""
+
+
+def leave_to_python() -> None:
+    """Keeps torch.compile out of the kernels that read bounds on the host: the lengths of a batch would each become a
+    graph. Imports the compiler, which takes seconds."""
+    for name, function in (("products", _products), ("plain", _plain)):
+        KERNELS[name] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 
 Rows = slice | Tensor

@@ -28,7 +28,7 @@ def dropout(values: Tensor, probability: float, training: bool) -> Tensor:
     """The values, each zeroed with `probability` and scaled so that its expectation stays."""
     if not training or probability == 0:
         return values
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or torch.compiler.is_compiling():  # a compiler draws within its own loops
         return nn.functional.dropout(values, probability)
     mask = keep_mask(values.shape, probability, values.dtype)
     return values * mask.mul_(1 / survival(probability))

@@ -37,11 +37,11 @@ def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
 
 def _fast(states_TD: Tensor) -> bool:
     return (
-        states_TD.device.type == "cpu"
+        not torch.compiler.is_compiling()  # first: a graph would end at the questions below
+        and states_TD.device.type == "cpu"
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        and not torch.compiler.is_compiling()
     )
 
 
