@@ -13,6 +13,7 @@ from lambert.core import config as settings
 from lambert.core.errors import DivergedError, UsageError
 from lambert.core.files import write_whole
 from lambert.engine import checkpoint, lock
+from lambert.engine.compiler import Setting
 from lambert.engine.dist import World
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.log import RunLog
@@ -39,6 +40,9 @@ class TrainConfig:
     micro-batch."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the matrix products; weights, moments, sums and norms are always float32. float16 scales the loss."""
+    compile: Setting = "auto"
+    """torch.compile around the blocks; auto: on GPUs alone. It changes a result by rounding, and with dropout by the
+    masks. Where it fails, the run is eager and says so."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
     evaluate_every: int = 0
@@ -112,6 +116,7 @@ FREE = (
     "log.",
     "guard.",
     "train.micro_tokens",
+    "train.compile",
     "train.device",
     "train.save_every",
     "train.evaluate_",

@@ -2,13 +2,17 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from lambert.core.batch import Source
 from lambert.core.errors import UsageError
 from lambert.data.stream import GlobalBatch, stream
 from lambert.engine import checkpoint
+from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device import product_ceiling
 from lambert.engine.dist import World
 from lambert.engine.log import RunLog
@@ -16,11 +20,13 @@ from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.memory import release
 from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import polite
-from lambert.model import flops
+from lambert.model import attention, flops
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule
 from lambert.stages.run import Run, RunConfig
 
+_TRIED = 4
+"""Sequences that compiling is tried on."""
 Score = Callable[[Model, Precision, int], dict[str, float]]
 """Held-out scores of the model as it is, computed so many tokens at once."""
 
@@ -51,16 +57,20 @@ def fit(
     found = run.budget.find(source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world)
     with (
         polite() as stop,
+        _compiled(run, source) as compilation,
         RunLog(
             out, steps=steps, start=done, state=logged, description=out.name, peak_flops=peak, world=world,
             every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
-            quiet=not config.log.console, facts={"micro_tokens": run.budget.tokens},
+            quiet=not config.log.console, facts={"micro_tokens": run.budget.tokens} | _facts(compilation),
         ) as log,
     ):  # fmt: skip
         if done:
             log.note(f"continuing after update {done:,} of {steps:,}")
-        if found:
-            log.note(found)
+        for text in (found, *_said(compilation, model, options.precision, world)):
+            if text:
+                log.note(text)
+        if compilation.active:  # scores are seldom taken: graphs of their own would not pay
+            score = torch.compiler.set_stance("force_eager")(score)
         while done < steps:
             for step, work in _updates(run, source, log, done, steps):
                 done = step.index
@@ -83,6 +93,48 @@ def fit(
         scores = score(model, run.precision, run.budget.tokens)
         log.scores(done, scores)
     return scores
+
+
+@contextmanager
+def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
+    """The model's blocks compiled, where that is wanted and a pass over a few sequences shows that it works."""
+    options, model, world = run.config.train, run.model, run.world
+    if not wanted(options.compile, world.device):
+        yield Compilation()
+        return
+
+    def trial() -> None:
+        indices_S = np.arange(min(_TRIED, source.size(0)))
+        batch = world.put(source.collate(np.zeros_like(indices_S), indices_S))
+        with run.precision.autocast():
+            total = model.train()(batch).sum()
+        total.backward()
+        float(total.detach())  # waits for the device
+        model.zero_grad()
+
+    attention.leave_to_python()
+    with compiled(model.encoder.blocks, trial, world) as compilation:
+        yield compilation
+
+
+def _facts(compilation: Compilation) -> dict[str, object]:
+    """For environment.json."""
+    return {"compiled": compilation.active, "compile_seconds": round(compilation.seconds, 3)}
+
+
+def _said(compilation: Compilation, model: Model, precision: str, world: World) -> Iterator[str]:
+    """What the user is told once about how the model is computed."""
+    if compilation.active:
+        yield f"blocks compiled in {compilation.seconds:,.0f} s"
+    elif compilation.problem:
+        yield f"blocks are not compiled, the run is slower: {compilation.problem}"
+    width = model.config.hidden // model.config.heads
+    if world.device.type != "cpu" and attention.kernel(world.device, PRECISIONS[precision], width) != "flash":
+        kernel = attention.kernel(world.device, PRECISIONS[precision], width)
+        yield (
+            f"attention by the {kernel} kernel, which is slower: flash attention needs bfloat16 or float16 (this is "
+            f"{precision}), heads of a multiple of 8 up to 256 ({width}), and a GPU of compute capability 8.0"
+        )
 
 
 def _updates(run: Run, source: Source, log: RunLog, done: int, steps: int) -> Iterator[tuple[Step, int]]:
