@@ -106,6 +106,22 @@ def test_without_a_c_compiler_the_run_is_the_eager_one_and_says_so_in_a_line(
     assert json.loads((tmp_path / "on" / "environment.json").read_text())["compiled"] is False
 
 
+@needs_a_compiler
+@pytest.mark.filterwarnings("ignore")  # a compiler's advice
+def test_the_benchmark_compiles_lambert_s_side(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr("lambert.stages.bench.peak_of", lambda config, side: 1)
+    checks = []
+    for flag in ("--no-compile", "--compile"):
+        counters.clear()
+        done = lambert("bench", flag, size="tiny", sequences=2, length=32, rounds=1, precision="float32", json=True)
+        assert done.code == 0, done.err
+        checks.append(json.loads(done.out)["sides"]["lambert"]["check"])
+        assert (counters["stats"]["calls_captured"] > 0) is (flag == "--compile")
+    assert checks[1] == pytest.approx(checks[0], abs=2e-4)
+
+
 def test_one_rank_that_cannot_compile_makes_all_of_them_eager() -> None:
     class Two(World):
         def largest(self, number: int) -> int:

@@ -43,6 +43,8 @@ class BenchConfig:
     """Of states and attention weights, on all sides."""
     optimizer: bool = False
     """pretrain, finetune: include a step of fused AdamW, on all sides."""
+    compile: bool = False
+    """pretrain, finetune: Lambert's side with its blocks compiled, as train.compile = "on" does."""
     peer: str = ""
     """Measure beside these, in turn, comma separated. pretrain, finetune: transformers, transformers-compiled;
     inference: these, onnxruntime, openvino; tokenizer: tokenizers; loader: dataloader; optimizer: adamw,

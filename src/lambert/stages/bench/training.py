@@ -12,9 +12,10 @@ from torch.autograd.graph import increment_version
 
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
+from lambert.engine.compiler import compile_blocks
 from lambert.engine.dist import World
 from lambert.engine.precision import Gradients, Precision
-from lambert.model import flops, weights
+from lambert.model import attention, flops, weights
 from lambert.model.config import EncoderConfig
 from lambert.stages.bench import batches
 from lambert.stages.bench.config import BenchConfig
@@ -51,6 +52,10 @@ def _training(config: BenchConfig, world: World, kind: str) -> Work:
 def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
     counts = batches.counts(batch)
     model = weights.fresh(encoder, dict.fromkeys(counts, 0)).to(world.device).train()
+    if config.compile:
+        need_compiler("compile", world.device)
+        attention.leave_to_python()
+        compile_blocks(model.encoder.blocks)
     counts_K = torch.tensor([float(count) for count in counts.values()], device=world.device)
 
     def loss() -> Tensor:
@@ -103,10 +108,15 @@ def peer_model(kind: str, encoder: EncoderConfig) -> Any:
 
 def compiled(model: nn.Module, device: torch.device) -> Callable[..., Any]:
     """The model under torch.compile, which happens in its first call. Raises MachineError where it cannot."""
-    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
-        raise MachineError("peer = transformers-compiled needs a C++ compiler: install g++ or set CXX.")
+    need_compiler("peer = transformers-compiled", device)
     called: Callable[..., Any] = torch.compile(model)
     return called
+
+
+def need_compiler(setting: str, device: torch.device) -> None:
+    """Raises MachineError where torch.compile has no C++ compiler for this device."""
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        raise MachineError(f"{setting} needs a C++ compiler: install g++ or set CXX.")
 
 
 def peer_inputs(batch: Batch, width: int) -> dict[str, Tensor]:
