@@ -64,7 +64,9 @@ def run(config: BenchConfig) -> None:
 
 def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
     """Everything that is measured, as plain values."""
-    ceilings = Ceilings(world.device, PRECISIONS[config.precision], work.shapes, products=work.operations > 0)
+    ceilings = Ceilings(
+        world.device, PRECISIONS.get(config.precision, torch.bfloat16), work.shapes, products=work.operations > 0
+    )
     times = timed(work, config.rounds, between=ceilings.measure)
     found = figures(work, times, ceilings.product, ceilings.shaped)
     for name, side in found.items():

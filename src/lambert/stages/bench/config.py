@@ -6,7 +6,6 @@ from typing import Literal, get_args
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
-from lambert.engine.precision import PRECISIONS
 
 DRAWN = ("wikipedia", "squad", "full")
 """Kinds of lengths that are drawn, not read from a file."""
@@ -16,6 +15,7 @@ SEQUENCES_OF = {"loader": 256}
 LONGEST = {"squad": 384}
 """Devlin et al., 2018, appendix A.3 and google-research/bert, run_squad: 384 tokens for SQuAD, 512 elsewhere."""
 Padding = Literal["longest", "length"]
+BenchPrecision = Literal["float32", "bfloat16", "float16", "int8"]
 Packing = Literal["pairs", "balanced", "full", "google"]
 
 
@@ -37,18 +37,20 @@ class BenchConfig:
     wikipedia."""
     padding: Padding = "longest"
     """Rows of a peer: as long as the longest sequence of the batch, or all `length` as in stock scripts."""
-    precision: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Of the matrix products, on all sides."""
+    precision: BenchPrecision = "bfloat16"
+    """Of the matrix products, on all sides; int8 for inference alone, beside bfloat16 where a peer has none."""
     dropout: float = 0.0
     """Of states and attention weights, on all sides."""
+    accumulate: int = 1
+    """pretrain, finetune: micro-batches an update, each of `sequences`; a round is an update."""
     optimizer: bool = False
     """pretrain, finetune: include a step of fused AdamW, on all sides."""
     compile: bool = False
     """pretrain, finetune: Lambert's side with its blocks compiled, as train.compile = "on" does."""
     peer: str = ""
     """Measure beside these, in turn, comma separated. pretrain, finetune: transformers, transformers-compiled;
-    inference: these, onnxruntime, openvino; tokenizer: tokenizers; loader: dataloader; optimizer: adamw,
-    adamw-foreach; or "package.module:name"."""
+    inference: these, onnxruntime, openvino, openvino-latency, openvino-padded; tokenizer: tokenizers; loader:
+    dataloader; optimizer: adamw, adamw-foreach; or "package.module:name"."""
     rounds: int = 7
     """Rounds measured of each side, A B A B; figures are medians."""
     threads: int = 0
@@ -77,7 +79,7 @@ class BenchConfig:
     """Take two rounds of this side ("lambert" or a peer) and print this process's peak memory in MB."""
 
     def __post_init__(self) -> None:
-        least = (("rounds", 1), ("sequences", 0), ("threads", 0), ("seed", 0), ("consumes", 0))
+        least = (("rounds", 1), ("accumulate", 1), ("sequences", 0), ("threads", 0), ("seed", 0), ("consumes", 0))
         for name, smallest in least:
             if getattr(self, name) < smallest:
                 raise UsageError(f"bench needs {name} of at least {smallest}, not {getattr(self, name)}.")
@@ -85,7 +87,11 @@ class BenchConfig:
             raise UsageError(f"bench needs a length of at least 16 tokens (0: as the lengths), not {self.length}.")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout = {self.dropout} must be at least 0 and below 1.")
-        named = (("padding", get_args(Padding)), ("packing", get_args(Packing)), ("precision", tuple(PRECISIONS)))
+        named = (
+            ("padding", get_args(Padding)),
+            ("packing", get_args(Packing)),
+            ("precision", get_args(BenchPrecision)),
+        )
         for name, known in named:
             if getattr(self, name) not in known:
                 raise UsageError(
