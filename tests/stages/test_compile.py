@@ -18,6 +18,7 @@ from lambert.engine.dist import World
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.model import attention, weights
+from lambert.model.blocks.bert import BertBlock
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
@@ -120,6 +121,25 @@ def test_the_benchmark_compiles_lambert_s_side(lambert: Lambert, monkeypatch: py
         checks.append(json.loads(done.out)["sides"]["lambert"]["check"])
         assert (counters["stats"]["calls_captured"] > 0) is (flag == "--compile")
     assert checks[1] == pytest.approx(checks[0], abs=2e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # a compiler's advice
+@pytest.mark.parametrize(("name", "dtype"), [("flash", torch.bfloat16), ("efficient", torch.float32)])
+def test_with_the_kernels_of_gpus_a_block_is_one_graph_for_all_shapes(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(attention, "kernel", lambda device, dtype, width: name)
+    encoder = replace(ENCODER, dropout=0.1, attention_dropout=0.1)
+    block = torch.compile(BertBlock(encoder).to("meta", dtype), backend="aot_eager", dynamic=True, fullgraph=True)
+    counters.clear()
+    for lengths in ([9, 5, 9], [7, 11, 20, 2], [40, 1]):
+        of = batch(lengths).to(torch.device("meta"))
+        states_TD = torch.empty(of.tokens, encoder.hidden, device="meta", dtype=dtype, requires_grad=True)
+        block(states_TD, of).sum().backward()
+        assert states_TD.grad is not None
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_one_rank_that_cannot_compile_makes_all_of_them_eager() -> None:
