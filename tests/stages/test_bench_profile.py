@@ -18,6 +18,8 @@ Lambert = Callable[..., Any]
     [
         (["aten::linear", "aten::to", "aten::copy_"], "matrix product"),
         (["autograd::engine::evaluate_function: _ProductsBackward", "aten::bmm"], "attention"),
+        (["aten::_flash_attention_backward", "aten::empty_like"], "attention"),
+        (["aten::_efficient_attention_forward"], "attention"),
         (["aten::layer_norm", "aten::native_layer_norm"], "layer norm"),
         (["autograd::engine::evaluate_function: GeluBackward0", "aten::gelu_backward"], "gelu"),
         (["Optimizer.step#AdamW.step", "aten::mul_"], "optimizer"),

@@ -17,7 +17,14 @@ ROUNDS = 3
 SHOWN = 12
 KINDS = {
     "optimizer": ("Optimizer.step", "_fused_adam", "_foreach_"),
-    "attention": ("_Products", "scaled_dot_product", "varlen", "flash_attn", "softmax_backward", "aten::_softmax"),
+    "attention": (
+        "_Products",
+        "scaled_dot_product",
+        "flash_att",
+        "efficient_att",
+        "softmax_backward",
+        "aten::_softmax",
+    ),
     "layer norm": ("layer_norm", "LayerNorm"),
     "gelu": ("gelu", "Gelu"),
     "cross entropy": ("_Chunked", "CrossEntropy", "log_softmax", "LogSoftmax", "nll_loss", "NllLoss"),
