@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and leaves with its exit code: 0 ok, 1 bug, 2 usage, 3 bad data, 4 machine, 5 diverged,
     75 saved and please requeue, 130 interrupted and saved."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and tokens and tokens[0] in COMPUTES:
+        keep_memory()
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
     try:
@@ -99,8 +101,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def call(tokens: list[str]) -> None:
     chosen = tokens[0] if tokens else ""
-    if chosen in COMPUTES:
-        keep_memory()
     app = App(
         name="lambert", help=HELP, version=__version__, result_action="return_value", suppress_keyboard_interrupt=False
     )

@@ -45,7 +45,7 @@ def ours(states_TD: Tensor, several: nn.ModuleList) -> Tensor:
 @pytest.mark.parametrize("laid_out", [False, True])
 @pytest.mark.parametrize("widths", [(40,), (48, 32, 16)])
 def test_equals_torch(widths: tuple[int, ...], laid_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ROWS", 1 if laid_out else 10**9)
+    monkeypatch.setattr(module, "_WORTH", 1 if laid_out else 10**9)
     several = layers(*widths)
     found = passes(ours, several, 70)
     several.zero_grad()
@@ -155,7 +155,7 @@ def test_the_layout_changes_no_bit(rows: int, inner: int, width: int, monkeypatc
     several = layers(width, inner=inner)
     results = []
     for limit in (10**9, 1):
-        monkeypatch.setattr(module, "_ROWS", limit)
+        monkeypatch.setattr(module, "_WORTH", limit)
         several.zero_grad()
         results.append(passes(ours, several, rows))
     (out, grad, _), (laid_out, laid_out_grad, _) = results

@@ -1,31 +1,37 @@
 """The C library's allocator, set for training: memory that a tensor gives back is kept for the next tensor.
 
-By default glibc returns every large block to the system at once, and the next tensor waits for the kernel to clear its
-pages again: a fifth to a third of a step of a small model on a CPU (benchmarks/cpu-2-cores). Must run before torch
-allocates its first tensor.
+By default glibc returns blocks beyond 32 MB to the system at once, and the next tensor of that size waits for the
+kernel to clear its pages again; and the kernel deals in pages of 4 kB unless it is asked for large ones. Together some
+5% of a step of BERT-Base on a CPU (docs/design/0004).
 """
 
-import ctypes
 import os
 import sys
 
-_MOST = 2**31 - 1
-_SETTINGS = {-1: _MOST, -4: 0, -8: 1}
-"""mallopt's numbers of M_TRIM_THRESHOLD (free memory that is given back), M_MMAP_MAX (blocks with a mapping of their
-own), M_ARENA_MAX: from malloc.h of glibc."""
+TUNABLES = {
+    "glibc.malloc.mmap_threshold": 2**32,  # bytes from which a block is a mapping of its own, returned when it is freed
+    "glibc.malloc.trim_threshold": 2**33,  # bytes at the heap's end beyond which they are returned
+    "glibc.malloc.hugetlb": 1,  # large pages, where the kernel has them at hand
+}
+"""https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html"""
 
 
-def keep_memory() -> bool:
-    """Whether it could be set: with glibc on Linux, unless GLIBC_TUNABLES or MALLOC_ variables say what the user wants.
+def keep_memory() -> None:
+    """Starts this very command again with TUNABLES set, as the process id it has: glibc reads them at no other time.
 
-    torch is asked for huge pages (THP_MEM_ALLOC_ENABLE) at the same time.
+    Does nothing without glibc, or where GLIBC_TUNABLES, a MALLOC_ variable or LD_PRELOAD says what the user wants; so
+    never twice.
     """
-    chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
-    if sys.platform != "linux" or chosen:
-        return False
+    chosen = [name for name in os.environ if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]
+    if chosen or not _has_glibc():
+        return
+    os.environ["GLIBC_TUNABLES"] = ":".join(f"{name}={value}" for name, value in TUNABLES.items())
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _has_glibc() -> bool:
     try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (AttributeError, ValueError, OSError):
         return False
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    return all([mallopt(setting, value) == 1 for setting, value in _SETTINGS.items()])

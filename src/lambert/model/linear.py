@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lambert.core.gradients import accumulate
 
-_ROWS = 1024  # that pay for laying out a weight: each gains a seventh of its product (README of benchmarks/cpu-2-cores)
+_WORTH = 2**20  # rows times width from which laying a weight out takes less than it gains (docs/design/0004)
 
 
 def project(states_TD: Tensor, *layers: nn.Linear) -> Tensor:
@@ -71,8 +71,8 @@ class _Weight:
         """The weight for this product: in oneDNN's own order once it has met rows enough for that to pay."""
         self._rows[use] += rows.shape[0]
         weight = self.weight_FD if use == "forward" else self.weight_FD.t()
-        if use not in self._laid_out and self._rows[use] >= _ROWS:
-            self._laid_out[use] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+        if use not in self._laid_out and self._rows[use] * min(weight.shape) >= _WORTH:
+            self._laid_out[use] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows.shape[0])
         return self._laid_out.get(use, weight)
 
 
