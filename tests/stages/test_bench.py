@@ -20,8 +20,8 @@ from lambert.corpus import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.stages.bench import BenchConfig, ceilings, memory
-from lambert.stages.bench.ceilings import Ceilings, best_product
+from lambert.stages.bench import BenchConfig, batches, ceilings, memory
+from lambert.stages.bench.ceilings import Ceilings
 
 Lambert = Callable[..., Any]
 SIDE = {
@@ -206,18 +206,33 @@ def test_ceilings_keep_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([3.0, 5.0, 4.0])
     monkeypatch.setattr(ceilings, "product_ceiling", lambda *_, **__: next(found))
     best = Ceilings(torch.device("cpu"), torch.float32, ((8, 16, 32),), products=True)
+    rates = iter([2.0, 9.0, 4.0])
+    monkeypatch.setattr(ceilings, "sustained", lambda *_: next(rates))
     seen = []
     for _ in range(3):
         best.measure()
         seen.append((best.product, best.shaped, best.copy))
     assert [product for product, _, _ in seen] == [3, 5, 5]
-    assert seen == sorted(seen)
-    assert seen[0][1] > 0
-    assert seen[0][2] > 0
+    assert [shaped for _, shaped, _ in seen] == [2, 5.5, 4]
+    assert 0 < seen[0][2] <= seen[1][2] <= seen[2][2]
     without = Ceilings(torch.device("cpu"), torch.float32, (), products=False)
     without.measure()
     assert (without.product, without.shaped) == (0, 0)
-    assert best_product(torch.device("cpu"), torch.float32, ()) == 0
+
+
+def test_products_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watch:
+        def __init__(self, device: torch.device) -> None:
+            self.seconds = 0.15
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(ceilings, "Stopwatch", Watch)
+    shapes = batches.with_gradients(((8, 16, 32),))
+    assert shapes == ((8, 16, 32), (8, 32, 16), (32, 8, 16))
+    rate = ceilings.sustained(torch.device("cpu"), torch.float32, shapes)
+    assert rate == pytest.approx(3 * 2 * 8 * 16 * 32 / 0.15)
+    assert ceilings.sustained(torch.device("cpu"), torch.float32, ()) == 0
 
 
 @pytest.mark.parametrize(

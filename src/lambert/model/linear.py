@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lambert.core.gradients import accumulate
 
-_WORTH = 2**20  # rows times width from which laying a weight out takes less than it gains (docs/design/0004)
+_WORTH = 2**21  # rows times width from which laying a weight out takes less than it gains (docs/design/0004)
 
 
 def project(states_TD: Tensor, *layers: nn.Linear) -> Tensor:

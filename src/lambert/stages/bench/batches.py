@@ -121,3 +121,12 @@ def layer_shapes(encoder: EncoderConfig, tokens: int) -> tuple[Shape, ...]:
     """The matrix products of a layer over this many tokens, attention's own left out."""
     width, inner = encoder.hidden, encoder.intermediate
     return (tokens, width, 3 * width), (tokens, width, width), (tokens, width, inner), (tokens, inner, width)
+
+
+def with_gradients(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """These products and, for each, those of the gradients of its two operands."""
+    return tuple(
+        product
+        for rows, inner, columns in shapes
+        for product in ((rows, inner, columns), (rows, columns, inner), (columns, rows, inner))
+    )

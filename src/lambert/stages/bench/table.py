@@ -67,7 +67,7 @@ def _ceilings(config: BenchConfig, result: dict[str, Any]) -> list[str]:
     if result["shaped_ceiling_gflops"]:
         share = result["sides"][OWN]["share_of_shaped_ceiling"]
         best = f"{result['shaped_ceiling_gflops']:,} GFLOP/s"
-        lines.append(f"         {best}, the best in the shapes of these layers; of this lambert has {share:.1%}")
+        lines.append(f"         {best}, the products of these layers alone (median); of this lambert has {share:.1%}")
     copies = f"{result['copy_gb_per_second']:,} GB/s"
     lines.append(f"memory copy: {copies}, read and written, {where}")
     return lines

@@ -45,7 +45,7 @@ def _training(config: BenchConfig, world: World, kind: str) -> Work:
         sequences=config.accumulate * batch.sequences,
         padded=config.accumulate * batch.sequences * batches.width_of(config, batch),
         operations=config.accumulate * flops.training(encoder, lengths_S.tolist(), batches.counts(batch)),
-        shapes=batches.layer_shapes(encoder, batch.tokens),
+        shapes=batches.with_gradients(batches.layer_shapes(encoder, batch.tokens)),
     )
 
 
