@@ -28,15 +28,16 @@ missing = [name for name in needed.split() if importlib.util.find_spec(name) is 
 if missing:
     sys.exit(f"missing: {' '.join(missing)}. Without a network, put wheels into a folder: benchmarks/gpu/README.md.")
 END
-read -r NAME MEMORY < <("$PYTHON" - "$DEVICE" <<'END'
+read -r NAME MEMORY FLOAT8 < <("$PYTHON" - "$DEVICE" <<'END'
 import re, sys, torch
 if sys.argv[1] == "cpu":
-    print("cpu", 0)
+    print("cpu", 0, 0)
 elif not torch.cuda.is_available():
-    print("none", 0)
+    print("none", 0, 0)
 else:
     found = torch.cuda.get_device_properties(sys.argv[1])
-    print(re.sub(r"\W+", "-", found.name.lower()), found.total_memory // 2**30)
+    print(re.sub(r"\W+", "-", found.name.lower()), found.total_memory // 2**30,
+          int(torch.cuda.get_device_capability(sys.argv[1]) >= (8, 9)))
 END
 )
 [ "$NAME" = none ] && { echo "torch finds no GPU here; DEVICE=cpu SIZE=tiny ROUNDS=1 proves the script." >&2; exit 2; }
@@ -49,7 +50,7 @@ if [ -z "${TOKENS:-}" ]; then
 fi
 OUT=${OUT:-benchmarks/gpu/$NAME}
 mkdir -p "$OUT"
-rm -f "$OUT"/{bench.jsonl,log.txt,table.txt,tests.txt,costs.txt} "$OUT"/trace-*
+rm -f "$OUT"/{bench.jsonl,losses.jsonl,log.txt,table.txt,tests.txt,costs.txt} "$OUT"/trace-*
 
 say() { printf "%4d s  %s\n" "$SECONDS" "$*" | tee -a "$OUT/log.txt" >&2; }
 limited() { # a command, unless the time is over; its errors go to the log
@@ -105,6 +106,14 @@ measure loader "$BASE" 0
 measure pretrain "$LARGE" 512 "${training[@]}" --lengths full --peer transformers
 measure pretrain "$LARGE" 128 "${training[@]}" --peer transformers
 measure inference "$BASE" 0 --peer transformers-compiled
+if [ "$FLOAT8" = 1 ]; then
+    measure pretrain "$LARGE" 512 "${training[@]}" --lengths full --precision float8
+    losses=$(mktemp -d)
+    say "losses in float8"
+    limited "$PYTHON" benchmarks/precision.py --input docs --out "$losses" --dtype float8 --device "$DEVICE" \
+        --steps 100 --json >"$OUT/losses.jsonl"
+    rm -rf "$losses"
+fi
 
 "$PYTHON" - "$OUT/bench.jsonl" <<'END' | tee "$OUT/table.txt"
 import json, sys
@@ -115,6 +124,7 @@ for line in open(sys.argv[1], encoding="utf-8"):
     found = json.loads(line)
     asked = found["settings"]
     what = f"{asked['work']} {asked['size']} {asked['length']} {asked['lengths']}"
+    what += " float8" if asked["precision"] == "float8" else ""
     for name, side in found["sides"].items():
         name += " (compiled)" if name == "lambert" and asked["compile"] else ""
         cells = [side.get("sequences_per_second"), side.get(f"{found['unit']}_per_second")]

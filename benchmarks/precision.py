@@ -5,7 +5,8 @@
 TEXTS, a few MB in any format of `lambert prepare`, become a corpus with a vocabulary of its own; then BERT-mini is
 pre-trained on it by `lambert pretrain`, one thread a run, from the same seed: without dropout in float32, in bfloat16
 and in bfloat16 with smaller micro-batches, and with dropout 0.1 in float32 and bfloat16 (its masks are drawn for each
-micro-batch, so runs with other micro-batches do not compare). `--dtype float16` puts float16 in bfloat16's place.
+micro-batch, so runs with other micro-batches do not compare). `--dtype float16` puts float16 in bfloat16's place, and
+float8, which needs a GPU, float8; the goals are bfloat16's.
 
 Of each run against float32, all relative: the largest difference of a loss among the first 20 updates, that of the mean
 of the last 50, and that of the held-out masked-LM loss. Runs already in FOLDER are continued or read, not made anew.
@@ -63,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float8"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=10)

@@ -190,7 +190,7 @@ def test_what_is_misspelt_is_answered_with_the_nearest(recipe: Path, lambert: La
     ("settings", "parts"),
     [
         (["--train.steps=many"], ["--train.steps", "many"]),
-        (["--train.precision=float8"], ["--train.precision", "float8", "bfloat16"]),
+        (["--train.precision=half"], ["--train.precision", "half", "bfloat16"]),
         (["--optim.name=lam"], ["optim.name", "lamb"]),
         (["--train.steps=0"], ["train.steps = 0"]),
         (["--packing.sequence-length=4"], ["packing.sequence_length = 4"]),

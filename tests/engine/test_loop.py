@@ -14,6 +14,8 @@ from lambert.engine.dist import World
 from lambert.engine.loop import OutOfMemory, evaluate, train
 from lambert.engine.precision import PRECISIONS, Gradients, Precision
 
+OF_A_CPU = [name for name in PRECISIONS if name != "float8"]
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
@@ -147,7 +149,7 @@ def test_the_global_norm_is_clipped() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", list(PRECISIONS))
+@pytest.mark.parametrize("name", OF_A_CPU)
 def test_a_non_finite_gradient_changes_nothing_but_the_loss_scale(name: str, fused: bool) -> None:
     class Poisoned(Tiny):
         calls = 0
@@ -185,7 +187,7 @@ def test_the_loss_scale_doubles_after_2000_good_updates() -> None:
 
 
 def test_weights_gradients_and_moments_are_float32_in_every_precision() -> None:
-    for name in PRECISIONS:
+    for name in OF_A_CPU:
         net = Tiny()
         optimizer = adamw(net)
         list(steps(net, optimizer, Precision(name), stop=1))

@@ -2,16 +2,20 @@
 
 Micikevicius et al., "Mixed precision training", ICLR 2018: master weights in float32 (section 3.1) and, for float16,
 loss scaling (section 3.2). The order is theirs and of torch's AMP notes: scale, backward, unscale, clip, step, update.
+float8 is bfloat16 but for the products of the blocks' linear layers (docs/design/0005).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import MachineError, UsageError
 from lambert.core.gradients import collect, reserve
+from lambert.core.products import float8_products
 from lambert.core.registry import nearest
 from lambert.engine.device import Reading
 
@@ -19,8 +23,11 @@ PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "float8": torch.bfloat16,
 }
+"""Precisions, and the type that autocast, memory and attention go by."""
 
+_FLOAT8_CAPABILITY = (8, 9)
 _ALIGNMENT = 16
 """Elements: every gradient begins at a multiple of 64 bytes, so that vectorised kernels take their fast path."""
 
@@ -72,13 +79,18 @@ class Gradients:
 
 
 class Precision:
-    """How a loss becomes an update in one of PRECISIONS. Its state: the loss scale, and how many updates it skipped."""
+    """How a loss becomes an update in one of PRECISIONS. Its state: the loss scale, and how many updates it skipped.
+
+    Raises UsageError for a name that is unknown, MachineError for float8 on a device without it.
+    """
 
     def __init__(self, name: str, device: torch.device | None = None) -> None:
         if name not in PRECISIONS:
             raise UsageError(f"precision = {name!r} is unknown.{nearest(name, PRECISIONS)}")
         self.name = name
         self.device = device or torch.device("cpu")
+        if name == "float8":
+            _check_float8(self.device)
         self._dtype = PRECISIONS[name]
         # Torch's defaults: scale 65536, x2 after 2000 good updates, x0.5 after an overflow.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=name == "float16")
@@ -86,9 +98,12 @@ class Precision:
         self._skipped = 0
         self._last: Reading | None = None
 
-    def autocast(self) -> torch.autocast:
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
         """A context in which matrix products run in this precision."""
-        return torch.autocast(self.device.type, self._dtype, enabled=self.name != "float32")
+        half = torch.autocast(self.device.type, self._dtype, enabled=self.name != "float32")
+        with half, float8_products(self.name == "float8"):
+            yield
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss`, times the loss scale."""
@@ -144,3 +159,15 @@ class Precision:
         self._skipped, self._last = int(state["skipped"]), None
         if state["name"] == self.name and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
+
+
+def _check_float8(device: torch.device) -> None:
+    found = str(device)
+    if device.type == "cuda" and torch.version.cuda:
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= _FLOAT8_CAPABILITY:
+            return
+        found = f"{torch.cuda.get_device_name(device)} ({capability[0]}.{capability[1]})"
+    raise MachineError(
+        f"precision = 'float8' needs an NVIDIA GPU of compute capability 8.9 or more, not {found}: use bfloat16."
+    )

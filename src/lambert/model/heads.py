@@ -13,7 +13,7 @@ from lambert.core.registry import lookup
 from lambert.model.crossentropy import cross_entropy
 from lambert.model.dropout import dropout
 from lambert.model.encoder import Encoder, EncoderConfig
-from lambert.model.linear import linear, project
+from lambert.model.linear import linear
 
 
 class Head(nn.Module):
@@ -60,7 +60,8 @@ class MaskedLanguageModel(Head):
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None) -> Tensor:
         assert words_VD is not None
         rows_ND = states_TD if at_N is None else states_TD[at_N]
-        rows_ND = self.norm(nn.functional.gelu(project(rows_ND, self.dense), approximate=self.approximate))
+        rows_ND = linear(rows_ND, [self.dense.weight], [self.dense.bias])
+        rows_ND = self.norm(nn.functional.gelu(rows_ND, approximate=self.approximate))
         return linear(rows_ND, [words_VD], [self.bias])
 
 
@@ -170,7 +171,8 @@ class Model(nn.Module):
     def _logits(self, batch: Batch, at: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         states_TD = self.encoder(batch)
         if self.pooler is not None:
-            pooled_SD = torch.tanh(project(states_TD[batch.bounds_S1[:-1].long()], self.pooler))
+            first_SD = states_TD[batch.bounds_S1[:-1].long()]
+            pooled_SD = torch.tanh(linear(first_SD, [self.pooler.weight], [self.pooler.bias]))
         logits = {}
         for name, at_N in at.items():
             head = self._head(name)

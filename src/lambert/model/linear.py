@@ -2,7 +2,8 @@
 
 Under bfloat16 autocast on a CPU a weight is rounded and laid out for oneDNN's kernels when it is first used after it
 changed; the products forward and backward read that copy, and the gradient of the weight is added to `weight.grad`, if
-there is one, without passing through a float32 tensor of its own. Elsewhere it is torch's own linear layer.
+there is one, without passing through a float32 tensor of its own. Elsewhere it is torch's own linear layer, or where
+float8 products are asked for, that of `model/float8.py`.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lambert.core.gradients import accumulate
+from lambert.core.products import PRODUCTS
+from lambert.model import float8
 
 _WORTH = 2**21  # rows times width from which laying a weight out takes less than it gains (docs/design/0004)
 
 
 def project(states_TD: Tensor, *layers: nn.Linear) -> Tensor:
-    """The outputs of layers that read the same states, side by side [T, sum of their widths], by one product."""
-    return linear(states_TD, [layer.weight for layer in layers], [layer.bias for layer in layers])
+    """The outputs of a block's layers that read the same states, side by side [T, sum of their widths], by one product:
+    a float8 one where that is asked for and the widths allow it."""
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    if PRODUCTS.float8 and float8.fits(weights):
+        return float8.linear(states_TD, weights, biases)
+    return linear(states_TD, weights, biases)
 
 
 def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:

@@ -38,8 +38,9 @@ class TrainConfig:
     """Most tokens computed at once on a device; bounds the memory. 0: found from the memory available, and kept when
     the run is continued. It changes a result by rounding, and with dropout by the masks, which are drawn for each
     micro-batch."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the matrix products; weights, moments, sums and norms are always float32. float16 scales the loss."""
+    precision: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
+    """Of the matrix products; weights, moments, sums and norms are always float32. float16 scales the loss; float8 is
+    bfloat16 with float8 products in the blocks, on GPUs of compute capability 8.9 or more."""
     compile: Setting = "auto"
     """torch.compile around the blocks; auto: on GPUs alone. It changes a result by rounding, and with dropout by the
     masks. Where it fails, the run is eager and says so."""

@@ -15,7 +15,7 @@ SEQUENCES_OF = {"loader": 256}
 LONGEST = {"squad": 384}
 """Devlin et al., 2018, appendix A.3 and google-research/bert, run_squad: 384 tokens for SQuAD, 512 elsewhere."""
 Padding = Literal["longest", "length"]
-BenchPrecision = Literal["float32", "bfloat16", "float16", "int8"]
+BenchPrecision = Literal["float32", "bfloat16", "float16", "float8", "int8"]
 Packing = Literal["pairs", "balanced", "full", "google"]
 
 
@@ -38,7 +38,8 @@ class BenchConfig:
     padding: Padding = "longest"
     """Rows of a peer: as long as the longest sequence of the batch, or all `length` as in stock scripts."""
     precision: BenchPrecision = "bfloat16"
-    """Of the matrix products, on all sides; int8 for inference alone, beside bfloat16 where a peer has none."""
+    """Of the matrix products, on all sides; int8 for inference alone and float8 for pretrain and finetune alone, beside
+    bfloat16 where a peer has none."""
     dropout: float = 0.0
     """Of states and attention weights, on all sides."""
     accumulate: int = 1
@@ -97,6 +98,8 @@ class BenchConfig:
                 raise UsageError(
                     f"{name} = {getattr(self, name)!r} is unknown.{nearest(getattr(self, name), [*known])}"
                 )
+        if self.precision == "float8" and self.work == "inference":
+            raise UsageError("precision = 'float8' is for training: bench inference in bfloat16 or int8.")
         if self.lengths and self.lengths not in DRAWN and not Path(self.lengths).is_file():
             hint = nearest(self.lengths, [*DRAWN])
             raise UsageError(f"lengths = {self.lengths!r} is neither a known kind nor a file.{hint}")

@@ -63,7 +63,8 @@ def _ceilings(config: BenchConfig, result: dict[str, Any]) -> list[str]:
     lines = []
     if result["ceiling_gflops"]:
         best = f"{result['ceiling_gflops']:,} GFLOP/s"
-        lines.append(f"ceiling: {best}, the best {config.precision} matrix product {where}")
+        product = "bfloat16" if config.precision in ("float8", "int8") else config.precision
+        lines.append(f"ceiling: {best}, the best {product} matrix product {where}")
     if result["shaped_ceiling_gflops"]:
         share = result["sides"][OWN]["share_of_shaped_ceiling"]
         best = f"{result['shaped_ceiling_gflops']:,} GFLOP/s"

@@ -1,0 +1,62 @@
+"""Linear layers, x W' + b, by float8 products whose every row is scaled by its own largest value (docs/design/0005).
+
+The format is e4m3 of Micikevicius et al., "FP8 formats for deep learning", 2022, section 3, for gradients too: scaled
+row by row they do not need the range of e5m2. The gradient of the weight is a bfloat16 product: what it sums over are
+tokens, whose number is no multiple of 16, as float8 kernels need.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
+
+LARGEST = 448.0
+"""The largest value of e4m3."""
+_LEAST = 1e-30
+"""Taken for the largest value of a row that has only zeros; its scale is still a normal float32."""
+_MULTIPLE = 16
+"""Of which the widths of both sides must be multiples."""
+
+
+def fits(weights: Sequence[Tensor]) -> bool:
+    """Whether float8 kernels take these weights [F, D], one below the other."""
+    return sum(weight.shape[0] for weight in weights) % _MULTIPLE == 0 and weights[0].shape[1] % _MULTIPLE == 0
+
+
+def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """states_TD times the transposed `weights`, which `fits` took, one below the other, plus the `biases`; bfloat16."""
+    weight_FD, bias_F = (parts[0] if len(parts) == 1 else torch.cat([*parts]) for parts in (weights, biases))
+    product_TF: Tensor = _Linear.apply(states_TD.bfloat16(), weight_FD, bias_F.bfloat16())  # type: ignore[no-untyped-call]
+    return product_TF
+
+
+def scaled(rows_RC: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows in e4m3 [R, C], contiguous, and the float32 scales [R, 1] that they are to be multiplied by."""
+    wide_RC = rows_RC.float()
+    scales_R1 = wide_RC.abs().amax(1, keepdim=True).clamp(min=_LEAST) / LARGEST
+    return (wide_RC / scales_R1).to(torch.float8_e4m3fn, memory_format=torch.contiguous_format), scales_R1
+
+
+def _product(left_TC: Tensor, right_RC: Tensor, bias_R: Tensor | None = None) -> Tensor:
+    """left right' + bias, summed in float32 and rounded to bfloat16 [T, R]."""
+    (left_TC, scales_T1), (right_RC, scales_R1) = scaled(left_TC), scaled(right_RC)
+    return scaled_mm(
+        left_TC, right_RC.t(), scales_T1, ScalingType.RowWise, scales_R1.t(), ScalingType.RowWise,
+        bias=bias_R, output_dtype=torch.bfloat16, use_fast_accum=False,
+    )  # fmt: skip
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states_TD: Tensor, weight_FD: Tensor, bias_F: Tensor) -> Tensor:
+        ctx.save_for_backward(states_TD, weight_FD)
+        return _product(states_TD, weight_FD, bias_F)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor | None, ...]:
+        states_TD, weight_FD = ctx.saved_tensors
+        grad_TD = _product(grad_TF, weight_FD.t()) if ctx.needs_input_grad[0] else None
+        grad_FD = (grad_TF.t() @ states_TD).to(weight_FD.dtype) if ctx.needs_input_grad[1] else None
+        return grad_TD, grad_FD, grad_TF.sum(0) if ctx.needs_input_grad[2] else None
