@@ -279,8 +279,8 @@ def test_another_model_or_optimizer_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     saved(tmp_path, [1])
     path = tmp_path / "checkpoints" / "step-000001" / "manifest.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(DataError, match="format 2, and this version reads 1"):
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(DataError, match="format 3, and this version reads 2"):
         checkpoint.latest(tmp_path)
     assert names(tmp_path) == ["step-000001"]
 

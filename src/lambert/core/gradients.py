@@ -16,24 +16,31 @@ def reserve(parameter: Tensor, place: Tensor) -> None:
     setattr(parameter, _PLACE, place)
 
 
+def release(parameter: Tensor) -> None:
+    """What becomes of the gradient is torch's affair again."""
+    if hasattr(parameter, _PLACE):
+        delattr(parameter, _PLACE)
+
+
 def started(parameter: Tensor) -> Tensor | None:
     """The gradient so far, zeros at first, or none where no place is reserved."""
-    if parameter.grad is None and (place := getattr(parameter, _PLACE, None)) is not None:
+    place: Tensor | None = getattr(parameter, _PLACE, None)
+    if place is not None and parameter.grad is None:
         parameter.grad = place.zero_()
-    return parameter.grad
+    return None if place is None else parameter.grad
 
 
 def accumulate(parameter: Tensor, grad: Tensor) -> Tensor | None:
     """Adds `grad`, of any precision, to the gradient so far and gives None, which is what `backward` then gives to
-    torch; gives `grad` back, in the precision of `parameter`, where nothing is reserved and nothing there."""
-    if parameter.grad is not None and parameter.is_leaf:
+    torch; gives `grad` back, in the precision of `parameter`, where no place is reserved."""
+    place: Tensor | None = getattr(parameter, _PLACE, None)
+    if place is None:
+        return grad.to(parameter.dtype)
+    if parameter.grad is not None:
         rows = max(1, _CACHED * len(grad) // grad.numel())
         for total, part in zip(torch.split(parameter.grad, rows), torch.split(grad, rows), strict=True):
             total.add_(part.to(total.dtype))
         return None
-    place: Tensor | None = getattr(parameter, _PLACE, None)
-    if place is None:
-        return grad.to(parameter.dtype)
     parameter.grad = place.copy_(grad)
     return None
 

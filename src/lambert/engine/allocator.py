@@ -7,6 +7,7 @@ kernel to clear its pages again; and the kernel deals in pages of 4 kB unless it
 
 import os
 import sys
+from contextlib import suppress
 
 TUNABLES = {
     "glibc.malloc.mmap_threshold": 2**32,  # bytes from which a block is a mapping of its own, returned when it is freed
@@ -27,7 +28,8 @@ def keep_memory() -> None:
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(f"{name}={value}" for name, value in TUNABLES.items())
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    with suppress(OSError):  # then it is slower
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _has_glibc() -> bool:

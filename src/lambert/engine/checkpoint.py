@@ -30,7 +30,7 @@ from lambert.engine.dist import World
 from lambert.engine.precision import Precision
 
 FOLDER = "checkpoints"
-FORMAT = 1
+FORMAT = 2
 """Number of the layout described above; only a reader of the same number reads it."""
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")

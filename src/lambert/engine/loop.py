@@ -176,6 +176,7 @@ def train(
             )
             stopwatch = Stopwatch(world.device)
     finally:
+        gradients.release()
         close = getattr(batches, "close", None)
         if close is not None:
             close()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.core.gradients import collect, reserve
+from lambert.core.gradients import collect, release, reserve
 from lambert.core.products import float8_products
 from lambert.core.registry import nearest
 from lambert.engine.device import Reading
@@ -72,6 +72,11 @@ class Gradients:
         """After the last backward pass: all gradients are in the buffer, and its views are on the parameters."""
         for parameter, view in zip(self._parameters, self.views, strict=True):
             collect(parameter, view)
+
+    def release(self) -> None:
+        """Gives the parameters back: later passes leave the buffer alone."""
+        for parameter in self._parameters:
+            release(parameter)
 
     def norms(self) -> Tensor:
         """L2 norm of every gradient [P]."""

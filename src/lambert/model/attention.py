@@ -85,7 +85,7 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, int, float], Tensor]] = {
     "efficient": _efficient,
     "plain": _plain,
 }
-"""Functions (qkv_T3HE, bounds_S1, longest, dropout). The last one alone makes a loop of the sequences."""
+"""Functions (qkv_T3HE, bounds_S1, longest, dropout). `products` and `plain` loop on the host."""
 
 
 def leave_to_python() -> None:

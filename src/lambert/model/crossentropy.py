@@ -24,7 +24,9 @@ def reference(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
 
 
 class _Chunked(torch.autograd.Function):
-    """The gradient, softmax minus one-hot, is made on the way forward, while a few rows of logits are in cache."""
+    """The gradient, softmax minus one-hot, is made on the way forward, while a few rows of logits are in cache.
+
+    The backward pass works in place, and so runs once."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ _WIDE = 4
 
 
 def kept_per_weight(dtype: torch.dtype) -> int:
-    """Bytes for each weight beyond itself: gradient and two moments in float32, and its copy where `dtype` is half."""
-    return 3 * _WIDE + (dtype.itemsize if dtype.itemsize < _WIDE else 0)
+    """Bytes for each weight beyond itself: gradient and two moments in float32 and, where `dtype` is half, up to three
+    copies: rounded, and laid out for the products forward and backward (`model/linear.py`)."""
+    return 3 * _WIDE + (3 * dtype.itemsize if dtype.itemsize < _WIDE else 0)
 
 
 def kept_per_token(

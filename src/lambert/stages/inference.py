@@ -131,9 +131,10 @@ def _outputs(model: Model, precision: Precision, world: World, batch: Batch) -> 
 
 
 def _side_by_side(run: Callable[[Batch], Found], batches: Iterator[Batch], streams: int) -> Iterator[Found]:
-    """`map(run, batches)` in so many threads, each with one core; a batch beyond these waits for its turn."""
+    """`map(run, batches)` in so many threads, each with its share of the cores; a batch beyond these waits."""
     threads = torch.get_num_threads()
-    with ThreadPoolExecutor(streams, "lambert-inference", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    share = (max(1, threads // streams),)
+    with ThreadPoolExecutor(streams, "lambert-inference", initializer=torch.set_num_threads, initargs=share) as pool:
         waiting: deque[Future[Found]] = deque()
         try:
             for batch in batches:

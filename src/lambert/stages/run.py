@@ -39,8 +39,8 @@ class TrainConfig:
     the run is continued. It changes a result by rounding, and with dropout by the masks, which are drawn for each
     micro-batch."""
     precision: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
-    """Of the matrix products; weights, moments, sums and norms are always float32. float16 scales the loss; float8 is
-    bfloat16 with float8 products in the blocks, on GPUs of compute capability 8.9 or more."""
+    """Of the matrix products; weights, moments and summed gradients are always float32. float16 scales the loss; float8
+    is bfloat16 with float8 products in the blocks, on GPUs of compute capability 8.9 or more."""
     compile: Setting = "auto"
     """torch.compile around the blocks; auto: on GPUs alone. It changes a result by rounding, and with dropout by the
     masks. Where it fails, the run is eager and says so."""
@@ -123,7 +123,8 @@ FREE = (
     "train.evaluate_",
     "train.keep",
 )
-"""Settings that may change when a run is continued: none of them moves what is learnt beyond rounding."""
+"""Settings that may change when a run is continued: none of them moves what is learnt beyond rounding and
+the draw of dropout's masks."""
 BEGUN = ("metrics.jsonl", "checkpoints", "model")
 """What a run leaves: a folder without any of them holds no run yet, only the settings of one that never began."""
 

@@ -28,8 +28,9 @@ __all__ = ["WORKS", "BenchConfig", "run"]
 
 
 def _inference(config: BenchConfig, world: World) -> Work:
-    made: Work = lookup(WORKS, "lambert.stages.bench.inference:inference", "work")(config, world)
-    return made
+    from lambert.stages.bench.inference import inference
+
+    return inference(config, world)
 
 
 WORKS: dict[str, Callable[[BenchConfig, World], Work]] = {

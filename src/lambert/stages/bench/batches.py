@@ -38,8 +38,8 @@ def encoder_of(config: BenchConfig) -> EncoderConfig:
 
 
 def drawn_lengths(config: BenchConfig) -> Ints:
-    """Lengths [S], in tokens. Lognormal ones are drawn until their mean is within 2% of the measured one, or as near as
-    it gets; those of a file are drawn from its lines and cut to `length`."""
+    """Lengths [S], in tokens. Lognormal ones are drawn until their mean is within 0.02 `length` of the measured one, or
+    as near as so few get; those of a file are drawn from its lines and cut to `length`."""
     draw = np.random.default_rng(config.seed)
     if config.lengths == "full":
         return np.full(config.sequences, config.length, dtype=np.int64)

@@ -84,6 +84,8 @@ class BenchConfig:
         for name, smallest in least:
             if getattr(self, name) < smallest:
                 raise UsageError(f"bench needs {name} of at least {smallest}, not {getattr(self, name)}.")
+        if self.precision == "int8" and self.work in ("pretrain", "finetune"):
+            raise UsageError("precision = 'int8' is for inference: train in bfloat16.")
         if self.length and self.length < 16:
             raise UsageError(f"bench needs a length of at least 16 tokens (0: as the lengths), not {self.length}.")
         if not 0 <= self.dropout < 1:

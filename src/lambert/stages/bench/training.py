@@ -101,8 +101,7 @@ def peer_model(kind: str, encoder: EncoderConfig) -> Any:
         attn_implementation="sdpa",
     )
     model = getattr(transformers, kind)(settings)
-    ours = weights.fresh(encoder, dict.fromkeys(HEADS[kind], 0))
-    model.load_state_dict(weights.state(ours), strict=False)
+    model.load_state_dict(weights.state(weights.fresh(encoder, dict.fromkeys(HEADS[kind], 0))), strict=False)
     return model
 
 
