@@ -112,6 +112,12 @@ def test_settings_read_back_equal(verb: str, tmp_path: Path) -> None:
     check()
 
 
+def test_a_file_may_be_called_what_looks_like_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('text = ["["]\n', encoding="utf-8")
+    assert parsed(path, verb="bench").text == (Path("["),)
+
+
 # --- help ---
 
 

@@ -104,7 +104,7 @@ def call(tokens: list[str]) -> None:
     app = App(
         name="lambert", help=HELP, version=__version__, result_action="return_value", suppress_keyboard_interrupt=False
     )
-    app.default_parameter = Parameter(negative_iterable=(), consume_multiple=True)
+    app.default_parameter = Parameter(negative_iterable=(), consume_multiple=True, json_list=False)
     for place, (name, verb) in enumerate(VERBS.items()):
         if name == chosen:
             app.command(_command(verb, tokens), name=name, sort_key=place)
