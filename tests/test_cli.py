@@ -245,6 +245,7 @@ def failing(error: BaseException) -> Any:
         (errors.SavedAndStopped("Saved.", 130), 130, "Saved."),
         (KeyboardInterrupt(), 130, "Interrupted"),
         (MemoryError(), 4, "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), 4, "memory"),
         (OSError(errno.ENOSPC, "No space left on device", "/x"), 4, "No space left on device: /x"),
         (OSError(errno.EFBIG, "File too large"), 4, "File too large"),
         (PermissionError(errno.EACCES, "Permission denied", "/y"), 4, "/y"),

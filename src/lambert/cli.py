@@ -58,6 +58,11 @@ WRONG_PATH = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.EIO)
 """Failures of the system that are nobody's bug: a path that cannot be, and a disk that refuses."""
 
+NO_MEMORY = (
+    "Out of memory. Lower what is computed at once (--train.micro-tokens, --inference.micro-tokens; bench: --sequences "
+    "or --size) or the number of workers."
+)
+
 HELP = """Pre-train and fine-tune BERT-family encoders, from raw text to an answer.
 
 Every verb takes an optional TOML recipe, then dotted flags that override it:
@@ -86,7 +91,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
     except MemoryError:
-        _leave("Out of memory. Lower the micro-batch (--train.micro-tokens) or the number of workers.", 4, debug)
+        _leave(NO_MEMORY, 4, debug)
+    except RuntimeError as error:  # torch's allocators have no class of their own on a CPU
+        if not _ran_out(error):
+            _crash(tokens)
+        _leave(NO_MEMORY, 4, debug)
     except OSError as error:
         place = error.filename or "the output folder"
         if error.errno in WRONG_PATH:
@@ -151,6 +160,12 @@ def _command(verb: Verb, tokens: list[str]) -> Callable[..., Any]:
     if not any(field.default is field.default_factory for field in dataclasses.fields(settings)):
         command.__kwdefaults__ = {"config": None}
     return cast(Callable[..., Any], command)
+
+
+def _ran_out(error: RuntimeError) -> bool:
+    from lambert.engine.memory import ran_out
+
+    return ran_out(error)
 
 
 def _one_line(text: str) -> str:

@@ -284,3 +284,14 @@ def test_compiling_needs_a_compiler(lambert: Lambert, monkeypatch: pytest.Monkey
 def test_settings_are_checked_without_the_command_line(setting: str) -> None:
     with pytest.raises(UsageError, match=f"{setting} = 'no' is unknown"):
         BenchConfig(**{setting: "no"})
+
+
+@pytest.mark.parametrize("setting", [{"optimizer": True}, {"compile": True}, {"accumulate": 2}])
+def test_settings_of_training_are_refused_elsewhere(setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="is for the works pretrain and finetune, not for inference"):
+        BenchConfig(work="inference", **setting)
+
+
+def test_a_folder_is_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder: name a file"):
+        BenchConfig(profile=tmp_path)

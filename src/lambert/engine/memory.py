@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 _NO_LIMIT = 2**62
-_TEXTS = ("can't allocate memory", "not enough memory", "out of memory")
+_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
 """How torch's allocators put it in errors of no class of their own."""
 
 

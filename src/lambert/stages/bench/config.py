@@ -86,6 +86,13 @@ class BenchConfig:
                 raise UsageError(f"bench needs {name} of at least {smallest}, not {getattr(self, name)}.")
         if self.precision == "int8" and self.work in ("pretrain", "finetune"):
             raise UsageError("precision = 'int8' is for inference: train in bfloat16.")
+        alone = [name for name in ("optimizer", "compile") if getattr(self, name)] + ["accumulate"] * (
+            self.accumulate > 1
+        )
+        if alone and self.work in ("inference", "loader", "tokenizer", "optimizer"):
+            raise UsageError(f"{alone[0]} is for the works pretrain and finetune, not for {self.work}.")
+        if self.profile is not None and self.profile.is_dir():
+            raise UsageError(f"profile = {self.profile} is a folder: name a file for the trace.")
         if self.length and self.length < 16:
             raise UsageError(f"bench needs a length of at least 16 tokens (0: as the lengths), not {self.length}.")
         if not 0 <= self.dropout < 1:
