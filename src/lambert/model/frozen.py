@@ -158,7 +158,7 @@ def check(kind: Kind) -> None:
         else:
             found = Int8(ones, ones[0])(127 * ones)
             right = bool((found == 127 * width).all())  # of 127 * width + 1, rounded
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except (RuntimeError, AttributeError):  # no such kernel here, or no such operator in this torch
         right = False
     if not right:
         raise MachineError(f"This processor (or this build of torch) has no fast {kind} products: use float32.")

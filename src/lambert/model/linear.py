@@ -1,9 +1,9 @@
 """Linear layers, x W' + b, whose weights are converted once for all the products between two updates.
 
-Under bfloat16 autocast on a CPU a weight is rounded and laid out for oneDNN's kernels when it is first used after it
-changed; the products forward and backward read that copy, and the gradient of the weight is added to `weight.grad`, if
-there is one, without passing through a float32 tensor of its own. Elsewhere it is torch's own linear layer, or where
-float8 products are asked for, that of `model/float8.py`.
+Under bfloat16 autocast on a CPU a weight is rounded when it is first used after it changed, and laid out for oneDNN's
+kernels once it has met rows enough; the products forward and backward read that copy, and the gradient goes to the
+place that `core/gradients.py` keeps for it, if any, without a float32 tensor of its own. Elsewhere it is torch's own
+linear layer, or where float8 products are asked for, that of `model/float8.py`.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def project(states_TD: Tensor, *layers: nn.Linear) -> Tensor:
 
 
 def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
-    """states_TD times the transposed `weights` [F, D], one below the other, plus the `biases` [F]."""
+    """states_TD [T, D] times the transposed `weights` [F, D], one below the other, plus the `biases` [F]: [T, F]."""
     if _fast(states_TD):
         product_TF: Tensor = _Linear.apply(states_TD.bfloat16(), len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
         return product_TF
