@@ -1,0 +1,96 @@
+"""What every tensor waited for, as a Chrome trace: open the file in chrome://tracing or ui.perfetto.dev.
+
+One row a tensor, one bar an activity (`NEGOTIATE_ALLREDUCE`, then `ALLREDUCE`, ...), times in microseconds since the
+recording began. Rank 0 alone writes. The background of the operations calls `begin`, `end` and `mark_cycle`, which cost
+one comparison while nothing is recorded. Format: Trace Event Format, Google, 2016 (JSON array, phases B, E, i and M).
+"""
+
+import json
+import os
+import threading
+import time
+from typing import Any, TextIO
+
+OPERATIONS_ROW = 0
+"""The "process" of the trace that holds no tensor: start time and marks of cycles."""
+
+
+class Timeline:
+    """Events of one recording, written as they happen; a file cut short by a crash still opens in the viewers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._file: TextIO | None = None
+        self._path = ""
+        self._mark_cycles = False
+        self._start = 0.0
+        self._rows: dict[str, int] = {}
+
+    @property
+    def recording(self) -> bool:
+        """Whether events are written now."""
+        return self._file is not None
+
+    def start(self, path: str, mark_cycles: bool = False) -> None:
+        """Begins a file at `path`, after ending the one before; the same path again goes on with the same file."""
+        if self._file is not None and path == self._path:
+            self._mark_cycles = mark_cycles
+            return
+        self.stop()
+        with self._lock:
+            file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (open until stop)
+            self._path, self._mark_cycles, self._rows = path, mark_cycles, {}
+            self._start = time.perf_counter()
+            began = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
+            file.write("[\n" + json.dumps({"name": "process_name", "ph": "M", "pid": OPERATIONS_ROW, "args": began}))
+            self._file = file
+
+    def stop(self) -> None:
+        """Ends the file, which is complete JSON from here on. Nothing when nothing is recorded."""
+        with self._lock:
+            if self._file is not None:
+                self._file.write("\n]\n")
+                self._file.close()
+                self._file = None
+
+    def begin(self, name: str, activity: str) -> None:
+        """The tensor `name` enters an activity; activities of a tensor nest, and `end` ends the innermost."""
+        if self._file is not None:
+            self._write({"name": activity, "ph": "B"}, name)
+
+    def end(self, name: str) -> None:
+        """The tensor `name` leaves the activity it entered last."""
+        if self._file is not None:
+            self._write({"ph": "E"}, name)
+
+    def mark_cycle(self) -> None:
+        """A round of negotiation starts; drawn only where the recording asked for it."""
+        if self._file is not None and self._mark_cycles:
+            self._write({"name": "CYCLE_START", "ph": "i", "s": "g"}, None)
+
+    def _write(self, event: dict[str, Any], name: str | None) -> None:
+        microseconds = int((time.perf_counter() - self._start) * 1e6)
+        with self._lock:
+            if self._file is None:
+                return
+            row = OPERATIONS_ROW if name is None else self._row(name, self._file)
+            self._file.write(",\n" + json.dumps({**event, "ts": microseconds, "pid": row, "tid": 0}))
+
+    def _row(self, name: str, file: TextIO) -> int:
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = len(self._rows) + 1
+            for kind, args in (("process_name", {"name": name}), ("process_sort_index", {"sort_index": row})):
+                file.write(",\n" + json.dumps({"name": kind, "ph": "M", "pid": row, "args": args}))
+        return row
+
+
+timeline = Timeline()
+"""The recording of this process."""
+
+
+def start_from_environment(rank: int) -> None:
+    """Starts what `HOROVOD_TIMELINE` (a file; DYNAMIC: wait for `start_timeline`) asks for, on rank 0."""
+    path = os.environ.get("HOROVOD_TIMELINE", "")
+    if rank == 0 and path and path != "DYNAMIC":
+        timeline.start(path, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
