@@ -1,27 +1,177 @@
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from lambert.core.errors import SavedAndStopped
+from lambert.engine.compiler import compiled
 from lambert.engine.dist import World
-from lambert.engine.signals import polite
+from lambert.engine.signals import Asked, StopRequest, polite
+
+CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
-def test_a_signal_is_a_request(number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(number)
+def ask(number: signal.Signals = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def politely(work: Callable[[StopRequest], object]) -> None:
     with polite() as request:
+        work(request)
+
+
+def patiently(work: Callable[[StopRequest], object]) -> None:
+    with polite() as request, request.patient():
+        work(request)
+
+
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_a_signal_is_a_request(number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    before, threads = signal.getsignal(number), threading.active_count()
+
+    def work(request: StopRequest) -> None:
         assert not request
         assert not request.agreed(World())
-        os.kill(os.getpid(), number)
+        ask(number)
         assert request
         assert request.agreed(World())
-        error = request.stopped("step 7 is saved", "lambert pretrain r.toml")
+        raise request.stopped("step 7 is saved", "lambert pretrain r.toml")
+
+    with pytest.raises(SavedAndStopped) as caught:
+        patiently(work)
     assert signal.getsignal(number) is before
-    assert error.exit_code == code
-    assert str(error) == f"Stopped by {number.name}; step 7 is saved. To continue: lambert pretrain r.toml"
+    assert threading.active_count() == threads
+    assert caught.value.exit_code == code
+    assert str(caught.value) == f"Stopped by {number.name}; step 7 is saved. To continue: lambert pretrain r.toml"
     assert capfd.readouterr().err.count("once more leaves at once") == 1
+
+
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_where_nothing_is_to_be_saved_it_breaks_off_what_is_done(
+    number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, descriptors = signal.getsignal(number), len(os.listdir("/proc/self/fd"))
+    reached = []
+
+    def work(request: StopRequest) -> None:
+        for item in held():
+            try:
+                ask(number)
+                time.sleep(5)
+                reached.append(item)
+            except Exception:
+                reached.append("a failure")
+
+    def held() -> Iterator[str]:
+        try:
+            yield "after"
+        finally:
+            reached.append("clean")
+
+    with pytest.raises(SavedAndStopped) as caught:
+        politely(work)
+    assert reached == ["clean"]
+    assert caught.value.exit_code == code
+    assert str(caught.value) == (
+        f"Stopped by {number.name} before the first update; nothing new to save. To continue: the same command again."
+    )
+    assert signal.getsignal(number) is before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_continued_run_leaves() -> None:
+    def work(request: StopRequest) -> None:
+        request.standing = "; the checkpoint after update 8 stands"
+        ask()
+
+    with pytest.raises(SavedAndStopped, match=r"^Stopped by SIGTERM; the checkpoint after update 8 stands\. To"):
+        politely(work)
+
+
+def test_what_a_broken_off_function_holds_is_let_go() -> None:
+    closed = []
+
+    def items() -> Iterator[int]:
+        try:
+            yield 1
+            ask()
+        finally:
+            closed.append("source")
+
+    def work(request: StopRequest) -> None:
+        source = items()  # held by the frame that the signal breaks off, as a reader's thread would be
+        next(source)
+        ask()
+
+    with pytest.raises(SavedAndStopped):
+        politely(work)
+    assert closed == ["source"]
+
+
+def test_patience_ends_with_what_came_meanwhile() -> None:
+    reached = []
+
+    def work(request: StopRequest) -> None:
+        with request.patient():
+            ask()
+            reached.append("within")
+        reached.append("behind")
+
+    with pytest.raises(SavedAndStopped, match="nothing new"):
+        politely(work)
+    assert reached == ["within"]
+
+
+def test_a_request_that_a_library_swallowed_is_remembered() -> None:
+    def work(request: StopRequest) -> None:
+        with contextlib.suppress(Asked):
+            ask()
+        with request.patient():
+            raise AssertionError
+
+    with pytest.raises(SavedAndStopped):
+        politely(work)
+
+
+def test_an_error_in_patience_stays_that_error() -> None:
+    def work(request: StopRequest) -> None:
+        ask()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        patiently(work)
+
+
+def test_stopping_during_the_trial_is_not_a_failure_to_compile() -> None:
+    def work(request: StopRequest) -> None:
+        with compiled([], ask, World()):
+            raise AssertionError
+
+    with pytest.raises(SavedAndStopped):
+        politely(work)
+
+
+def test_a_request_of_another_rank_leaves_the_own_first_signal_a_first() -> None:
+    class Two(World):
+        def largest(self, number: int) -> int:
+            return int(signal.SIGUSR1)
+
+    def work(request: StopRequest) -> None:
+        assert request.agreed(Two())
+        ask()
+        time.sleep(0.1)
+        raise request.stopped("saved")
+
+    with pytest.raises(SavedAndStopped, match="SIGUSR1; saved"):
+        patiently(work)
 
 
 def test_outside_the_main_thread_it_only_listens() -> None:
@@ -35,3 +185,55 @@ def test_outside_the_main_thread_it_only_listens() -> None:
     thread.start()
     thread.join()
     assert seen == [(False, "nothing", before)]
+
+
+# --- code that is deaf to signals: the main thread is in a library and runs no handler ---
+
+DEAF = """
+    import hashlib, os, signal, sys, threading, time
+    from lambert.engine import signals
+    signals.GRACE_SECONDS = 0.5
+    def deaf():
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
+    def after(seconds, number):
+        threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+    with signals.polite() as request:
+        {}
+"""
+
+
+@pytest.fixture
+def ended() -> Callable[[str], subprocess.CompletedProcess[str]]:
+    def run(body: str) -> subprocess.CompletedProcess[str]:
+        script = textwrap.dedent(DEAF).format(textwrap.indent(textwrap.dedent(body), " " * 4).strip())
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_code_that_is_deaf_is_left_after_a_grace(
+    number: signal.Signals, code: int, ended: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    left = ended(f"after(0.1, {int(number)}); deaf()")
+    assert left.returncode == code
+    assert left.stderr == (
+        f"lambert: Stopped by {number.name} before the first update; nothing new to save. "
+        "To continue: the same command again.\n"
+    )
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_leaves_even_deaf_code_at_once(
+    number: signal.Signals, ended: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    left = ended(f"with request.patient(): after(0.1, {int(number)}); after(0.4, {int(number)}); deaf()")
+    assert left.returncode == 128 + number
+    assert "leaving at once" in left.stderr
+
+
+def test_an_unasked_request_says_so() -> None:
+    assert StopRequest().reason == "nothing"
+    StopRequest().check()

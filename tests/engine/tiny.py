@@ -156,7 +156,7 @@ def run(folder: Path, *, stop: int = 20, save_every: int = 5, hook: Callable[[St
     torch.set_num_threads(1)
     net = Tiny()
     optimizer, precision = adamw(net), Precision("float32")
-    with signals.polite() as request, hold(folder, world):
+    with signals.polite() as request, request.patient(), hold(folder, world):
         found = checkpoint.latest(folder, world=world)
         extra = found.restore(net, optimizer, precision) if found else {}
         done = found.step if found else 0

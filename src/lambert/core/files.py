@@ -17,11 +17,12 @@ def write_whole(path: Path, text: str) -> Path:
         sync(aside)
         aside.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise MachineError(
             f"{path} cannot be written: {error.strerror}. Free space or choose another place."
         ) from error
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
     return path
 
 

@@ -17,6 +17,7 @@ from lambert.engine.device import Reading, Stopwatch
 from lambert.engine.dist import World
 from lambert.engine.memory import ran_out
 from lambert.engine.precision import Gradients, Precision
+from lambert.engine.signals import StopRequest
 
 
 class OutOfMemory(MachineError):
@@ -206,34 +207,40 @@ def _accumulate(
     return losses_K
 
 
-def evaluate(net: nn.Module, batches: Iterable[Batch], precision: Precision, world: World) -> dict[str, float]:
+def evaluate(
+    net: nn.Module, batches: Iterable[Batch], precision: Precision, world: World, stop: StopRequest | None = None
+) -> dict[str, float]:
     """Mean loss of each of `net.objectives` over all batches of all ranks; as `<objective>_accuracy` the share of hits.
 
-    `net.score(batch)` gives the summed losses [K] and the hits [K]. Objectives without a target are left out.
+    `net.score(batch)` gives the summed losses [K] and the hits [K]. Objectives without a target are left out. A rank
+    that is asked to `stop` leaves its batches out, and then no rank has a score.
     """
     objectives = _objectives(net)
     score: Any = net.score
     wide = torch.float32 if world.device.type == "mps" else torch.float64
-    totals_3K = torch.zeros(3, len(objectives), dtype=torch.float64)
+    totals_4K = torch.zeros(4, len(objectives), dtype=torch.float64)
     sums_2K = torch.zeros(2, len(objectives), dtype=wide, device=world.device)
     was_training = net.training
     net.eval()
     try:
         with torch.no_grad():
             for batch in batches:
+                if stop:
+                    totals_4K[3] = 1
+                    break
                 with precision.autocast():
                     sums_K, hits_K = score(world.put(batch))
                 sums_2K += torch.stack([sums_K.to(wide), hits_K.to(wide)])
                 for k, name in enumerate(objectives):
-                    totals_3K[2, k] += batch.targets[name].count if name in batch.targets else 0
+                    totals_4K[2, k] += batch.targets[name].count if name in batch.targets else 0
     finally:
         net.train(was_training)
-    totals_3K[:2] = sums_2K.cpu()
-    world.sum(totals_3K)
+    totals_4K[:2] = sums_2K.cpu()
+    world.sum(totals_4K)
     scores = {}
     for k, name in enumerate(objectives):
-        loss, hits, count = totals_3K[:, k].tolist()
-        if count:
+        loss, hits, count, broken_off = totals_4K[:, k].tolist()
+        if count and not broken_off:
             scores[name], scores[f"{name}_accuracy"] = loss / count, hits / count
     return scores
 

@@ -1,10 +1,12 @@
-"""A signal is a polite request to save and leave; the second one leaves at once."""
+"""A signal is a polite request: what is worth saving is saved, and the process leaves. A second one leaves at once."""
 
 import contextlib
 import os
+import select
 import signal
-import sys
 import threading
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,17 +14,36 @@ from types import FrameType
 from lambert.core.errors import SavedAndStopped
 from lambert.engine.dist import World
 
+AGAIN = "the same command again."
+
+GRACE_SECONDS = 8.0
+"""How long code that is deaf to signals (a library's, or a collective whose other ranks are gone) may go on where
+nothing is to be saved; ours, so that all is over within ten seconds."""
+
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 _REQUEUE = 75
 """EX_TEMPFAIL of sysexits.h: the scheduler that sent SIGTERM or SIGUSR1 should start the same command again."""
+_OVER = 0
+"""No signal has this number: it tells the thread that listens to leave."""
+
+
+class Asked(BaseException):
+    """A signal breaks off what is being done. It is no Exception, so that nobody takes it for a failure of theirs."""
 
 
 class StopRequest:
-    """Whether, and by what signal, this run was asked to stop."""
+    """Whether, and by what signal, this run was asked to stop.
 
-    def __init__(self) -> None:
+    A signal raises Asked wherever the run is, but for the inside of `patient`, where it is only remembered.
+    """
+
+    def __init__(self, standing: str = "", again: str = AGAIN) -> None:
         self.number = 0
         """Of the signal; 0 as long as there was none."""
+        self.standing = standing
+        """What a run leaves that is broken off now: how its last line goes on after the name of the signal."""
+        self._again = again
+        self._patient = self._heard = False
 
     def __bool__(self) -> bool:
         return self.number > 0
@@ -32,24 +53,63 @@ class StopRequest:
         """The name of the signal."""
         return signal.Signals(self.number).name if self.number else "nothing"
 
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Within it a signal waits until it is asked for, by `agreed` or `check`; at the latest when it ends."""
+        self.check()
+        self._patient = True
+        yield
+        self._patient = False  # not so after an error: what it unwinds is not broken off
+        self.check()
+
+    def check(self) -> None:
+        """Raises Asked where this process was asked to stop."""
+        if self:
+            raise Asked(f"stopped by {self.reason}")
+
     def agreed(self, world: World) -> bool:
         """Whether any rank was asked to stop: call it on all ranks, at the same step, and all leave together."""
         self.number = world.largest(self.number)
         return bool(self)
 
-    def stopped(self, saved: str, again: str) -> SavedAndStopped:
+    def stopped(self, saved: str, again: str = AGAIN) -> SavedAndStopped:
         """The error to raise once everything is saved: what was `saved`, and how to go on (`again`: a command)."""
+        return self._error(f"; {saved}", again)
+
+    def _error(self, standing: str, again: str) -> SavedAndStopped:
         code = 130 if self.number == signal.SIGINT else _REQUEUE
-        return SavedAndStopped(f"Stopped by {self.reason}; {saved}. To continue: {again}", code)
+        return SavedAndStopped(f"Stopped by {self.reason}{standing}. To continue: {again}", code)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.number:
-            # Nothing half-written has a good name, so no clean-up is waited for. The escape shows a hidden cursor.
-            show = "\x1b[?25h" if sys.stderr.isatty() else ""
-            _say(f"{show}\nAsked a second time: leaving at once, what was not saved is lost.\n")
-            os._exit(128 + number)
-        self.number = number
-        _say(f"\n{self.reason}: saving and stopping after this update; once more leaves at once.\n")
+        if self._heard:  # what follows a second one is the listening thread's
+            return
+        self._heard, self.number = True, self.number or number
+        if not self._patient:
+            self.check()
+        _say(f"\n{self.reason}: saving and stopping; once more leaves at once.\n")
+
+    def _listen(self, ear: int) -> None:
+        """Ends the process at its second signal, and where it goes on though there is nothing to save. A thread does
+        it, since Python runs handlers in the main thread alone, which may be deep in a library."""
+        deadline: float | None = None
+        first = _OVER
+        while True:
+            patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([ear], [], [], patience)[0]:
+                deadline = None
+                if not self._patient:
+                    self.number = self.number or first
+                    error = self._error(self.standing, self._again)
+                    _leave(f"lambert: {error}\n", error.exit_code)
+                continue
+            number = os.read(ear, 1)[0]
+            if number == _OVER:
+                return
+            if first and number in _SIGNALS:
+                # Nothing half-written has a good name, so no clean-up is waited for.
+                _leave("\nAsked a second time: leaving at once, what was not saved is lost.\n", 128 + number)
+            if number in _SIGNALS:
+                first, deadline = number, None if self._patient else time.monotonic() + GRACE_SECONDS
 
 
 def _say(text: str) -> None:
@@ -58,16 +118,53 @@ def _say(text: str) -> None:
         os.write(2, text.encode())
 
 
+def _leave(text: str, code: int) -> None:
+    # The escape shows a hidden cursor.
+    _say(("\x1b[?25h" if os.isatty(2) else "") + text)
+    os._exit(code)
+
+
 @contextmanager
-def polite() -> Iterator[StopRequest]:
-    """Within it, SIGINT, SIGTERM and SIGUSR1 set the StopRequest; a second one ends the process (128 + its number)."""
-    request = StopRequest()
+def polite(
+    standing: str = " before the first update; nothing new to save", again: str = AGAIN
+) -> Iterator[StopRequest]:
+    """Within it, SIGINT, SIGTERM and SIGUSR1 break off what is done, or inside of `patient` set the StopRequest; a
+    second one ends the process (128 + its number), from whatever it is doing.
+
+    Raises SavedAndStopped for what was broken off, with `standing` and how to go on (`again`). Where the code inside is
+    deaf to it, the process leaves in the same words after GRACE_SECONDS.
+    """
+    request = StopRequest(standing, again)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
+    with _heeded(request):
+        try:
+            yield request
+            request._patient = True
+        except Asked as error:
+            request._patient = True
+            traceback.clear_frames(error.__traceback__)  # with them go threads and processes that generators hold
+            raise request._error(request.standing, request._again) from None
+        finally:
+            request._patient = True
+
+
+@contextmanager
+def _heeded(request: StopRequest) -> Iterator[None]:
+    ear, mouth = os.pipe()
+    os.set_blocking(mouth, False)
+    thread = threading.Thread(target=request._listen, args=(ear,), name="lambert-signals", daemon=True)
+    thread.start()
+    wakes = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
     before = {number: signal.signal(number, request._ask) for number in _SIGNALS}
     try:
-        yield request
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakes)
+        os.write(mouth, bytes([_OVER]))
+        thread.join()
+        os.close(mouth)
+        os.close(ear)

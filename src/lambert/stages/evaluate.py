@@ -7,6 +7,7 @@ from pathlib import Path
 from lambert.core.errors import UsageError
 from lambert.engine.dist import World
 from lambert.engine.progress import progress
+from lambert.engine.signals import polite
 from lambert.stages.inference import InferenceConfig, load_task, outputs, ready
 
 
@@ -28,7 +29,12 @@ class EvaluateConfig:
 
 
 def run(config: EvaluateConfig) -> None:
-    """Prints the scores and writes the predictions."""
+    """Prints the scores and writes the predictions. Raises SavedAndStopped after a signal."""
+    with polite(" before the end; nothing was written"):
+        _score(config)
+
+
+def _score(config: EvaluateConfig) -> None:
     model, task = load_task(config.model, config.task)
     if task.config.name == "mask":
         raise UsageError(f"{config.model} is not fine-tuned: `lambert finetune` gives it a task to be scored on.")

@@ -8,6 +8,7 @@ from lambert.corpus import tokenizer as tokenizers
 from lambert.engine.dist import World
 from lambert.engine.guard import GuardConfig
 from lambert.engine.precision import Precision
+from lambert.engine.signals import Asked, StopRequest, polite
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
@@ -42,7 +43,15 @@ class FinetuneConfig:
 
 
 def run(config: FinetuneConfig) -> None:
-    """Trains, or goes on where the run folder was left, writes the task model into `out`/model and scores `dev`."""
+    """Trains, or goes on where the run folder was left, writes the task model into `out`/model and scores `dev`.
+
+    Raises SavedAndStopped after a signal, wherever it comes.
+    """
+    with polite() as stop:
+        _train(config, stop)
+
+
+def _train(config: FinetuneConfig, stop: StopRequest) -> None:
     world = World.detect(config.train.device)
     folder = model_folder(config.init)
     tokenizer = tokenizers.load(folder)
@@ -57,15 +66,18 @@ def run(config: FinetuneConfig) -> None:
     def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
         if dev is None:
             return {}
-        found = outputs(model, dev, precision, world, micro_tokens)
-        return task.score(dev, task.predictions(dev, found))
+        try:
+            found = outputs(model, dev, precision, world, micro_tokens, lambda sequences: stop.check())
+            return task.score(dev, task.predictions(dev, found))
+        except Asked:
+            return {}
 
     if world.is_first:
         _say(config.data, data)
         if config.dev is not None:
             _say(config.dev, dev)
     with open_run(config, world):
-        scores = fit(config, model, data, score, world)
+        scores = fit(config, model, data, score, world, stop)
         if scores is not None and world.is_first:
             extra: dict[str, Any] = task.model_config()
             publish_run(config, model, tokenizer, extra, scores)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lambert.core.errors import DataError, UsageError
 from lambert.engine.dist import World
+from lambert.engine.signals import polite
 from lambert.stages.inference import InferenceConfig, load_task, outputs, ready
 from lambert.tasks import predict
 
@@ -30,7 +31,12 @@ class PredictConfig:
 
 
 def run(config: PredictConfig) -> None:
-    """Reads until the input ends; "id" is handed through."""
+    """Reads until the input ends; "id" is handed through. Raises SavedAndStopped after a signal."""
+    with polite("; the answers so far are whole lines", "the same command, with the lines that have none."):
+        _answer(config)
+
+
+def _answer(config: PredictConfig) -> None:
     model, task = load_task(config.model, config.task)
     world = World.detect(config.inference.device)
     model, precision = ready(model, config.inference.precision, world.device)

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
+from lambert.engine.signals import polite
 
 __all__ = ["PrepareConfig", "run"]
 
@@ -15,7 +16,15 @@ INTERVAL = 10.0  # seconds between lines where there is no terminal to draw a ba
 
 
 def run(config: PrepareConfig) -> dict[str, Any]:
-    """Prepares the corpus, shows progress, prints what was kept and dropped, and returns the manifest."""
+    """Prepares the corpus, shows progress, prints what was kept and dropped, and returns the manifest.
+
+    Raises SavedAndStopped after a signal.
+    """
+    with polite(" before the end; nothing was kept"):
+        return _prepare(config)
+
+
+def _prepare(config: PrepareConfig) -> dict[str, Any]:
     console = Console()
     started = time.monotonic()
     notes: list[str] = []

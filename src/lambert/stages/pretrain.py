@@ -17,6 +17,7 @@ from lambert.engine.dist import World
 from lambert.engine.guard import GuardConfig
 from lambert.engine.loop import evaluate
 from lambert.engine.precision import Precision
+from lambert.engine.signals import StopRequest, polite
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
@@ -54,7 +55,15 @@ class PretrainConfig:
 
 
 def run(config: PretrainConfig) -> None:
-    """Trains, or goes on where the run folder was left, and writes the encoder into `out`/model."""
+    """Trains, or goes on where the run folder was left, and writes the encoder into `out`/model.
+
+    Raises SavedAndStopped after a signal, wherever it comes.
+    """
+    with polite() as stop:
+        _train(config, stop)
+
+
+def _train(config: PretrainConfig, stop: StopRequest) -> None:
     world = World.detect(config.train.device)
     manifest = read_manifest(config.corpus)
     tokenizer = tokenizers.load(config.corpus)
@@ -73,11 +82,11 @@ def run(config: PretrainConfig) -> None:
             return {}
         limit = config.train.evaluate_sequences
         batches = once(heldout, micro_tokens=micro_tokens, rank=world.rank, world=world.size, sequences=limit)
-        return evaluate(model, batches, precision, world)
+        return evaluate(model, batches, precision, world, stop)
 
     with open_run(config, world):
         moments = _init_run(config) if config.keep_moments else None
-        scores = fit(config, model, source, score, world, moments)
+        scores = fit(config, model, source, score, world, stop, moments)
         if scores is not None and world.is_first:
             publish_run(config, model, tokenizer, {}, scores)
 

@@ -19,7 +19,7 @@ from lambert.engine.log import RunLog
 from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.memory import release
 from lambert.engine.precision import PRECISIONS, Precision
-from lambert.engine.signals import polite
+from lambert.engine.signals import StopRequest
 from lambert.model import attention, flops
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule
@@ -28,16 +28,23 @@ from lambert.stages.run import Run, RunConfig
 _TRIED = 4
 """Sequences that compiling is tried on."""
 Score = Callable[[Model, Precision, int], dict[str, float]]
-"""Held-out scores of the model as it is, computed so many tokens at once."""
+"""Held-out scores of the model as it is, computed so many tokens at once; none where a signal broke them off."""
 
 
 def fit(
-    config: RunConfig, model: Model, source: Source, score: Score, world: World, moments_of: Path | None = None
+    config: RunConfig,
+    model: Model,
+    source: Source,
+    score: Score,
+    world: World,
+    stop: StopRequest,
+    moments_of: Path | None = None,
 ) -> dict[str, float] | None:
     """Trains `model` in place from where the run folder was left, and gives the held-out scores at the end.
 
-    None where the run had ended before. `moments_of` is a run whose optimizer moments a new run takes over.
-    Raises SavedAndStopped after a signal, DivergedError from the guard.
+    None where the run had ended before. `moments_of` is a run whose optimizer moments a new run takes over. `stop` is
+    broken off by a signal up to the first update, and again behind this; in between, the update or the scoring ends
+    and the run is saved. Raises SavedAndStopped then, DivergedError from the guard.
     """
     options, out = config.train, config.out
     if config.guard.action == "roll back" and not options.save_every:
@@ -45,6 +52,8 @@ def fit(
     steps = options.updates(source.size(0))
     run = Run.begin(config, model, world)
     done, logged = run.resume()
+    if done:
+        stop.standing = f"; {_left(done)}"
     if done == 0 and moments_of is not None:
         run.take_moments(moments_of)
     if done >= steps and (out / "model").is_dir():
@@ -56,8 +65,8 @@ def fit(
     peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1)
     found = run.budget.find(source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world)
     with (
-        polite() as stop,
         _compiled(run, source) as compilation,
+        stop.patient(),
         RunLog(
             out, steps=steps, start=done, state=logged, description=out.name, peak_flops=peak, world=world,
             every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
@@ -76,23 +85,32 @@ def fit(
                 done = step.index
                 log.step(step, work)
                 answer = run.guard.watch(step)
-                pausing = done == steps or step.due(options.save_every) or stop.agreed(world)
+                scoring = step.due(options.evaluate_every) and done < steps
+                pausing = done == steps or step.due(options.save_every) or scoring or stop.agreed(world)
                 if pausing and answer == "go on":
                     answer = run.guard.settle()
                 if answer == "roll back":
                     done = run.roll_back(log)
                     break
-                if step.due(options.evaluate_every) and done < steps:
+                if scoring:
                     log.scores(done, score(model, run.precision, run.budget.tokens))
                 if stop.agreed(world):
                     run.save(done, log, final=True)
-                    raise stop.stopped(f"saved after update {done:,} of {steps:,}", "the same command again.")
+                    raise stop.stopped(f"saved after update {done:,} of {steps:,}")
                 # In trouble nothing is saved, so that the checkpoints kept are those from before.
                 if done == steps or (step.due(options.save_every) and run.guard.healthy == done):
                     run.save(done, log, final=done == steps)
+        stop.standing = f"; {_left(done)}"
         scores = score(model, run.precision, run.budget.tokens)
+        if stop.agreed(world):
+            raise stop.stopped(_left(done))
         log.scores(done, scores)
     return scores
+
+
+def _left(done: int) -> str:
+    """What a run leaves that is stopped where nothing is to be saved."""
+    return f"the checkpoint after update {done:,} stands"
 
 
 @contextmanager
