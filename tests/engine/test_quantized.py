@@ -1,0 +1,193 @@
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import SIZES, assert_same_bits, bucket_of, everyones, gradients, outcomes
+from torch.distributed import ProcessGroup
+
+from lambert.core.errors import DataError, UsageError
+from lambert.engine.quantized import Quantized
+from lambert.engine.reduction import Bucket, Dense, Method
+
+SHAPES = [(40, 33), (11,), (64, 3, 5), (1,)]
+RELATIVE = {8: 0.01, 4: 0.2}
+"""Largest relative error of one sum in L2, for normally distributed gradients."""
+
+
+def sums_are_close_and_the_same_bits(group: ProcessGroup) -> None:
+    rank = dist.get_rank(group)
+    for bits, error in RELATIVE.items():
+        for shapes, align in ((SHAPES, 1), (SHAPES, 128), ([(5,)], 1), ([(700_000,)], 64), ([(256,)], 1)):
+            bucket = bucket_of(gradients(shapes, rank), align=align)
+            expected = torch.stack(everyones(bucket.flat, group)).sum(0)
+            Quantized(group, bits).reduce(bucket)
+            assert_same_bits(bucket.flat, group)
+            assert 0 < (bucket.flat - expected).norm() <= error * expected.norm()
+
+
+def an_element_errs_by_half_a_step_of_each_rounding(group: ProcessGroup) -> None:
+    for bits, levels in ((8, 127), (4, 7)):
+        bucket = bucket_of(gradients([(64 * 40,)], dist.get_rank(group)))
+        everything = torch.stack(everyones(bucket.flat, group))
+        expected = everything.sum(0)
+        Quantized(group, bits, block=64).reduce(bucket)
+        largest = everything.view(len(everything), -1, 64).abs().amax(2).sum(0)
+        bound = largest / levels / 2 * (1 if group.size() == 2 else 2 + 1 / levels) * 1.005
+        assert ((bucket.flat - expected).view(-1, 64).abs() <= bound[:, None]).all()
+
+
+def nothing_is_lost(group: ProcessGroup) -> None:
+    """What was delivered and what is held back is what went in."""
+    for bits in RELATIVE:
+        for align in (1, 64):
+            method = Quantized(group, bits)
+            went_in, delivered = None, None
+            for update in range(20):
+                bucket = bucket_of(gradients(SHAPES, 100 * update + dist.get_rank(group)), align=align)
+                exact = torch.stack(everyones(bucket.flat, group)).double().sum(0)
+                method.reduce(bucket)
+                went_in = exact if went_in is None else went_in + exact
+                delivered = bucket.flat.double() if delivered is None else delivered + bucket.flat
+            assert went_in is not None
+            assert delivered is not None
+            assert (delivered - went_in).abs().max() > 1e-3
+            method.settle([bucket])
+            state = method.state()
+            held = bucket_of([state[f"residual/{name}"] for name in bucket.names], align=align).flat
+            assert (delivered + held - went_in).abs().max() <= 2e-5
+
+
+def the_state_is_that_of_any_number_of_ranks(group: ProcessGroup) -> None:
+    size, rank = group.size(), dist.get_rank(group)
+    method, grads = Quantized(group, 4), gradients(SHAPES, rank)
+    for _ in range(3):
+        method.reduce(bucket := bucket_of(grads, align=64))
+    method.settle([bucket])
+    state = method.state()
+    assert sorted(state) == [f"residual/p{i}" for i in range(len(SHAPES))]
+    for tensor in state.values():
+        assert_same_bits(tensor, group)
+    fewer = dist.new_group([0, 1], use_local_synchronization=True) if size == 4 and rank < 2 else group
+    if size == 4 and rank >= 2:
+        return
+    resumed = Quantized(fewer, 8)
+    # In two buckets, neither aligned, of other numbers.
+    buckets = [bucket_of(grads[:1], index=5), bucket_of(grads[1:], index=3, first=1)]
+    resumed.load(state, buckets)
+    for name, tensor in resumed.state().items():
+        assert torch.allclose(tensor, state[name], rtol=1e-6, atol=0)
+    zeros = [bucket_of([torch.zeros_like(grad) for grad in grads[:1]], index=5)]
+    resumed.reduce(zeros[0])
+    assert (zeros[0].flat - state["residual/p0"].flatten()).norm() <= 0.01 * state["residual/p0"].norm()
+    with pytest.raises(DataError, match="residual of p0"):
+        resumed.load({"residual/p0": torch.zeros(3)}, buckets)
+
+
+def what_is_not_finite_is_so_on_all_ranks_and_forgotten(group: ProcessGroup) -> None:
+    rank, size = dist.get_rank(group), group.size()
+    for bits in RELATIVE:
+        for align in (1, 64):
+            method = Quantized(group, bits)
+            method.reduce(bucket_of(gradients(SHAPES, rank), align=align))
+            for bad in (torch.nan, torch.inf, -torch.inf):
+                for where in (0, -1, 700, 1500):
+                    before = {name: tensor.clone() for name, tensor in method.state().items()}
+                    bucket = bucket_of(gradients(SHAPES, rank), align=align)
+                    if rank == size - 1:
+                        bucket.views[0 if where < 1000 else 2].view(-1)[where % 1000 - (where < 0)] = bad
+                    method.reduce(bucket)
+                    assert not bucket.flat.isfinite().any()
+                    for name, tensor in method.state().items():
+                        assert torch.equal(tensor, before[name])
+            bucket = bucket_of(gradients(SHAPES, rank), align=align)
+            bucket.flat[7] = 3e38
+            method.reduce(bucket)
+            assert not bucket.flat.isfinite().any()
+            for name, tensor in method.state().items():
+                assert torch.equal(tensor, before[name])
+            method.reduce(bucket := bucket_of(gradients(SHAPES, rank), align=align))
+            assert bucket.flat.isfinite().all()
+
+
+def zeros_and_tiny_numbers_are_no_trouble(group: ProcessGroup) -> None:
+    for bits in RELATIVE:
+        method = Quantized(group, bits)
+        for value in (0.0, 1e-42, 1e-30, 1e-37):
+            bucket = bucket_of([torch.full((300,), value), torch.zeros(5000)], align=128)
+            method.reduce(bucket)
+            assert bucket.flat.isfinite().all()
+            assert (bucket.views[1] == 0).all()
+        assert (bucket_of([torch.zeros(300)], align=128).flat[300:] == 0).all()
+
+
+def four_bits_learn_with_feedback_and_not_without(group: ProcessGroup) -> None:
+    """Half the squared distance to centres of each rank's own, with a gradient in each block that is always large."""
+    centres = gradients([(512,)], 1)[0] + 0.1 * gradients([(512,)], 2 + dist.get_rank(group))[0]
+    goal = torch.stack(everyones(centres, group)).mean(0)
+    large = torch.zeros(512)
+    large[::64] = 20.0
+
+    def distance(method: Method, *, forgets: bool = False) -> float:
+        weights = torch.zeros(512)
+        for update in range(300):
+            bucket = bucket_of([torch.where(large > 0, large, weights - centres)])
+            if forgets:
+                method.load({}, [bucket])
+            method.reduce(bucket)
+            weights = weights - 0.3 / (1 + update / 10) * bucket.flat / group.size()
+        return float((weights - goal)[large == 0].square().mean())
+
+    assert distance(Dense(group)) < 1e-3
+    assert distance(Quantized(group, 8)) < 1e-3
+    assert distance(Quantized(group, 4)) < 1e-2
+    assert distance(Quantized(group, 4), forgets=True) > 0.2
+
+
+class Counting(Quantized):
+    """Knows how large its payloads are."""
+
+    def sent(self, bucket: Bucket) -> int:
+        self.reduce(bucket)
+        others = self._size - 1
+        if self._size == 2:
+            return len(self._sent._bytes)
+        return 2 * others * len(self._sent._bytes) // self._size
+
+
+def the_wire_is_about_as_short_as_the_bits(group: ProcessGroup) -> None:
+    for bits, times in ((8, 3.9), (4, 7.4)):
+        bucket = bucket_of([torch.ones(200_000)], align=128)
+        method = Counting(group, bits)
+        assert Dense(group).wire_bytes(bucket) / method.wire_bytes(bucket) >= times
+        assert method.sent(bucket) == method.wire_bytes(bucket)
+
+
+def other_bits_are_refused(group: ProcessGroup) -> None:
+    with pytest.raises(UsageError, match="8 or 4 bits"):
+        Quantized(group, 2)
+    with pytest.raises(UsageError, match="multiples of 4"):
+        Quantized(group, 8, block=30)
+
+
+CHECKS = (
+    sums_are_close_and_the_same_bits,
+    an_element_errs_by_half_a_step_of_each_rounding,
+    nothing_is_lost,
+    the_state_is_that_of_any_number_of_ranks,
+    what_is_not_finite_is_so_on_all_ranks_and_forgotten,
+    zeros_and_tiny_numbers_are_no_trouble,
+    four_bits_learn_with_feedback_and_not_without,
+    the_wire_is_about_as_short_as_the_bits,
+    other_bits_are_refused,
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
+    return outcomes(CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
+def test_on_all_ranks(check: str, size: int, found: dict[tuple[str, int], str]) -> None:
+    assert not found[check, size], found[check, size]
