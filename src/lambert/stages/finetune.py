@@ -15,7 +15,7 @@ from lambert.optim.config import OptimConfig
 from lambert.stages.inference import check_positions, model_folder, outputs
 from lambert.stages.publish import publish_run
 from lambert.stages.run import LogConfig, TrainConfig, open_run
-from lambert.stages.training import fit
+from lambert.stages.training import fit, standing
 from lambert.tasks import TaskConfig, learn
 
 
@@ -47,7 +47,7 @@ def run(config: FinetuneConfig) -> None:
 
     Raises SavedAndStopped after a signal, wherever it comes.
     """
-    with polite() as stop:
+    with polite(standing(config.out)) as stop:
         _train(config, stop)
 
 

@@ -25,7 +25,7 @@ from lambert.optim.config import OptimConfig
 from lambert.stages.inference import model_folder
 from lambert.stages.publish import publish_run
 from lambert.stages.run import LogConfig, TrainConfig, open_run
-from lambert.stages.training import fit
+from lambert.stages.training import fit, standing
 
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for every run on a corpus, so that losses compare
 
@@ -59,7 +59,7 @@ def run(config: PretrainConfig) -> None:
 
     Raises SavedAndStopped after a signal, wherever it comes.
     """
-    with polite() as stop:
+    with polite(standing(config.out)) as stop:
         _train(config, stop)
 
 

@@ -108,8 +108,14 @@ def fit(
     return scores
 
 
+def standing(out: Path) -> str:
+    """What a run in the folder `out` leaves that is stopped before it has done anything, as `polite` takes it."""
+    names = (path.name.removeprefix("step-") for path in (out / checkpoint.FOLDER).glob("step-*"))
+    done = max((int(name) for name in names if name.isdecimal()), default=0)
+    return f"; {_left(done)}" if done else " before the first update; nothing new to save"
+
+
 def _left(done: int) -> str:
-    """What a run leaves that is stopped where nothing is to be saved."""
     return f"the checkpoint after update {done:,} stands"
 
 
