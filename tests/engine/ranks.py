@@ -79,6 +79,6 @@ def everyones(tensor: Tensor, group: ProcessGroup) -> list[Tensor]:
 
 
 def assert_same_bits(tensor: Tensor, group: ProcessGroup) -> None:
-    first, *others = everyones(tensor.contiguous().view(torch.uint8), group)
+    first, *others = everyones(tensor.reshape(-1).view(torch.uint8), group)
     for other in others:
         assert torch.equal(first, other)

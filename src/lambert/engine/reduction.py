@@ -15,9 +15,9 @@ from torch.distributed import ProcessGroup
 
 from lambert.core.errors import DataError, UsageError
 
-PIECE = 1 << 16
-"""Elements that a CPU works on at a time: 256 KB in float32, of which a core's second cache holds the few that a
-method reads and writes (measured: between 2^15 and 2^17 nothing changes)."""
+PIECE = 1 << 18
+"""Elements that a CPU works on at a time: a MB in float32, of which its caches hold the few that a method reads and
+writes. Of 2^15 to 2^18 it is the fastest on a core with a second cache of 1 MB: smaller ones cost calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,194 @@
+"""Sums of gradients as matrices of a low rank, with error feedback.
+
+Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
+NeurIPS 2019, Algorithms 1 and 2: one step of subspace iteration on the sum X of all ranks' matrices X_i [n, m],
+started from the last update's result,
+
+    P = orthonormal basis of sum_i X_i Q,    Q = sum_i X_i' P,    X ~ P Q'.
+
+It differs in what a rank holds back: X_i - P P' X_i, its own part outside of what was sent, instead of its difference
+to the mean. Their sums over ranks, on which alone the next update depends, are equal, but this one does not collect how
+the ranks' batches differ.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from lambert.core.errors import UsageError
+from lambert.core.randomness import Stream, key, unit, words
+from lambert.engine.reduction import Bucket, Residuals, Room, ring_bytes
+
+
+class PowerSGD:
+    """All-reduce of the factors of gradient matrices, all of a bucket at once; of other gradients in float32."""
+
+    def __init__(self, group: ProcessGroup | None = None, rank: int = 16) -> None:
+        """`rank` of the matrices sent. A gradient [n, ...] is a matrix of n rows; where its factors are smaller than it
+        is, they are sent instead."""
+        if rank < 1:
+            raise UsageError(f"Gradients are sent as matrices of rank 1 or more, not {rank}.")
+        self._group, self._size, self._rank = group, dist.get_world_size(group), rank
+        self._residuals = Residuals(group)
+        self._layouts: dict[int, _Layout] = {}
+        self._starts: dict[str, Tensor] = {}
+        self._left, self._right, self._share = Room(), Room(), Room()
+
+    def reduce(self, bucket: Bucket) -> None:
+        if self._size == 1:
+            return
+        layout, flat, residual = self._layout(bucket), bucket.flat, self._residuals.of(bucket)
+        left, right = self._left.floats(layout.left_size, flat), self._right.floats(layout.right_size, flat)
+        share = self._share.floats(layout.right_size, flat)
+        parts = list(zip(layout.matrices, layout.lefts(left), layout.rights(right), layout.rights(share), strict=True))
+        for matrix, left_NR, _, _ in parts:
+            wanted_NM = matrix.of(flat).add_(matrix.of(residual))
+            torch.mm(wanted_NM, self._start(matrix, flat.device), out=left_NR)
+        dist.all_reduce(left, group=self._group)
+        if not self._finite(left, flat):
+            return
+        layout.orthonormalise(left)
+        for matrix, left_NR, _, share_MR in parts:
+            torch.mm(matrix.of(flat).T, left_NR, out=share_MR)
+        layout.gather(flat, share)
+        right.copy_(share)
+        dist.all_reduce(right, group=self._group)
+        if not self._finite(right, flat):
+            return
+        for matrix, left_NR, right_MR, share_MR in parts:
+            torch.addmm(matrix.of(flat), left_NR, share_MR.T, alpha=-1, out=matrix.of(residual))
+            torch.mm(left_NR, right_MR.T, out=matrix.of(flat))
+            self._starts[matrix.name].copy_(right_MR)
+        layout.scatter(right, flat)
+
+    def settle(self, buckets: Sequence[Bucket]) -> None:
+        self._residuals.settle(buckets)
+
+    def state(self) -> dict[str, Tensor]:
+        """`q/NAME` [m, rank]: where the next update's iteration starts, the same on all ranks."""
+        return self._residuals.state() | {f"q/{name}": start.cpu() for name, start in self._starts.items()}
+
+    def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
+        """Starts of another rank than this method's are left: seeds take their place."""
+        self._residuals.load(state, buckets)
+        self._layouts, self._starts = {}, {}
+        for bucket in buckets:
+            for matrix in self._layout(bucket).matrices:
+                start = state.get(f"q/{matrix.name}")
+                if start is not None and start.shape == (matrix.columns, self._rank):
+                    self._starts[matrix.name] = start.to(bucket.flat.device, copy=True)
+
+    def wire_bytes(self, bucket: Bucket) -> int:
+        layout = self._layout(bucket)
+        return ring_bytes(4 * layout.left_size, self._size) + ring_bytes(4 * layout.right_size, self._size)
+
+    def _finite(self, sums: Tensor, flat: Tensor) -> bool:
+        """Whether the sums are, which all ranks see alike; where not, neither is `flat` from now on."""
+        finite = bool(sums.isfinite().all())
+        if not finite:
+            flat.fill_(torch.nan)
+        return finite
+
+    def _layout(self, bucket: Bucket) -> "_Layout":
+        if bucket.index not in self._layouts:
+            self._layouts[bucket.index] = _Layout.of(bucket, self._rank)
+        return self._layouts[bucket.index]
+
+    def _start(self, matrix: "_Matrix", device: torch.device) -> Tensor:
+        """[m, rank]: the last update's right factor; at first random numbers that follow from the name alone."""
+        if matrix.name not in self._starts:
+            drawn = words(key(0, Stream.INIT, zlib.crc32(matrix.name.encode())), matrix.columns * self._rank)
+            start = torch.from_numpy(unit(drawn) - 0.5).float().view(matrix.columns, self._rank)
+            self._starts[matrix.name] = start.to(device)
+        return self._starts[matrix.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A gradient seen as a matrix, `start` elements into its bucket."""
+
+    name: str
+    start: int
+    rows: int
+    columns: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """[n, m], a view."""
+        return flat[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where in two buffers the factors of a bucket's matrices are: left ones in one, right ones in the other, before
+    the gradients that are sent whole."""
+
+    rank: int
+    matrices: Sequence[_Matrix]
+    """Those of equally many rows behind one another: their bases are found together."""
+    whole: Sequence[slice]
+    """The others, in the bucket."""
+
+    @classmethod
+    def of(cls, bucket: Bucket, rank: int) -> "_Layout":
+        matrices, whole = [], []
+        for name, view in zip(bucket.names, bucket.views, strict=True):
+            start, rows = int(view.storage_offset() - bucket.flat.storage_offset()), len(view) if view.dim() else 1
+            columns = view.numel() // max(1, rows)
+            if view.is_contiguous() and rank * (rows + columns) < rows * columns:
+                matrices.append(_Matrix(name, start, rows, columns))
+            else:
+                whole.append(slice(start, start + view.numel()))
+        return cls(rank, sorted(matrices, key=lambda matrix: matrix.rows), whole)
+
+    @property
+    def left_size(self) -> int:
+        return sum(self.rank * matrix.rows for matrix in self.matrices)
+
+    @property
+    def right_size(self) -> int:
+        return sum(self._right_sizes)
+
+    @property
+    def _right_sizes(self) -> list[int]:
+        return [self.rank * matrix.columns for matrix in self.matrices] + [
+            part.stop - part.start for part in self.whole
+        ]
+
+    def lefts(self, left: Tensor) -> list[Tensor]:
+        """[n, rank] of each matrix, views."""
+        parts = torch.split(left, [self.rank * matrix.rows for matrix in self.matrices])
+        return [part.view(-1, self.rank) for part in parts]
+
+    def rights(self, right: Tensor) -> list[Tensor]:
+        """[m, rank] of each matrix, views."""
+        parts = torch.split(right, self._right_sizes)
+        return [part.view(-1, self.rank) for part in parts[: len(self.matrices)]]
+
+    def orthonormalise(self, left: Tensor) -> None:
+        """Replaces left factors by orthonormal bases of their columns. Of columns that depend on one another, as those
+        of a gradient of zeros, torch's QR still makes a basis."""
+        at = 0
+        for rows, alike in groupby(matrix.rows for matrix in self.matrices):
+            count = len([*alike])
+            factors = left[at : at + count * rows * self.rank].view(count, rows, self.rank)
+            factors.copy_(torch.linalg.qr(factors).Q)
+            at += factors.numel()
+
+    def gather(self, flat: Tensor, right: Tensor) -> None:
+        """Copies the gradients that are sent whole to the end of `right`."""
+        for sent, part in zip(self._rest(right), self.whole, strict=True):
+            sent.copy_(flat[part])
+
+    def scatter(self, right: Tensor, flat: Tensor) -> None:
+        """Copies them back."""
+        for sent, part in zip(self._rest(right), self.whole, strict=True):
+            flat[part].copy_(sent)
+
+    def _rest(self, right: Tensor) -> Sequence[Tensor]:
+        return torch.split(right, self._right_sizes)[len(self.matrices) :]
