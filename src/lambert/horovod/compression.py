@@ -38,12 +38,12 @@ class _Cast(Compressor):
     wire: torch.dtype
 
     @classmethod
-    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:  # type: ignore[override]
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
         """Floating tensors in the narrow type, others as they are, and the original type."""
         return (tensor.to(cls.wire) if tensor.is_floating_point() else tensor), tensor.dtype
 
     @classmethod
-    def decompress(cls, tensor: Tensor, ctx: Any) -> Tensor:  # type: ignore[override]
+    def decompress(cls, tensor: Tensor, ctx: Any) -> Tensor:
         """The tensor in the type that `compress` found."""
         return tensor.to(ctx)
 

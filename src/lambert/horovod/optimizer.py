@@ -1,0 +1,344 @@
+"""A torch optimizer whose gradients are reduced over the ranks while the backward pass still runs.
+
+`DistributedOptimizer` gives an instance of a new class that derives from the wrapped optimizer's own, so that
+schedulers, scalers and `isinstance` go on as before, and that shares its state and its groups of parameters.
+"""
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lambert.horovod.basics import size
+from lambert.horovod.operations import (
+    Adasum,
+    Average,
+    allreduce_async_,
+    grouped_allreduce_async_,
+    sparse_allreduce_async,
+    synchronize,
+)
+from lambert.horovod.process_sets import ProcessSet, global_process_set
+from torch import Tensor
+
+from lambert.horovod.compression import Compression, Compressor
+
+Closure = Callable[[], Any]
+_NOT_STEPPED = (
+    "optimizer.zero_grad() was called after loss.backward() and before optimizer.step() or optimizer.synchronize(): "
+    "the gradients are still being reduced"
+)
+
+
+class _Reduced(torch.optim.Optimizer):
+    """What the dynamic classes add to the wrapped optimizer: each gradient is reduced as soon as it is complete."""
+
+    def _distribute(
+        self,
+        names: dict[Tensor, str],
+        compression: type[Compressor],
+        backward_passes_per_step: int,
+        op: Any,
+        predivide: float,
+        groups: Sequence[Sequence[Tensor]],
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self._names = names
+        self._compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+        self.op = op
+        self.gradient_predivide_factor = predivide
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self._should_synchronize = True
+        self._group_of = {p: tuple(group) for group in groups for p in group}
+        # An elastic job that starts alone may grow.
+        self._reduces = process_set.included() and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
+        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        self._trained = list(dict.fromkeys(trained)) if self._reduces else []
+        self._restart()
+        # Weak, and removed with the optimizer: a parameter outlives its optimizers and must not feed the old ones.
+        me = weakref.ref(self)
+
+        def completed(parameter: Tensor) -> None:
+            optimizer = me()
+            if optimizer is not None:
+                optimizer._completed(parameter)
+
+        hooks = [p.register_post_accumulate_grad_hook(completed) for p in self._trained]
+        weakref.finalize(self, _remove, hooks)
+
+    def _restart(self) -> None:
+        self._pending: dict[tuple[Tensor, ...], tuple[Any, list[Any]]] = {}
+        self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
+        self._synchronized = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Reduces after this many backward passes from now on."""
+        self.backward_passes_per_step = passes
+        self._passes_left = dict.fromkeys(self._trained, passes)
+
+    def _completed(self, parameter: Tensor) -> None:
+        left = self._passes_left[parameter] - 1
+        if left < 0:
+            raise AssertionError(
+                f"the gradient of {self._names[parameter]} was computed more than backward_passes_per_step = "
+                f"{self.backward_passes_per_step} times before step(): raise backward_passes_per_step to accumulate"
+            )
+        self._passes_left[parameter] = left
+        group = self._group_of.get(parameter, (parameter,))
+        if all(self._passes_left.get(p, 0) == 0 for p in group):
+            self._reduce(group)
+
+    def _reduce(self, group: tuple[Tensor, ...]) -> None:
+        """Starts the reduction of the gradients of `group`, which are zeros where this rank has computed none."""
+        for p in group:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        name, first = self._names[group[0]], group[0].grad
+        handle: Any
+        if first is not None and first.is_sparse and not self.sparse_as_dense:
+            if len(group) > 1:
+                raise ValueError(f"{name} has a sparse gradient, and groups take dense ones: pass sparse_as_dense=True")
+            handle = sparse_allreduce_async(first, name=name, op=self.op, process_set=self.process_set)
+            self._pending[group] = handle, [None]
+            return
+        scales: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
+        if self.op == Average:
+            scales["prescale_factor"] = 1.0 / self.gradient_predivide_factor
+            scales["postscale_factor"] = self.gradient_predivide_factor
+        sent, contexts = zip(*(self._compression.compress(_dense(p.grad)) for p in group), strict=True)
+        if len(group) > 1:
+            handle = grouped_allreduce_async_(list(sent), name=name, **scales)
+        else:
+            handle = allreduce_async_(sent[0], name=name, **scales)
+        self._pending[group] = handle, list(contexts)
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is reduced; then `clip_grad_norm_` and the like may change them.
+
+        Follow it with `with optimizer.skip_synchronize(): optimizer.step()`.
+        """
+        waiting = {p for group in self._pending for p in group}
+        for p in self._trained:
+            if p not in waiting:
+                group = self._group_of.get(p, (p,))
+                self._reduce(group)
+                waiting.update(group)
+        pending, self._pending = self._pending, {}
+        for group, (handle, contexts) in pending.items():
+            result = handle() if callable(handle) else synchronize(handle)
+            for p, output, context in zip(group, result if len(group) > 1 else [result], contexts, strict=True):
+                self._store(p, output if output.is_sparse else self._compression.decompress(output, context))
+        self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
+        self._synchronized = True
+
+    @staticmethod
+    def _store(parameter: Tensor, reduced: Tensor) -> None:
+        assert parameter.grad is not None
+        if parameter.grad.is_sparse:
+            parameter.grad = reduced if reduced.is_sparse else reduced.to_sparse(parameter.grad.sparse_dim())
+        elif reduced.is_sparse:
+            parameter.grad = reduced
+        elif reduced.data_ptr() != parameter.grad.data_ptr():
+            parameter.grad.copy_(reduced)
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """`step()` inside takes the gradients as they are: use it after `synchronize()`."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Waits for the gradients' reduction and takes the optimizer's step; a closure's gradients are reduced too."""
+        if self._should_synchronize and closure is None:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
+                    "the gradients are reduced twice; write `with optimizer.skip_synchronize(): optimizer.step()`",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        evaluate = closure
+        if closure is not None and self._should_synchronize:
+
+            def evaluate() -> Any:
+                loss = closure()
+                self.synchronize()
+                return loss
+
+        return super().step(evaluate)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's; `AssertionError` while the gradients are being reduced."""
+        if self._pending:
+            raise AssertionError(_NOT_STEPPED)
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As the wrapped optimizer's; reductions under way are forgotten."""
+        self._restart()
+        super().load_state_dict(state_dict)
+
+
+class _AdasumReduced(torch.optim.Optimizer):
+    """Steps on the rank's own gradients and joins the *changes* of the parameters by Adasum (Maleki et al., 2020)."""
+
+    def _distribute(
+        self, names: dict[Tensor, str], compression: type[Compressor], backward_passes_per_step: int
+    ) -> None:
+        self._names = names
+        self._compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Kept for the interface: gradients add up on the rank until `step`, however many passes there were."""
+        self.backward_passes_per_step = passes
+
+    def synchronize(self) -> None:
+        """Nothing: what is joined is the change that `step` makes."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Refused: without joining the changes the ranks would part."""
+        raise AssertionError(
+            "skip_synchronize() cannot be used with op=Adasum, which joins the changes of step() itself"
+        )
+        yield
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """The optimizer's own step, and every parameter moves by the joined change."""
+        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        before = [p.detach().clone() for p in trained]
+        loss = super().step(closure)
+        pending = []
+        for p, start in zip(trained, before, strict=True):
+            sent, context = self._compression.compress(p.detach() - start)
+            pending.append((allreduce_async_(sent, name=self._names[p], op=Adasum), context))
+        for p, start, (handle, context) in zip(trained, before, pending, strict=True):
+            p.copy_(start + self._compression.decompress(synchronize(handle), context))
+        return loss
+
+
+def _dense(grad: Tensor | None) -> Tensor:
+    assert grad is not None
+    return grad.to_dense() if grad.is_sparse else grad.contiguous()
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The optimizer with `step()` on gradients reduced over the ranks; `optimizer` itself is not to be used any more.
+
+    Args:
+        named_parameters: `model.named_parameters()`: the names by which ranks match their gradients.
+        compression: `Compression.none`, `.fp16` or `.bf16`, or a `Compressor` of your own.
+        backward_passes_per_step: Gradients of so many backward passes add up before they are reduced.
+        op: `Average`, `Sum` or `Adasum`. Adasum joins the ranks' steps instead of their gradients.
+        gradient_predivide_factor: Of the division by the number of ranks, this much is done before the sum, against
+            overflow in half precision. With `Average` only.
+        num_groups: The former name of `groups`.
+        groups: Gradients reduced together, as soon as all of a group are complete: how many groups of neighbours, or
+            lists of parameters; parameters in no list are reduced alone.
+        sparse_as_dense: Reduces sparse gradients as dense ones.
+        process_set: The ranks to reduce over; ranks outside step on their own gradients.
+
+    Raises:
+        ValueError: For names that are missing or repeat, groups that overlap, a predivision with another op than
+            `Average`, and no backward pass at all.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor works with op=Average only")
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
+    if num_groups:
+        warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    names = _names(optimizer, named_parameters)
+    adasum = op == Adasum and size() > 1
+    if adasum and process_set != global_process_set:
+        raise NotImplementedError("Adasum works over all ranks only, not over a process set")
+    mixin = _AdasumReduced if adasum else _Reduced
+    wrapped_class = type(optimizer)
+    wrapped: Any = object.__new__(type(wrapped_class.__name__, (mixin, wrapped_class), {}))
+    # A scheduler made before leaves its own `step`, bound to the optimizer without reduction.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    if adasum:
+        wrapped._distribute(names, compression, backward_passes_per_step)
+    else:
+        lists = _groups(optimizer, groups)
+        wrapped._distribute(
+            names,
+            compression,
+            backward_passes_per_step,
+            op,
+            gradient_predivide_factor,
+            lists,
+            sparse_as_dense,
+            process_set,
+        )
+    return wrapped
+
+
+def _names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
+    groups = enumerate(optimizer.param_groups)
+    own = {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group["params"])}
+    if named is None:
+        return own
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError("named_parameters takes (name, parameter) pairs, as model.named_parameters() gives them")
+    seen: set[str] = set()
+    twice = sorted({name for name, _ in pairs if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    if twice:
+        raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}")
+    names = {p: name for name, p in pairs}
+    missing = [tuple(p.shape) for p in own if p not in names]
+    if missing:
+        raise ValueError(
+            f"named_parameters lacks {len(missing)} of the optimizer's {len(own)} parameters; the first has the shape "
+            f"{missing[0]}: pass the names of the whole model, or none"
+        )
+    return names
+
+
+def _groups(optimizer: torch.optim.Optimizer, groups: int | list[list[Tensor]] | None) -> list[list[Tensor]]:
+    if groups is None:
+        return []
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ValueError(f"groups must be a positive number or a list of lists of tensors, not {groups}")
+        share, more = divmod(len(trained), groups)
+        ends = [(i + 1) * share + min(i + 1, more) for i in range(groups)]
+        return [trained[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]
+    listed = [p for group in groups for p in group]
+    if any(not isinstance(p, Tensor) for p in listed):
+        raise ValueError("groups takes lists of tensors")
+    if len(set(listed)) < len(listed):
+        raise ValueError("a parameter stands more than once in groups")
+    known = set(trained)
+    return [own for group in groups if (own := [p for p in group if p in known])]

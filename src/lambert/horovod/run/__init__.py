@@ -1,0 +1,45 @@
+"""`lambert horovodrun`: starts a command once per rank, here and over ssh, with Horovod's options."""
+
+from collections.abc import Sequence
+
+from lambert.horovod.run import job
+from lambert.horovod.run.options import is_elastic, parse
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `horovodrun` with these arguments; the exit code is that of the rank that failed first, or 0.
+
+    `UsageError` and `DataError` explain what cannot be run. 130 after Ctrl-C, 143 after SIGTERM, with all ranks ended.
+    """
+    args = parse(arguments)
+    if args.version:
+        from lambert import __version__
+
+        print(__version__)
+        return 0
+    if args.check_build:
+        print(build())
+        return 0
+    try:
+        if not is_elastic(args):
+            return job.run(args)
+        from lambert.horovod.run import elastic
+
+        return elastic.run(args)
+    except job.Stop as stop:
+        return 128 + stop.number
+
+
+def build() -> str:
+    """What this installation has, in the form of `horovodrun --check-build`."""
+    import torch.distributed
+
+    from lambert import __version__
+
+    nccl = "X" if torch.distributed.is_nccl_available() and torch.cuda.is_available() else " "
+    return (
+        f"Lambert v{__version__}, the Horovod API on torch {torch.__version__}:\n\n"
+        "Available Frameworks:\n    [ ] TensorFlow\n    [X] PyTorch\n    [ ] MXNet\n\n"
+        "Available Controllers:\n    [ ] MPI\n    [X] Gloo\n\n"
+        f"Available Tensor Operations:\n    [{nccl}] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo"
+    )

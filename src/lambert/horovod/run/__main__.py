@@ -1,0 +1,12 @@
+"""`python -m lambert.horovod.run -np 2 python train.py`."""
+
+import sys
+
+from lambert.core.errors import LambertError
+from lambert.horovod.run import main
+
+try:
+    sys.exit(main(sys.argv[1:]))
+except LambertError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)

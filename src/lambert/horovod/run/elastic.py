@@ -1,0 +1,184 @@
+"""A job whose ranks come and go: the launcher's side of `lambert.horovod.elastic.membership`.
+
+A world is a generation. When a rank fails or the hosts change, the ranks that live report that they are ready for the
+next one; then the launcher gives the places out, the oldest ranks first, because rank 0 has the state that the others
+take over, and starts new ranks in the free slots.
+"""
+
+import argparse
+import json
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lambert.core.errors import DataError
+from lambert.horovod.elastic.membership import GENERATION, HOSTS_SEEN, STORE, WORKER
+from lambert.horovod.run.hosts import Host, discover, is_local, meeting_point, places
+from lambert.horovod.run.job import POLL_SECONDS, Start, ended, hosts_of, say, signals, starter
+from lambert.horovod.run.workers import Worker, end
+
+DISCOVERY_SECONDS = 1.0
+
+
+@dataclass
+class Job:
+    """What the launcher knows of a running elastic job."""
+
+    args: argparse.Namespace
+    start: Start
+    store: Any
+    address: str
+    hosts: list[Host]
+    workers: list[Worker] = field(default_factory=list)
+    """The oldest first."""
+    names: dict[Worker, str] = field(default_factory=dict)
+    lost: list[tuple[str, float]] = field(default_factory=list)
+    """Slots on which a rank has failed: host, and when the slot may be used again."""
+    generation: int = -1
+    changes: int = 0
+    grown: int = 0
+    """The last change of hosts at which slots appeared."""
+
+    def free_slots(self) -> list[str]:
+        """Hosts with room for another rank, once per slot."""
+        now = time.monotonic()
+        self.lost = [(host, until) for host, until in self.lost if until > now]
+        taken = Counter(worker.host for worker in self.workers) + Counter(host for host, _ in self.lost)
+        return [host.name for host in self.hosts for _ in range(host.slots - taken[host.name])]
+
+    def rediscover(self) -> None:
+        """Looks for hosts, and tells the ranks when there are others than before."""
+        if not self.args.host_discovery_script:
+            return
+        try:
+            hosts = discover(self.args.host_discovery_script, self.args.slots)
+        except DataError as error:
+            say(f"{error}; the hosts stay as they are")
+            return
+        if hosts != self.hosts:
+            before, now = ({host.name: host.slots for host in some} for some in (self.hosts, hosts))
+            self.hosts = hosts
+            self.announce(grown=any(now[name] > before.get(name, 0) for name in now))
+
+    def announce(self, grown: bool) -> None:
+        """Tells the ranks, which look at their next commit, that the hosts have changed."""
+        self.changes += 1
+        self.grown = self.changes if grown else self.grown
+        self.store.set("hosts", json.dumps([self.changes, self.grown]))
+
+    def reap(self) -> int | None:
+        """Takes out ranks that have ended. The exit code of the last one that failed, None when none did."""
+        failed = None
+        for worker in [worker for worker in self.workers if worker.poll() is not None]:
+            self.workers.remove(worker)
+            end([worker])
+            code = worker.poll() or 0
+            if code:
+                failed = code
+                cooldown = random.uniform(*self.args.cooldown) if self.args.cooldown else float("inf")
+                self.lost.append((worker.host, time.monotonic() + cooldown))
+                say(f"rank {worker.rank} on {worker.host} left with exit code {code}")
+        return failed
+
+    def ready(self) -> list[Worker]:
+        """Living workers that wait for the next world."""
+        following = self.generation + 1
+        return [w for w in self.workers if self.store.check([f"ready/{following}/{self.names[w]}"])]
+
+    def form(self) -> None:
+        """The next world: places for those who live, in slots that still exist, and new ranks in free ones."""
+        self.generation += 1
+        room = {host.name: host.slots for host in self.hosts}
+        most = self.args.max_np or (self.args.num_proc if not self.args.host_discovery_script else 1 << 16)
+        staying: list[Worker] = []
+        for worker in self.workers:
+            if room.get(worker.host, 0) > 0 and len(staying) < most:
+                room[worker.host] -= 1
+                staying.append(worker)
+            else:
+                self.store.set(f"world/{self.generation}/{self.names[worker]}", json.dumps(None))
+        leaving = [worker for worker in self.workers if worker not in staying]
+        self.workers[:] = staying
+        new = self.free_slots()[: most - len(staying)]
+        ranks = places([worker.host for worker in staying] + new)
+        say(f"generation {self.generation}: {len(ranks)} ranks, {len(new)} of them new, {len(leaving)} leave")
+        master, port = meeting_point(ranks)
+        own = {
+            STORE: self.address,
+            GENERATION: str(self.generation),
+            HOSTS_SEEN: str(self.changes),
+            "HOROVOD_ELASTIC": "1",
+        }
+        for place in ranks:
+            variables = {**place.variables(master, port), **own}
+            if place.rank < len(staying):
+                worker = staying[place.rank]
+                worker.rank = place.rank
+                self.store.set(f"world/{self.generation}/{self.names[worker]}", json.dumps(variables))
+            else:
+                name = f"{self.generation}.{place.rank}"
+                worker = self.start(place, {**variables, WORKER: name})
+                self.names[worker] = name
+                self.workers.append(worker)
+        if leaving:
+            end_quietly(leaving)
+
+
+def end_quietly(workers: Sequence[Worker]) -> None:
+    """Lets workers leave that have been told to, and ends those that do not."""
+    deadline = time.monotonic() + 10
+    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    end(workers)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job: 0 when all ranks of the last world end well, else the exit code of the rank that failed last."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    hosts = discover(args.host_discovery_script, args.slots) if args.host_discovery_script else hosts_of(args)
+    least = args.min_np or args.num_proc
+    patience = args.elastic_timeout or 600
+    here = "127.0.0.1" if all(is_local(host.name) for host in hosts) else socket.gethostname()
+    store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
+    job = Job(args, starter(args), store, f"{here}:{store.port}", hosts)
+    job.announce(grown=False)
+    with signals(), ended(job.workers):
+        return _supervise(job, least, patience)
+
+
+def _supervise(job: Job, least: int, patience: float) -> int:
+    args, needed, code, finishing = job.args, job.args.num_proc, 0, False
+    looked = since = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if now - looked > DISCOVERY_SECONDS:
+            looked = now
+            job.rediscover()
+        running = len(job.workers)
+        failed = job.reap()
+        started = job.generation >= 0
+        finishing = finishing or (started and failed is None and len(job.workers) < running)
+        code = failed if failed is not None else code if finishing else 0
+        if started and not job.workers:
+            # Whoever has the state is gone: the ranks have come to their end, or all have failed.
+            return code
+        ready = job.ready()
+        if finishing or (started and (not ready or len(ready) < len(job.workers))):
+            since = since if ready else now
+            if now - since > patience:
+                end([worker for worker in job.workers if worker not in ready])
+        elif len(job.workers) + len(job.free_slots()) >= needed:
+            if args.reset_limit and job.generation >= args.reset_limit:
+                say(f"given up after {args.reset_limit} changes of the ranks")
+                return 1
+            job.form()
+            needed, since = least, time.monotonic()
+        elif now - since > patience or not (args.host_discovery_script or args.cooldown):
+            say(f"given up: {len(job.workers) + len(job.free_slots())} ranks are possible, and {needed} are needed")
+            return 1
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,153 @@
+"""A job with a fixed number of ranks: all start, and the first that fails ends all."""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from lambert.core.errors import DataError
+from lambert.horovod.run.hosts import Host, Place, fill, is_local, meeting_point, parse_hosts, read_hostfile
+from lambert.horovod.run.options import variables
+from lambert.horovod.run.workers import Worker, end, forwarded, remote_script, ssh_command
+
+POLL_SECONDS = 0.05
+
+Start = Callable[[Place, Mapping[str, str]], Worker]
+
+
+class Stop(Exception):
+    """The launcher was asked to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def hosts_of(args: argparse.Namespace) -> list[Host]:
+    """Hosts of the options: the list, the file, or this machine."""
+    if args.hostfile:
+        return read_hostfile(args.hostfile)
+    return parse_hosts(args.hosts) if args.hosts else [Host("localhost", args.num_proc)]
+
+
+def starter(args: argparse.Namespace) -> Start:
+    """The function that starts a rank as the options say."""
+    common, ssh = variables(args) | alias_variables(args), ssh_command(args.ssh_port, args.ssh_identity_file)
+
+    def start(place: Place, own: Mapping[str, str]) -> Worker:
+        folder = output_folder(args, place)
+        return Worker(
+            args.command,
+            place.host,
+            {**common, **own},
+            ssh,
+            folder=folder,
+            timestamps=args.prefix_output_with_timestamp,
+        )
+
+    return start
+
+
+def alias_variables(args: argparse.Namespace) -> dict[str, str]:
+    """With --alias: the folder whose package `horovod` is Lambert's, before everything else that Python imports."""
+    if not args.alias:
+        return {}
+    folder = str(Path(__file__).parent.parent / "aliased")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
+
+
+def output_folder(args: argparse.Namespace, place: Place) -> Path | None:
+    """Where the rank's output is copied to, made."""
+    if not args.output_filename:
+        return None
+    folder = Path(args.output_filename) / f"rank.{place.rank:0{len(str(place.size - 1))}}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder}: the ranks' output cannot be written there ({error.strerror})") from error
+    return folder
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job; the exit code is 0 or that of the rank that failed first."""
+    ranks = fill(hosts_of(args), args.num_proc)
+    master, port = meeting_point(ranks)
+    if args.dry_run or args.verbose:
+        show(args, ranks, master, port)
+    if args.dry_run:
+        return 0
+    start = starter(args)
+    workers: list[Worker] = []
+    with signals(), ended(workers):
+        workers.extend(start(place, place.variables(master, port)) for place in ranks)
+        while True:
+            codes = [worker.poll() for worker in workers]
+            failed = next((worker for worker, code in zip(workers, codes, strict=True) if code), None)
+            if failed is not None:
+                failed.finish()
+                code = failed.poll() or 1
+                say(f"rank {failed.rank} on {failed.host} left with exit code {code}; the others are ended")
+                return code
+            if all(code == 0 for code in codes):
+                return 0
+            time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def signals() -> Iterator[None]:
+    """SIGINT and SIGTERM inside raise `Stop`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stop(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ended(workers: Sequence[Worker]) -> Iterator[None]:
+    """No worker outlives the block, which passes the signal that stopped it on to them."""
+    number = signal.SIGTERM
+    try:
+        yield
+    except Stop as stop:
+        number = signal.Signals(stop.number)
+        raise
+    finally:
+        # A second Ctrl-C must not leave workers behind.
+        for ignored in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ignored, signal.SIG_IGN)
+        end(workers, number)
+
+
+def show(args: argparse.Namespace, ranks: Sequence[Place], master: str, port: int) -> None:
+    """Prints what is run, rank by rank, and which options have no effect."""
+    for option in args.ignored or []:
+        say(f"{option} has no effect here")
+    common = variables(args) | alias_variables(args)
+    for place in ranks:
+        own = {**common, **place.variables(master, port)}
+        if is_local(place.host):
+            assignments = shlex.join(f"{key}={value}" for key, value in own.items())
+            print(f"[{place.rank}] env {assignments} {shlex.join(args.command)}")
+        else:
+            remote = shlex.join([*ssh_command(args.ssh_port, args.ssh_identity_file), place.host])
+            print(f"[{place.rank}] {remote} sh -s <<'END'")
+            kept = own if args.dry_run else {**forwarded(), **own}
+            print(remote_script(args.command, kept) + "END")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """A line of the launcher itself."""
+    print(f"horovodrun: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,183 @@
+"""The options of `horovodrun`, and the environment variables that they stand for."""
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from lambert.core.errors import UsageError
+
+_MIB = 1024 * 1024
+
+UNDERSTOOD = {
+    "fusion_threshold_mb": "HOROVOD_FUSION_THRESHOLD",
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "timeline_filename": "HOROVOD_TIMELINE",
+    "timeline_mark_cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
+    "no_stall_check": "HOROVOD_STALL_CHECK_DISABLE",
+    "stall_check_warning_time_seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    "gloo_timeout_seconds": "HOROVOD_GLOO_TIMEOUT_SECONDS",
+    "elastic_timeout": "HOROVOD_ELASTIC_TIMEOUT",
+    "log_level": "HOROVOD_LOG_LEVEL",
+}
+"""Options that reach the ranks as environment variables."""
+
+FLAGS_IGNORED = [
+    "--disable-cache",
+    "--hierarchical-allreduce",
+    "--no-hierarchical-allreduce",
+    "--hierarchical-allgather",
+    "--no-hierarchical-allgather",
+    "--torus-allreduce",
+    "--no-torus-allreduce",
+    "--autotune",
+    "--no-autotune",
+    "--tcp",
+    "--mpi-threads-disable",
+    "--no-mpi-threads-disable",
+    "--log-with-timestamp",
+    "--log-without-timestamp",
+    "--log-hide-timestamp",
+    "--no-log-hide-timestamp",
+]
+VALUES_IGNORED = [
+    "--cache-capacity",
+    "--autotune-log-file",
+    "--autotune-warmup-samples",
+    "--autotune-steps-per-sample",
+    "--autotune-bayes-opt-max-samples",
+    "--autotune-gaussian-process-noise",
+    "--mpi-args",
+    "--binding-args",
+    "--num-nccl-streams",
+    "--thread-affinity",
+]
+"""Options of Horovod that nothing here corresponds to: taken, reported with --verbose, and without effect."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"horovodrun: {message}; see lambert horovodrun --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Horovod's options, with the same names."""
+    p = _Parser(prog="lambert horovodrun", description="Starts a command once per rank.", allow_abbrev=False)
+    p.add_argument("-np", "--num-proc", dest="num_proc", type=whole_number, help="number of ranks")
+    p.add_argument("-cb", "--check-build", action="store_true", help="what this installation can do, and leave")
+    p.add_argument("--version", "-v", action="store_true", help="Lambert's version, and leave")
+    p.add_argument("--verbose", action="store_true", help="print the commands that are run, and what is ignored")
+    p.add_argument("--dry-run", action="store_true", help="print the commands of all ranks and run nothing")
+    p.add_argument(
+        "--alias", action="store_true", help="make `import horovod.torch` mean lambert.horovod in the command"
+    )
+    p.add_argument("--start-timeout", type=whole_number, help="seconds for all ranks to find one another (default: 30)")
+    p.add_argument("--output-filename", metavar="FOLDER", help="also write FOLDER/rank.N/stdout and stderr")
+    p.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="time before lines")
+    p.add_argument("--network-interface", "--network-interfaces", dest="nics", action="append", help="to talk over")
+
+    hosts = p.add_argument_group("hosts").add_mutually_exclusive_group()
+    hosts.add_argument("-H", "--hosts", help="host1:slots,host2:slots; without it all ranks run here")
+    hosts.add_argument("-hostfile", "--hostfile", help="file with lines `host slots=N`")
+    hosts.add_argument("--host-discovery-script", help="program that prints `host:slots` lines; makes the job elastic")
+    ssh = p.add_argument_group("ssh")
+    ssh.add_argument("-p", "--ssh-port", type=whole_number)
+    ssh.add_argument("-i", "--ssh-identity-file")
+
+    elastic = p.add_argument_group("elastic")
+    elastic.add_argument("--min-np", "--min-num-proc", dest="min_np", type=whole_number, help="go on with as few ranks")
+    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=whole_number, help="grow to as many ranks")
+    elastic.add_argument("--slots-per-host", dest="slots", type=whole_number, help="where the script prints no slots")
+    elastic.add_argument("--elastic-timeout", type=whole_number, help="seconds to wait for enough ranks (default: 600)")
+    elastic.add_argument("--reset-limit", type=whole_number, help="give up after so many changes of the ranks")
+    elastic.add_argument(
+        "--blacklist-cooldown-range",
+        dest="cooldown",
+        type=float,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="use a slot MIN to MAX seconds after a failure on it again (default: never)",
+    )
+
+    tuned = p.add_argument_group("passed to the ranks as HOROVOD_* variables")
+    tuned.add_argument("--fusion-threshold-mb", type=number)
+    tuned.add_argument("--cycle-time-ms", type=number)
+    tuned.add_argument("--timeline-filename")
+    tuned.add_argument("--timeline-mark-cycles", action="store_true")
+    tuned.add_argument("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false")
+    tuned.add_argument("--no-stall-check", action="store_true")
+    tuned.add_argument("--stall-check", dest="no_stall_check", action="store_false")
+    tuned.add_argument("--stall-check-warning-time-seconds", type=number)
+    tuned.add_argument("--stall-check-shutdown-time-seconds", type=number)
+    tuned.add_argument("--gloo-timeout-seconds", type=number)
+    tuned.add_argument("--log-level", choices=["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"])
+
+    controller = p.add_argument_group("controller").add_mutually_exclusive_group()
+    controller.add_argument("--gloo", action="store_true", help="the default, and the only one")
+    controller.add_argument("--mpi", action="store_true", help="refused: there is no MPI here")
+    controller.add_argument("--jsrun", action="store_true", help="refused: there is no MPI here")
+    for flag in FLAGS_IGNORED:
+        p.add_argument(flag, dest="ignored", action="append_const", const=flag, help=argparse.SUPPRESS)
+    for flag in VALUES_IGNORED:
+        p.add_argument(flag, dest="ignored", action="append", type=f"{flag} {{}}".format, help=argparse.SUPPRESS)
+    p.add_argument("--config-file", help="refused: give the options on the command line")
+    p.add_argument("command", nargs=argparse.REMAINDER, help="what each rank runs")
+    return p
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; `UsageError` where they do not go together."""
+    args = parser().parse_args(arguments)
+    if args.command[:1] == ["--"]:
+        args.command = args.command[1:]
+    if args.check_build or args.version:
+        return args
+    if args.mpi or args.jsrun:
+        raise UsageError("horovodrun: there is no MPI here: leave --mpi and --jsrun out, ranks talk over gloo or NCCL")
+    if args.config_file:
+        raise UsageError("horovodrun: --config-file is not read: give the options on the command line")
+    if args.num_proc is None:
+        raise UsageError("horovodrun: how many ranks? Give -np N")
+    if not args.command:
+        raise UsageError("horovodrun: what shall the ranks run? Give a command after the options")
+    if not is_elastic(args) and (args.max_np or args.reset_limit or args.cooldown):
+        raise UsageError("horovodrun: --max-np, --reset-limit and --blacklist-cooldown-range belong to --min-np")
+    least, most = args.min_np or args.num_proc, args.max_np or args.num_proc
+    if not least <= args.num_proc <= most:
+        raise UsageError(f"horovodrun: --min-np {least} <= -np {args.num_proc} <= --max-np {most} has to hold")
+    return args
+
+
+def is_elastic(args: argparse.Namespace) -> bool:
+    """Whether ranks may come and go."""
+    return args.min_np is not None or args.host_discovery_script is not None
+
+
+def variables(args: argparse.Namespace) -> dict[str, str]:
+    """Environment variables that are the same for all ranks."""
+    found = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONUNBUFFERED": "1"}
+    for option, variable in UNDERSTOOD.items():
+        value = getattr(args, option)
+        if value is None or value is False:
+            continue
+        if option == "fusion_threshold_mb":
+            value = int(value * _MIB)
+        found[variable] = "1" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    if args.nics:
+        names = ",".join(args.nics)
+        found |= {"HOROVOD_GLOO_IFACE": names.split(",")[0], "GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names}
+    if args.start_timeout:
+        found["HOROVOD_START_TIMEOUT"] = str(args.start_timeout)
+    return found
+
+
+def whole_number(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def number(text: str) -> float:
+    if (value := float(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value

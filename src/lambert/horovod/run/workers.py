@@ -1,0 +1,169 @@
+"""One rank's process, here or over ssh: its start, its output, and that it never outlives the launcher."""
+
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from lambert.core.errors import UsageError
+from lambert.horovod.run.hosts import is_local
+
+GRACE_SECONDS = 5.0
+"""From the polite signal to the one that cannot be ignored."""
+
+_PR_SET_PDEATHSIG = 1
+_OF_THIS_MACHINE = re.compile(
+    r"(BASH_FUNC_.*|SSH_.*|DBUS_.*|XDG_.*|HOME|USER|LOGNAME|SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|TMPDIR|DISPLAY|_)"
+)
+"""Variables that mean something else on another machine."""
+
+_output = threading.Lock()
+
+
+class Worker:
+    """A running rank. Its lines appear as `[rank]<stdout>:line`, as Horovod prints them."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        host: str,
+        variables: Mapping[str, str],
+        ssh: Sequence[str],
+        *,
+        folder: Path | None = None,
+        timestamps: bool = False,
+    ) -> None:
+        self.host = host
+        self.rank = int(variables["HOROVOD_RANK"])
+        local = is_local(host)
+        argv = list(command) if local else [*ssh, host, "sh", "-s"]
+        try:
+            self.process = subprocess.Popen(
+                argv,
+                env={**os.environ, **variables} if local else None,
+                stdin=subprocess.DEVNULL if local else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509 (it makes two system calls, and takes no lock)
+            )
+        except OSError as error:
+            raise UsageError(f"horovodrun: {argv[0]!r} cannot be started: {error.strerror}") from error
+        if self.process.stdin is not None:
+            self.process.stdin.write(remote_script(command, {**forwarded(), **variables}).encode())
+            self.process.stdin.flush()
+        self._pumps = [self._pump(name, stream, folder, timestamps) for name, stream in self._streams()]
+
+    def _streams(self) -> list[tuple[str, IO[bytes]]]:
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        return [("stdout", self.process.stdout), ("stderr", self.process.stderr)]
+
+    def _pump(self, name: str, stream: IO[bytes], folder: Path | None, timestamps: bool) -> threading.Thread:
+        def copy() -> None:
+            target = getattr(sys, name)
+            copies = open(folder / name, "wb") if folder else None  # noqa: SIM115 (closed below)
+            rest = b""
+            while data := os.read(stream.fileno(), 1 << 16):
+                if copies:
+                    copies.write(data)
+                    copies.flush()
+                *lines, rest = re.split(rb"(?<=\n)|(?<=\r)(?!\n)", rest + data)
+                self._print(lines, name, target, timestamps)
+            self._print([rest + b"\n"] if rest else [], name, target, timestamps)
+            stream.close()
+            if copies:
+                copies.close()
+
+        thread = threading.Thread(target=copy, daemon=True)
+        thread.start()
+        return thread
+
+    def _print(self, lines: list[bytes], name: str, target: IO[str], timestamps: bool) -> None:
+        now = time.strftime("%a %b %d %H:%M:%S %Y") if timestamps else ""
+        with _output:
+            for line in lines:
+                target.write(f"{now}[{self.rank}]<{name}>:{line.decode('utf-8', 'replace')}")
+            target.flush()
+
+    def poll(self) -> int | None:
+        """The exit code, as a shell counts it (128 + signal), or None while it runs."""
+        code = self.process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def send(self, number: int) -> None:
+        """A signal to the rank and everything it started; over ssh, the end of its input, at which it is ended."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.stdin = None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def finish(self) -> None:
+        """Waits for the rest of the output of a rank that has ended."""
+        for pump in self._pumps:
+            pump.join(GRACE_SECONDS)
+
+
+def end(workers: Sequence[Worker], number: int = signal.SIGTERM) -> None:
+    """Ends the workers: the signal, then SIGKILL for those that are still there, and their output to the last line."""
+    for worker in workers:
+        if worker.poll() is None:
+            worker.send(number)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for worker in workers:
+        worker.send(signal.SIGKILL)
+        worker.process.wait()
+        worker.finish()
+
+
+def ssh_command(port: int | None, identity: str | None) -> list[str]:
+    """ssh that asks nothing: keys and known hosts are the user's own; hosts seen for the first time are accepted."""
+    command = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=10"]
+    return command + (["-p", str(port)] if port else []) + (["-i", identity] if identity else [])
+
+
+def forwarded() -> dict[str, str]:
+    """Variables of this environment that a remote rank gets too."""
+    return {
+        key: value for key, value in os.environ.items() if key.isidentifier() and not _OF_THIS_MACHINE.fullmatch(key)
+    }
+
+
+def remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """What the remote shell reads. The variables come this way and not as arguments, which everybody there could see.
+
+    The launcher keeps the script's input open; when it ends, because the launcher did, the rank is ended.
+    """
+    exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in variables.items())
+    return (
+        f"cd {shlex.quote(os.getcwd())} || exit 1\n{exports}exec 3<&0\n"
+        f"{shlex.join(command)} </dev/null 3<&- &\nrank=$!\n"
+        "(cat <&3 >/dev/null; kill -TERM $rank) 2>/dev/null &\nwatch=$!\nexec 3<&-\n"
+        "wait $rank\ncode=$?\nkill $watch 2>/dev/null\nexit $code\n"
+    )
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """To run between fork and exec: the kernel ends the rank when the launcher dies, however it dies. Linux only."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, launcher = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != launcher:
+            os._exit(1)
+
+    return ask
