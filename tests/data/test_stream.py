@@ -17,7 +17,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.data.stream import micro_bounds, once, stream
+from lambert.data.stream import balanced, micro_bounds, once, split, stream
 
 
 class Numbered:
@@ -84,13 +84,14 @@ def test_epochs_follow_one_another_each_sequence_once(shuffle):
 @given(
     start=st.integers(0, 12),
     world=st.sampled_from([1, 2, 4]),
+    shares=st.sampled_from([0, 4, 8]),
     micro_tokens=st.sampled_from([1, 13, 40, 10**6]),
     batch_size=st.sampled_from([1, 8, 24]),
 )
-def test_nothing_depends_on_start_ranks_or_micro_batches(start, world, micro_tokens, batch_size):
+def test_nothing_depends_on_start_ranks_or_micro_batches(start, world, shares, micro_tokens, batch_size):
     source = Numbered([11, 12])
     reference = list(stream(source, batch_size=batch_size, micro_tokens=10**6, seed=5, stop=start + 3))[start:]
-    shares = [
+    ranks = [
         list(
             stream(
                 source,
@@ -101,19 +102,22 @@ def test_nothing_depends_on_start_ranks_or_micro_batches(start, world, micro_tok
                 rank=rank,
                 world=world,
                 stop=start + 3,
+                shares=shares,
             )
         )
         for rank in range(world)
     ]
     for update, whole in enumerate(reference):
-        parts = [share[update] for share in shares]
+        parts = [rank[update] for rank in ranks]
         merged = sorted(itertools.chain(*(part.micro_batches for part in parts)), key=lambda item: item[0])
         assert [number for number, _ in merged] == list(range(len(merged)))
-        assert all(n % world == rank for rank, part in enumerate(parts) for n, _ in part.micro_batches)
+        assert all(len(part.shares) == (shares // world or 1) for part in parts)
         assert [pair for _, batch in merged for pair in members(batch)] == sequences([whole])
         assert all(batch.tokens <= micro_tokens or batch.sequences == 1 for _, batch in merged)
-        for part in parts:
-            assert (part.counts, part.tokens, part.sequences) == (whole.counts, whole.tokens, batch_size)
+        for rank, part in enumerate(parts):
+            assert (part.tokens, part.sequences) == (whole.tokens, batch_size)
+            assert part.loads[rank] == sum(batch.tokens for _, batch in part.micro_batches)
+        assert sum(part.counts.get("label", 0) for part in parts) == whole.counts["label"]
         assert whole.counts["label"] == sum(index % 2 for _, index in sequences([whole]))
         assert whole.tokens == sum(batch.tokens for _, batch in merged)
 
@@ -154,6 +158,37 @@ def test_a_corpus_streams_the_same_bytes_however_it_is_split_and_resumed(random_
     for start in (1, stop // 2, stop - 1):
         assert run(start, stop, micro_tokens=333) == whole[start:]
     assert [row for update in run(0, 8 * stop, batch_size=1) for row in update] == [r for u in whole for r in u]
+
+
+def test_the_shares_of_an_update_are_those_of_any_number_of_ranks():
+    def shares(world):
+        ranks = [
+            next(stream(Numbered([40]), batch_size=32, micro_tokens=20, seed=1, rank=rank, world=world, shares=4))
+            for rank in range(world)
+        ]
+        return [[(n, members(batch)) for n, batch in share] for rank in ranks for share in rank.shares]
+
+    assert shares(1) == shares(2) == shares(4)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 9))
+def test_parts_hold_about_as_many_tokens_each(lengths, parts):
+    lengths = np.array(lengths)
+    found = split(lengths, parts)
+    assert [index for low, high in found for index in range(low, high)] == list(range(len(lengths)))
+    loads = [lengths[low:high].sum() for low, high in found]
+    assert max(loads) <= lengths.sum() / parts + lengths.max()
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 6))
+def test_ranks_get_about_as_many_tokens_each(lengths, ranks):
+    lengths = np.array(lengths)
+    micro_batches = [(n, n, n + 1) for n in range(len(lengths))]
+    found = balanced(micro_batches, lengths, ranks)
+    assert sorted(entry for share in found for entry in share) == micro_batches
+    loads = [sum(lengths[low] for _, low, _ in share) for share in found]
+    best = max(lengths.max(), lengths.sum() / ranks)
+    assert max(loads) <= (4 / 3) * best + 1e-9 or max(loads) - min(loads) <= lengths.max()
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))

@@ -12,7 +12,8 @@ from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.engine.dist import World
 from lambert.engine.loop import OutOfMemory, evaluate, train
-from lambert.engine.precision import PRECISIONS, Gradients, Precision
+from lambert.engine.gradients import Gradients
+from lambert.engine.precision import PRECISIONS, Precision
 
 OF_A_CPU = [name for name in PRECISIONS if name != "float8"]
 
@@ -46,7 +47,7 @@ def test_any_split_into_micro_batches_gives_the_gradient_of_one_big_batch(dtype:
 def test_the_gradient_is_that_of_the_sum_of_mean_losses() -> None:
     net = Tiny(dropout=0).double()
     update = next(updates(size=16, micro=16))
-    sums_K = net(update.micro_batches[0][1])
+    sums_K = net(update.shares[0][0][1])
     (sums_K[0] / update.counts["mlm"] + sums_K[1] / update.counts["nsp"]).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in net.parameters() if parameter.grad is not None])
     assert torch.allclose(gradients_of(2, torch.float64), expected, rtol=1e-12, atol=1e-15)
@@ -54,7 +55,7 @@ def test_the_gradient_is_that_of_the_sum_of_mean_losses() -> None:
 
 def test_a_step_tells_what_the_update_did() -> None:
     net = Tiny(dropout=0)
-    sums_K = net(next(updates(micro=16)).micro_batches[0][1]).detach()
+    sums_K = net(next(updates(micro=16)).shares[0][0][1]).detach()
     counts = next(updates()).counts
     found = list(steps(net, adamw(net), Precision("float32"), stop=3))
     first = found[0]
@@ -80,7 +81,7 @@ def test_an_objective_without_targets_contributes_nothing() -> None:
     batch = batch_of([3, 6, 9])
     assert set(batch.targets) == {"mlm"}
     before = net.nsp.weight.clone()
-    update = Share([(0, batch)], {"mlm": 3 + 2 + 1, "nsp": 0}, batch.tokens, 3)
+    update = Share([[(0, batch)]], {"mlm": 3 + 2 + 1, "nsp": 0}, [batch.tokens], 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     found = list(trained(net, optimizer, iter([update]), schedule=lambda _: 0.1))
     assert list(found[0].losses) == ["mlm"]

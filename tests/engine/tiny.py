@@ -72,9 +72,9 @@ class Tiny(nn.Module):
 
 @dataclass
 class Share:
-    micro_batches: list[tuple[int, Batch]]
+    shares: list[list[tuple[int, Batch]]]
     counts: dict[str, int]
-    tokens: int
+    loads: list[int]
     sequences: int
     wait_seconds: float = 0.0
 
@@ -110,9 +110,10 @@ def updates(start: int = 0, *, size: int = 16, micro: int = 4, rank: int = 0, wo
     while True:
         first = number * size
         parts = [batch_of(list(range(first + i, first + min(i + micro, size)))) for i in range(0, size, micro)]
-        counts = {name: sum(p.targets[name].count for p in parts if name in p.targets) for name in Tiny.objectives}
-        mine = [(i, part) for i, part in enumerate(parts) if i % world == rank]
-        yield Share(mine, counts, size * LENGTH, size)
+        ranks = [[(i, part) for i, part in enumerate(parts) if i % world == r] for r in range(world)]
+        mine = [part for _, part in ranks[rank]]
+        counts = {name: sum(p.targets[name].count for p in mine if name in p.targets) for name in Tiny.objectives}
+        yield Share([ranks[rank]], counts, [sum(p.tokens for _, p in theirs) for theirs in ranks], size)
         number += 1
 
 

@@ -6,7 +6,7 @@ epochs a keyed permutation of each. There is no position to save; a run resumes 
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from queue import SimpleQueue
@@ -28,16 +28,27 @@ _CLOSING_SECONDS = 5.0  # how long to wait for the thread to notice; it ends by 
 class GlobalBatch:
     """What one rank computes of one update, and what all ranks together do."""
 
-    micro_batches: list[tuple[int, Batch]]
-    """This rank's micro-batches, each with its number in the global batch."""
+    shares: list[list[tuple[int, Batch]]]
+    """This rank's micro-batches, each with its number in the global batch. In one list, or with `shares` in as many as
+    this rank has of them."""
     counts: dict[str, int]
-    """Targets of each objective in the whole global batch: what summed losses are divided by."""
-    tokens: int
-    """Tokens of the whole global batch, special tokens included."""
+    """Targets of each objective in this rank's micro-batches."""
+    loads: list[int]
+    """Tokens of each rank, special tokens included: together the whole global batch."""
     sequences: int
     """Sequences of the whole global batch."""
     wait_seconds: float
     """How long the caller waited for this batch."""
+
+    @property
+    def micro_batches(self) -> list[tuple[int, Batch]]:
+        """All of `shares`, in one list."""
+        return [entry for share in self.shares for entry in share]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole global batch."""
+        return sum(self.loads)
 
 
 def stream(
@@ -51,13 +62,16 @@ def stream(
     world: int = 1,
     shuffle: bool = True,
     stop: int | None = None,
+    shares: int = 0,
 ) -> Iterator[GlobalBatch]:
     """The global batches of updates `start`, `start` + 1, ... up to and without `stop`; without `stop`, endless.
 
     Each holds `batch_size` sequences; the epochs of the source follow one another without a gap, each in an order
     of its own if `shuffle`. Consecutive sequences form micro-batches of at most `micro_tokens` tokens (at least one
-    sequence), and micro-batch i belongs to rank i % `world`. Batches are assembled in a background thread; what fails
-    there is raised here. Closing the generator ends the thread.
+    sequence), the same for any `world`; they go to the ranks so that each computes about as many tokens. With `shares`,
+    a multiple of `world`, the global batch is cut into so many parts of about as many tokens before, and each rank has
+    its parts, one after the other: sums over parts then need not know of ranks. Batches are assembled in a background
+    thread; what fails there is raised here. Closing the generator ends the thread.
     """
     if batch_size < 1:
         raise UsageError(f"batch_size = {batch_size} sequences is too few: choose 1 or more.")
@@ -65,8 +79,15 @@ def stream(
         raise UsageError(f"micro_tokens = {micro_tokens} tokens is too few: choose 1 or more.")
     places = _places(source, batch_size, seed, start=start, shuffle=shuffle, stop=stop)
     return _prefetched(
-        _assembled(source, epochs, indices, micro_tokens, rank=rank, world=world) for epochs, indices in places
+        _assembled(source, epochs, indices, micro_tokens, rank=rank, world=world, shares=shares)
+        for epochs, indices in places
     )
+
+
+def places(source: Source, batch_size: int, seed: int, update: int) -> tuple[Ints, Ints]:
+    """Epochs and indices [S] of the sequences of update `update`, from 0, of a shuffled `stream`: the samples it saw, as
+    `source.collate` takes them. They are numbers update * `batch_size` and on of the run."""
+    return next(_places(source, batch_size, seed, start=update, shuffle=True, stop=update + 1))
 
 
 def once(source: Source, *, micro_tokens: int, rank: int = 0, world: int = 1, sequences: int = 0) -> Iterator[Batch]:
@@ -119,19 +140,53 @@ def _places(
 
 
 def _assembled(
-    source: Source, epochs_S: Ints, indices_S: Ints, micro_tokens: int, *, rank: int, world: int
+    source: Source, epochs_S: Ints, indices_S: Ints, micro_tokens: int, *, rank: int, world: int, shares: int
 ) -> GlobalBatch:
     lengths_S = source.lengths(epochs_S, indices_S)
-    cuts = micro_bounds(lengths_S, micro_tokens)
-    mine: list[tuple[int, Batch]] = []
+    parts = split(lengths_S, shares) if shares else [(0, len(lengths_S))]
+    cuts = [[low + cut for cut in micro_bounds(lengths_S[low:high], micro_tokens)] for low, high in parts]
+    bounds = [[*pairwise(part)] for part in cuts]
+    numbers = iter(range(len(lengths_S)))
+    numbered = [[(next(numbers), low, high) for low, high in part] for part in bounds]
+    if shares:
+        each = shares // world
+        ranks = [numbered[r * each : (r + 1) * each] for r in range(world)]
+    else:
+        ranks = [[share] for share in balanced(numbered[0], lengths_S, world)]
+    mine = [
+        [(number, source.collate(epochs_S[low:high], indices_S[low:high])) for number, low, high in share]
+        for share in ranks[rank]
+    ]
     counts: dict[str, int] = {}
-    for number, (low, high) in enumerate(pairwise(cuts)):
-        batch = source.collate(epochs_S[low:high], indices_S[low:high])
-        for name, target in batch.targets.items():
-            counts[name] = counts.get(name, 0) + target.count
-        if number % world == rank:
-            mine.append((number, batch))
-    return GlobalBatch(mine, counts, int(lengths_S.sum()), len(lengths_S), 0.0)
+    for name, target in (item for share in mine for _, batch in share for item in batch.targets.items()):
+        counts[name] = counts.get(name, 0) + target.count
+    loads = [sum(int(lengths_S[low:high].sum()) for part in theirs for _, low, high in part) for theirs in ranks]
+    return GlobalBatch(mine, counts, loads, len(lengths_S), 0.0)
+
+
+def split(lengths_S: Ints, parts: int) -> list[tuple[int, int]]:
+    """Bounds of `parts` runs of consecutive sequences with about as many tokens each; some are empty where there are
+    fewer sequences."""
+    ends_S = np.cumsum(lengths_S)
+    aims = ends_S[-1] * np.arange(1, parts) / parts
+    # To the nearer end: half of the sequence that an aim falls into decides.
+    cuts = np.searchsorted(ends_S - lengths_S / 2, aims)
+    return [*pairwise([0, *(int(cut) for cut in cuts), len(lengths_S)])]
+
+
+def balanced(
+    micro_batches: Sequence[tuple[int, int, int]], lengths_S: Ints, ranks: int
+) -> list[list[tuple[int, int, int]]]:
+    """Micro-batches (number, first sequence, end) for each rank, in the order of their numbers: the longest first, each
+    to the rank that has the fewest tokens so far (Graham, "Bounds on multiprocessing timing anomalies", 1969)."""
+    found: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    tokens = {entry[0]: int(lengths_S[entry[1] : entry[2]].sum()) for entry in micro_batches}
+    for entry in sorted(micro_batches, key=lambda entry: (-tokens[entry[0]], entry[0])):
+        least = loads.index(min(loads))
+        found[least].append(entry)
+        loads[least] += tokens[entry[0]]
+    return [sorted(share) for share in found]
 
 
 class _Background(Generic[Item]):

@@ -1,9 +1,11 @@
 """The loop: batches in, updates of the weights out. Pre-training and fine-tuning differ in what they hand to it."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +17,9 @@ from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
 from lambert.engine.device import Reading, Stopwatch
 from lambert.engine.dist import World
+from lambert.engine.exchange import Exchange, ExchangeConfig, build
 from lambert.engine.memory import ran_out
-from lambert.engine.precision import Gradients, Precision
+from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
 
 
@@ -36,16 +39,17 @@ class Update(Protocol):
     """The data of one update: this rank's share of a global batch, and what the whole of it counts."""
 
     @property
-    def micro_batches(self) -> Sequence[tuple[int, Batch]]:
-        """This rank's micro-batches, each with its number in the global batch."""
+    def shares(self) -> Sequence[Sequence[tuple[int, Batch]]]:
+        """This rank's micro-batches, each with its number in the global batch. The gradients of each of these lists are
+        added up on their own, and then the lists pairwise."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Targets of each objective in the whole global batch."""
+        """Targets of each objective in this rank's micro-batches."""
 
     @property
-    def tokens(self) -> int:
-        """Tokens of the whole global batch."""
+    def loads(self) -> Sequence[int]:
+        """Tokens of each rank."""
 
     @property
     def sequences(self) -> int:
@@ -69,15 +73,18 @@ class Step:
         parameters: Sequence[str],
         reading: Reading,
         stopwatch: Stopwatch,
+        exchange_seconds: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.index = index
         """Updates done, this one included: the first step is 1."""
         self.lr = lr
         """Learning rate of this update."""
-        self.tokens, self.sequences = update.tokens, update.sequences
-        """Of the whole global batch."""
+        self.loads, self.sequences = tuple(update.loads), update.sequences
+        """Tokens of each rank, and sequences of the whole global batch."""
         self.wait_seconds = update.wait_seconds
         """How long the device had no work because the data was not ready."""
+        self.exchange_seconds = exchange_seconds
+        """How long gradients were on their way, and how much of that the backward pass did not hide."""
         self._objectives, self._parameters = objectives, parameters
         self._reading, self._stopwatch = reading, stopwatch
 
@@ -85,14 +92,28 @@ class Step:
         """Whether something that happens once in `every` updates happens now; 0 means never."""
         return every > 0 and self.index % every == 0
 
+    @property
+    def tokens(self) -> int:
+        """Of the whole global batch."""
+        return sum(self.loads)
+
+    @property
+    def imbalance(self) -> float:
+        """Tokens of the rank that has most of them, over their mean: 1 where all have as many."""
+        return max(self.loads) * len(self.loads) / max(1, self.tokens)
+
     @cached_property
-    def _values(self) -> list[float]:
-        return self._reading.values
+    def _values(self) -> tuple[list[float], list[float], list[float], list[float]]:
+        """Losses [K], norms [1 + P], faults [W] and seconds [W]."""
+        values = iter(self._reading.values)
+        widths = len(self._objectives), 1 + len(self._parameters), len(self.loads), len(self.loads)
+        losses_K, norms_P1, faults_W, seconds_W = ([*islice(values, width)] for width in widths)
+        return losses_K, norms_P1, faults_W, seconds_W
 
     @property
     def losses(self) -> dict[str, float]:
         """Mean loss of each objective over its targets in the global batch; those without a target are left out."""
-        return dict(zip(self._objectives, self._values, strict=False))
+        return dict(zip(self._objectives, self._values[0], strict=True))
 
     @property
     def loss(self) -> float:
@@ -102,7 +123,7 @@ class Step:
     @property
     def grad_norm(self) -> float:
         """L2 norm of all gradients together, before clipping."""
-        return self._values[len(self._objectives)]
+        return self._values[1][0]
 
     @property
     def skipped(self) -> bool:
@@ -112,9 +133,22 @@ class Step:
     @property
     def non_finite(self) -> str | None:
         """Name of the first parameter whose gradient is not finite."""
-        norms = self._values[len(self._objectives) + 1 :]
-        names = zip(self._parameters, norms, strict=True)
+        names = zip(self._parameters, self._values[1][1:], strict=True)
         return next((name for name, norm in names if not math.isfinite(norm)), None)
+
+    @property
+    def faults(self) -> dict[int, str]:
+        """The ranks whose own gradients were not finite before they were summed, each with the first such parameter. Of
+        a single process it is what `non_finite` says."""
+        if len(self.loads) == 1:
+            return {0: self.non_finite} if self.non_finite else {}
+        return {rank: self._parameters[int(at) - 1] for rank, at in enumerate(self._values[2]) if at}
+
+    @property
+    def rank_seconds(self) -> list[float]:
+        """Time that each rank took for its passes over the data, before it waited for others; 0 on a GPU, where the
+        host does not know it."""
+        return self._values[3]
 
     @property
     def seconds(self) -> float:
@@ -134,50 +168,63 @@ def train(
     seed: int,
     start: int,
     steps: int,
+    exchange: Exchange | None = None,
 ) -> Iterator[Step]:
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
     `net(batch)` gives the summed losses [K] of `net.objectives`; `batches` begins with the data of update `start`.
     What is minimised is the sum over the objectives of (summed loss / number of targets in the global batch), each
     target weighing the same however the batch was split into micro-batches and ranks. `schedule` gives the learning
-    rate of the n-th applied update, from 0; `clip` bounds the global gradient norm (0: no bound).
-    Dropout is a function of (seed, update, number of the micro-batch). Raises OutOfMemory where the pass through the
-    net runs out of memory, with weights and moments as they were after the update before, and MachineError where the
-    optimizer does.
+    rate of the n-th applied update, from 0; `clip` bounds the global gradient norm (0: no bound). `exchange` sums the
+    gradients of the ranks; by default in float32. Dropout is a function of (seed, update, number of the micro-batch).
+    Raises OutOfMemory where the pass through the net runs out of memory, with weights and moments as they were after
+    the update before, and MachineError where the optimizer does, or where another rank is lost.
     """
-    gradients = Gradients(net)
-    objectives = _objectives(net)
+    exchange = exchange or build(net, world, ExchangeConfig())
+    gradients, objectives = exchange.gradients, _objectives(net)
     stopwatch = Stopwatch(world.device)
+    exchange.attach()
     try:
         for number, update in zip(range(start, steps), batches, strict=False):
             net.train()
-            gradients.clear()
-            with _memory_shared(number, update, world):
-                losses_K = _accumulate(net, update, objectives, precision, world, seed=seed, number=number)
+            exchange.begin(number)
+            counts = world.add([update.counts.get(name, 0) for name in objectives])
+            failure, began = None, time.perf_counter()
+            losses_SK = torch.zeros(len(update.shares), len(objectives), device=world.device)
+            try:
+                _accumulate(net, update, counts, losses_SK, exchange, precision, world, seed=seed, number=number)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out(error):
+                    raise
+                failure = error
+            seconds = time.perf_counter() - began
             with _memory_explained(number, update, world):
-                gradients.collect()
-                world.sum(gradients.flat)
-                world.sum(losses_K)
+                exchange.finish()  # also where memory ran out: the others are at it
+                _all_had_memory(failure, number, update, world, exchange)
+                losses_K, ranks_2W = exchange.report(losses_SK, seconds if world.device.type == "cpu" else 0.0)
                 # Read only now: the device is busy with this update while the host learns of the one before.
                 lr = schedule(number - precision.skipped)
                 for group in optimizer.param_groups:
                     group["lr"] = lr
-                norms_P1 = precision.step(optimizer, gradients, clip)
-            present = [name for name in objectives if update.counts.get(name, 0)]
-            reading = Reading(torch.cat([losses_K, norms_P1.to(losses_K.dtype)]))
+                norms_P1 = exchange.shared(precision.step(optimizer, gradients, clip))
+                exchange.stepped(number + 1)
+            present = [k for k, count in enumerate(counts) if count]
+            losses = [losses_K[k : k + 1] for k in present]
+            reading = Reading(torch.cat([*losses, norms_P1.to(losses_K.dtype), ranks_2W.flatten()]))
             stopwatch.stop()
             yield Step(
                 index=number + 1,
                 lr=lr,
                 update=update,
-                objectives=present,
+                objectives=[objectives[k] for k in present],
                 parameters=gradients.names,
                 reading=reading,
                 stopwatch=stopwatch,
+                exchange_seconds=exchange.seconds,
             )
             stopwatch = Stopwatch(world.device)
     finally:
-        gradients.release()
+        exchange.detach()
         close = getattr(batches, "close", None)
         if close is not None:
             close()
@@ -186,25 +233,32 @@ def train(
 def _accumulate(
     net: nn.Module,
     update: Update,
-    objectives: Sequence[str],
+    counts: Sequence[int],
+    losses_SK: Tensor,
+    exchange: Exchange,
     precision: Precision,
     world: World,
     *,
     seed: int,
     number: int,
-) -> Tensor:
-    """Adds this rank's gradients and gives its share of the mean losses, of the objectives that have targets."""
-    counts = [(k, update.counts[name]) for k, name in enumerate(objectives) if update.counts.get(name, 0)]
-    losses_K = torch.zeros(len(counts), device=world.device)
-    for index, batch in update.micro_batches:
-        torch.manual_seed(int(key(seed, Stream.DROPOUT, number, index)))
-        with precision.autocast():
-            sums_K = net(world.put(batch))
-        terms_K = torch.stack([sums_K[k] / count for k, count in counts]) if counts else sums_K[:0]
-        if terms_K.requires_grad:  # not so where this micro-batch happens to have no target
-            precision.backward(terms_K.sum())
-        losses_K = losses_K + terms_K.detach()
-    return losses_K
+) -> None:
+    """Adds this rank's gradients, and to `losses_SK` what its shares S are of the mean losses."""
+    own = [update.counts.get(name, 0) for name in _objectives(net)]
+    counts_K = torch.tensor([max(1, count) for count in counts], device=world.device)
+    divisors_K = torch.tensor([max(1, n) for n in own], device=world.device) if exchange.local else counts_K
+    last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
+    for share, losses_K in zip(update.shares, losses_SK, strict=True):
+        exchange.gradients.clear()
+        for index, batch in share:
+            torch.manual_seed(int(key(seed, Stream.DROPOUT, number, index)))
+            with precision.autocast():
+                sums_K = net(world.put(batch))
+            if index == last:
+                exchange.last_pass()
+            if sums_K.requires_grad:  # not so where this micro-batch happens to have no target
+                precision.backward((sums_K / divisors_K).sum())
+            losses_K += sums_K.detach() / counts_K
+        exchange.add()
 
 
 def evaluate(
@@ -250,20 +304,15 @@ def _objectives(net: nn.Module) -> tuple[str, ...]:
     return tuple(names)
 
 
-@contextmanager
-def _memory_shared(number: int, update: Update, world: World) -> Iterator[None]:
-    """Where a rank runs out of memory in here, every rank raises OutOfMemory: none is left waiting for gradients."""
-    failure: BaseException | None = None
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            raise
-        failure = error
+def _all_had_memory(
+    failure: BaseException | None, number: int, update: Update, world: World, exchange: Exchange
+) -> None:
+    """Raises OutOfMemory on every rank where one of them had no memory for its passes."""
     tokens, longest = _extent(update)
     largest = world.largest(tokens if failure else 0)  # over the host: the device is not waited for
     if largest:
         longest = world.largest(longest if failure else 0)
+        exchange.dropped()
         raise OutOfMemory(_explained(number, largest, longest, world), number + 1, largest, longest) from failure
 
 
@@ -279,7 +328,7 @@ def _memory_explained(number: int, update: Update, world: World) -> Iterator[Non
 
 def _extent(update: Update) -> tuple[int, int]:
     """Tokens of this rank's largest micro-batch and of its longest sequence; at least 1."""
-    batches = [batch for _, batch in update.micro_batches]
+    batches = [batch for share in update.shares for _, batch in share]
     return max((b.tokens for b in batches), default=1), max((b.longest for b in batches), default=1)
 
 

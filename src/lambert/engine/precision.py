@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.core.gradients import collect, release, reserve
 from lambert.core.products import float8_products
 from lambert.core.registry import nearest
 from lambert.engine.device import Reading
+from lambert.engine.gradients import Gradients
 
 PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -28,59 +28,6 @@ PRECISIONS: dict[str, torch.dtype] = {
 """Precisions, and the type that autocast, memory and attention go by."""
 
 _FLOAT8_CAPABILITY = (8, 9)
-_ALIGNMENT = 16
-"""Elements: every gradient begins at a multiple of 64 bytes, so that vectorised kernels take their fast path."""
-
-
-class Gradients:
-    """The gradients of a net as views into one flat buffer: one collective, one kernel to clear, one to scale.
-
-    A parameter that took no part in an update has gradient zero, not none, so that the result is the same however the
-    batch was split.
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
-        self.names = [name for name, _ in named]
-        """P names of trained parameters."""
-        self._parameters = [parameter for _, parameter in named]
-        if len({(parameter.dtype, parameter.device) for parameter in self._parameters}) != 1:
-            raise UsageError("All trained parameters must be of one type and on one device, and there must be some.")
-        starts = [0]
-        for parameter in self._parameters:
-            starts.append(starts[-1] + -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT)
-        self.flat = self._parameters[0].new_zeros(starts[-1], requires_grad=False)
-        """All gradients one behind the other, with zeros between them."""
-        self.views = [
-            self.flat[start : start + parameter.numel()].view(parameter.shape)
-            for start, parameter in zip(starts[:-1], self._parameters, strict=True)
-        ]
-        """P gradients, shaped as their parameters."""
-
-    def clear(self) -> None:
-        """Makes the gradients so far nought. On a CPU, where memory is what the update waits for, nothing is written:
-        the first gradient that arrives replaces what is there."""
-        if self.flat.device.type == "cpu":
-            for parameter, view in zip(self._parameters, self.views, strict=True):
-                reserve(parameter, view)
-            return
-        self.flat.zero_()
-        for parameter, view in zip(self._parameters, self.views, strict=True):
-            parameter.grad = view
-
-    def collect(self) -> None:
-        """After the last backward pass: all gradients are in the buffer, and its views are on the parameters."""
-        for parameter, view in zip(self._parameters, self.views, strict=True):
-            collect(parameter, view)
-
-    def release(self) -> None:
-        """Gives the parameters back: later passes leave the buffer alone."""
-        for parameter in self._parameters:
-            release(parameter)
-
-    def norms(self) -> Tensor:
-        """L2 norm of every gradient [P]."""
-        return torch.stack(torch._foreach_norm(self.views))
 
 
 class Precision:

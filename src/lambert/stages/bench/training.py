@@ -14,7 +14,8 @@ from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.engine.compiler import compile_blocks
 from lambert.engine.dist import World
-from lambert.engine.precision import Gradients, Precision
+from lambert.engine.gradients import Gradients
+from lambert.engine.precision import Precision
 from lambert.model import attention, flops, weights
 from lambert.model.config import EncoderConfig
 from lambert.stages.bench import batches

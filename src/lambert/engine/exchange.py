@@ -1,0 +1,363 @@
+"""The exchange: how the gradients of all ranks become one, while the backward pass still runs.
+
+The gradient buffer is cut into buckets in the order in which a backward pass is done with them. As soon as the last
+pass of an update has finished a bucket, a thread of its own sums it over the ranks by the chosen method, bucket after
+bucket in the same order on every rank, and the pass goes on. docs/design/0006 says why this is not torch's
+DistributedDataParallel.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lambert.core.errors import UsageError
+from lambert.core.gradients import collect
+from lambert.engine.courier import Courier
+from lambert.engine.dist import Group as Several
+from lambert.engine.dist import World
+from lambert.engine.gradients import Gradients, PairwiseSum
+from lambert.engine.hierarchy import Hierarchical, machines
+from lambert.engine.powersgd import PowerSGD
+from lambert.engine.quantized import Quantized
+from lambert.engine.reduction import Bucket, Butterfly, Dense, Method
+
+Name = Literal["float32", "bfloat16", "float16", "int8", "int4", "powersgd"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeConfig:
+    """How gradients travel between ranks. What is sent in fewer bits is faster on a slow network and not exact."""
+
+    method: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4", "powersgd"] = "float32"
+    """float32 is exact; bfloat16 and float16 (scaled) send half, int8 a quarter and int4 an eighth, both with what is
+    rounded off sent later (error feedback); powersgd sends matrices of a low rank, with error feedback. auto times
+    float32 and what `tolerates` names on the link there is, and takes the fastest."""
+    tolerates: tuple[Name, ...] = ()
+    """Methods that this recipe has been shown to reach the same loss with: what auto may choose besides float32."""
+    rank: int = 32
+    """powersgd: rank of the matrices sent."""
+    dense_share: float = 0.1
+    """int4 and powersgd: share of the updates, at the beginning, that are sent in bfloat16: a young net's gradients
+    change fast, and what is held back would come too late."""
+    bucket_mb: float = 4.0
+    """Gradients that travel together, in MB of float32."""
+    machines: Literal["auto", "on", "off"] = "auto"
+    """First sum within each machine, then between machines. auto: on hosts without NCCL, where machines have several
+    ranks each."""
+    sync_every: int = 1
+    """Updates between exchanges. 1: every update sums the gradients of all ranks. More: each rank takes so many updates
+    on its share of the batches, and then the changes of the weights are averaged (local SGD): not the same training,
+    for links too slow for anything else."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.bucket_mb <= 0 or self.sync_every < 1:
+            raise UsageError("exchange.rank and exchange.sync_every must be at least 1, exchange.bucket_mb above 0.")
+        if not 0 <= self.dense_share < 1:
+            raise UsageError(f"exchange.dense_share = {self.dense_share} must be a share in [0, 1).")
+
+
+METHODS: dict[str, Callable[[ExchangeConfig, torch.distributed.ProcessGroup | None], Method]] = {
+    "float32": lambda config, group: Dense(group, torch.float32),
+    "bfloat16": lambda config, group: Dense(group, torch.bfloat16),
+    "float16": lambda config, group: Dense(group, torch.float16),
+    "int8": lambda config, group: Quantized(group, bits=8),
+    "int4": lambda config, group: Quantized(group, bits=4),
+    "powersgd": lambda config, group: PowerSGD(group, rank=config.rank),
+}
+"""Functions (settings, process group) that build a method."""
+
+
+class Exchange:
+    """Of a process alone: its gradients are all there are. `Ranks` is the same for several."""
+
+    local = False
+    """Whether each rank updates its own weights by its own share of the batch."""
+    method = "none"
+    """Name of the method in use."""
+
+    def __init__(self, net: nn.Module, *, deterministic: bool = False) -> None:
+        """`deterministic`: gradients of an update's shares are added up as a binary tree, whichever rank has which."""
+        self.gradients = Gradients(net)
+        """Of this rank; after `finish` the sum over all."""
+        self._tree = PairwiseSum() if deterministic else None
+
+    def attach(self) -> None:
+        """Before the first update."""
+
+    def detach(self) -> None:
+        """After the last update: parameters are torch's again."""
+        self.gradients.release()
+
+    def begin(self, update: int) -> None:
+        """Before the first pass of update number `update`, from 0."""
+
+    def last_pass(self) -> None:
+        """The next backward pass is the last of this update on this rank: what it finishes may travel."""
+
+    def add(self) -> None:
+        """After the last pass over one of the update's shares."""
+        if self._tree is not None:
+            self.gradients.collect()
+            self._tree.add(self.gradients.flat)
+
+    def finish(self) -> None:
+        """All gradients are in the buffer, summed over the ranks. Raises MachineError where a rank is lost."""
+        self.gradients.collect()
+        if self._tree is not None:
+            self._tree.take(self.gradients.flat)
+
+    def report(self, losses_SK: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
+        """What the ranks tell one another after `finish`: the losses [K], summed over the shares S of all ranks W; and
+        [2, W] for each rank 1 + the number of the first parameter whose own gradient was not finite there (0: none),
+        and the `seconds` it took."""
+        return losses_SK.sum(0), losses_SK.new_tensor([[0.0], [seconds]])
+
+    def shared(self, norms_P: Tensor) -> Tensor:
+        """The norms as all ranks report them, where each has its own."""
+        return norms_P
+
+    def stepped(self, updates: int) -> None:
+        """After the optimizer's step of an update: `updates` are done."""
+
+    def settle(self, optimizer: Optimizer) -> None:
+        """Before a checkpoint or scores: makes what the ranks hold apart from one another the same on all."""
+
+    def dropped(self) -> None:
+        """After an update that was broken off: forgets what of it is held back."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Host tensors for the checkpoint, the same on all ranks once they have settled."""
+        return {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` gave, on any number of ranks."""
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of the last update: how long the exchange took, and how much of it the backward pass did not hide."""
+        return 0.0, 0.0
+
+
+class Ranks(Exchange):
+    """Of one of several ranks. Every rank must make and call it alike."""
+
+    def __init__(
+        self, net: nn.Module, world: Several, config: ExchangeConfig, *, dense: int = 0, deterministic: bool = False
+    ) -> None:
+        """The first `dense` updates are sent in bfloat16. `deterministic`: float32 sums whose order is that of a binary
+        tree over the ranks."""
+        super().__init__(net, deterministic=deterministic)
+        self._world, self._deterministic = world, deterministic
+        self._config, self._dense, self._update = config, dense, 0
+        # A group of its own, since the loop's small collectives go on meanwhile.
+        self._whole = torch.distributed.new_group(timeout=timedelta(seconds=world.timeout))
+        self._machines = machines(world.size, world.local_size) if _nested(world, config, deterministic) else None
+        self._buckets = self.gradients.buckets(config.bucket_mb)
+        self._bucket_of = [bucket.index for bucket in reversed(self._buckets) for _ in bucket.views]
+        self._missing = [0] * len(self._buckets)
+        self._next = len(self._buckets)
+        self._armed = False
+        self._worst = torch.full((), len(self.gradients.names), device=self.gradients.flat.device)
+        self._nodes: list[tuple[Any, Any]] = []
+        self._courier: Courier | None = None
+        self._waited = 0.0
+        self._early = self._built("bfloat16")
+        self.use("float32" if config.method == "auto" else config.method)
+
+    def use(self, name: str) -> None:
+        """Sends by the method of this name from the next update on."""
+        self.method = "butterfly" if self._deterministic else name
+        self._method = Butterfly(self._whole) if self._deterministic else self._built(name)
+
+    def _built(self, name: str) -> Method:
+        if self._machines is None:
+            return METHODS[name](self._config, self._whole)
+        within, between = self._machines
+        return Hierarchical(within, between, METHODS[name](self._config, between))
+
+    def attach(self) -> None:
+        for place, parameter in enumerate(self.gradients.parameters):
+            # The node that ends a backward pass for this parameter, with whatever uses it had, and also where the
+            # gradient went to its place without torch. Kept, since torch only holds it for as long as a graph does.
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            self._nodes.append((node, node.register_hook(partial(self._ready, place))))  # type: ignore[union-attr]
+        self._courier = Courier(self.gradients.flat.device)
+
+    def detach(self) -> None:
+        for _, hook in self._nodes:
+            hook.remove()
+        self._nodes.clear()
+        if self._courier is not None:
+            self._courier.close()
+        self._courier = None
+        super().detach()
+
+    def begin(self, update: int) -> None:
+        self._update, self._next, self._armed = update, 0, False
+        self._missing = [len(bucket.views) for bucket in self._buckets]
+        self._worst.fill_(len(self.gradients.names))
+
+    def last_pass(self) -> None:
+        self._armed = True
+
+    def finish(self) -> None:
+        self._armed = False
+        super().finish()
+        self._send(len(self._buckets))
+        assert self._courier is not None
+        began = time.perf_counter()
+        self._courier.wait()
+        self._waited = time.perf_counter() - began
+
+    def report(self, losses_SK: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
+        ranks, rank = self._world.size, self._world.rank
+        if self._deterministic:  # a row for each share of the update, so that no two ranks add to the same number
+            tables = losses_SK.new_zeros(ranks, *losses_SK.shape)
+            tables[rank] = losses_SK
+        else:
+            tables = losses_SK.sum(0)
+        ranks_2W = losses_SK.new_zeros(2, ranks)
+        ranks_2W[0, rank] = (self._worst + 1) % (len(self.gradients.names) + 1)
+        ranks_2W[1, rank] = seconds
+        said = self._world.sum(torch.cat([tables.flatten(), ranks_2W.flatten()]))
+        return said[: tables.numel()].view(-1, losses_SK.shape[1]).sum(0), said[tables.numel() :].view(2, ranks)
+
+    def settle(self, optimizer: Optimizer) -> None:
+        self._method.settle(self._buckets)
+
+    def dropped(self) -> None:
+        self.use(self.method)
+
+    def state(self) -> dict[str, Tensor]:
+        return self._method.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._method.load(state, self._buckets)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        return (0.0 if self._courier is None else self._courier.busy), self._waited
+
+    def _ready(self, place: int, *_: object) -> None:
+        """A backward pass is done with this parameter."""
+        if not self._armed:
+            return
+        collect(self.gradients.parameters[place], self.gradients.views[place])
+        self._missing[self._bucket_of[place]] -= 1
+        high = self._next
+        while high < len(self._buckets) and not self._missing[high]:
+            high += 1
+        self._send(high)
+
+    def _send(self, high: int) -> None:
+        """Hands on the buckets up to `high` that have not been yet: in order, which is the same on all ranks."""
+        assert self._courier is not None
+        for bucket in self._buckets[self._next : high]:
+            self._courier.take(partial(self._sum, bucket))
+        self._next = max(self._next, high)
+
+    def _sum(self, bucket: Bucket) -> None:
+        first = self._bucket_of.index(bucket.index)
+        bad_P = ~torch.isfinite(torch.stack(torch._foreach_norm(list(bucket.views))))
+        places_P = torch.arange(first, first + len(bad_P), device=bad_P.device)
+        self._worst.copy_(torch.where(bad_P, places_P, self._worst).min())
+        early = self._update < self._dense and not self._deterministic
+        (self._early if early else self._method).reduce(bucket)
+
+
+class Averaging(Ranks):
+    """Local steps: each rank updates its own weights by its own gradients, and after every `sync_every` updates the
+    changes of the weights are averaged over all ranks.
+
+    Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, Algorithm 1; that changes of weights
+    travel, compressed like gradients, is from Douillard et al., "DiLoCo", 2023, Algorithm 1, here with an outer
+    optimizer that does nothing (learning rate 1, no momentum).
+    """
+
+    local = True
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._anchor: Tensor | None = None
+        self._apart = False
+
+    def attach(self) -> None:
+        super().attach()
+        self._anchor = self._anchored()
+
+    def last_pass(self) -> None:
+        """Nothing travels yet."""
+
+    def finish(self) -> None:
+        self.gradients.collect()
+
+    def shared(self, norms_P: Tensor) -> Tensor:
+        """The mean over the ranks; not finite where any rank's is not."""
+        return self._world.sum(norms_P.clone()) / self._world.size
+
+    def stepped(self, updates: int) -> None:
+        self._apart = True
+        if updates % self._config.sync_every == 0:
+            self._average()
+
+    def settle(self, optimizer: Optimizer) -> None:
+        """Averages weights and the optimizer's moments, and evens out what is held back."""
+        if self._apart:
+            self._average()
+        super().settle(optimizer)
+        for slots in optimizer.state.values():
+            for value in slots.values():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+                    self._world.sum(value).div_(self._world.size)
+
+    def dropped(self) -> None:
+        """Nothing was sent of the update that was broken off."""
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Weights = anchor + mean of (weights - anchor): the buffer of gradients, read by now, carries the changes."""
+        assert self._anchor is not None
+        flat, self._apart = self.gradients.flat, False
+        flat.zero_()
+        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
+            view.copy_(parameter)
+        flat.sub_(self._anchor)
+        super().finish()
+        self._anchor.add_(flat, alpha=1 / self._world.size)
+        start = flat.storage_offset()
+        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
+            offset = view.storage_offset() - start
+            parameter.copy_(self._anchor[offset : offset + view.numel()].view_as(parameter))
+
+    def _anchored(self) -> Tensor:
+        anchor = torch.zeros_like(self.gradients.flat)
+        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
+            offset = view.storage_offset() - self.gradients.flat.storage_offset()
+            anchor[offset : offset + view.numel()].copy_(parameter.detach().flatten())
+        return anchor
+
+
+def _nested(world: World, config: ExchangeConfig, deterministic: bool) -> bool:
+    """Whether to sum within machines first: where there are several of several ranks each, and NCCL, which does so
+    itself, is not at work."""
+    several = 1 < world.local_size < world.size and world.size % world.local_size == 0
+    wanted = config.machines == "on" or (config.machines == "auto" and world.device.type == "cpu")
+    return several and wanted and not deterministic
+
+
+def build(
+    net: nn.Module, world: World, config: ExchangeConfig, *, dense: int = 0, deterministic: bool = False
+) -> Exchange:
+    """The exchange of this world."""
+    if not isinstance(world, Several):
+        return Exchange(net, deterministic=deterministic)
+    kind = Averaging if config.sync_every > 1 else Ranks
+    return kind(net, world, config, dense=dense, deterministic=deterministic)

@@ -1,0 +1,49 @@
+"""Which rank holds up the others."""
+
+from collections.abc import Sequence
+
+from lambert.engine.loop import Step
+
+_PATIENCE = 20
+"""Updates over which the pace of a rank is averaged, and before anything is said."""
+_SLOW = 1.5
+"""Times the median of the ranks' seconds a token, from which a rank is named. Ours: noise on shared machines stays
+below, a throttled or shared processor does not."""
+_SILENCE = 1000
+"""Updates before the same rank is named again."""
+
+
+class Stragglers:
+    """Fed with every step, it names a rank whose passes take longer than the others' for as much work."""
+
+    def __init__(self) -> None:
+        self._paces: list[float] = []
+        self._seen = 0
+        self._named: dict[int, int] = {}
+
+    def watch(self, step: Step) -> str:
+        """A line to log, or nothing."""
+        ranks = [(seconds, load) for seconds, load in zip(step.rank_seconds, step.loads, strict=True)]
+        if len(ranks) == 1 or not all(seconds and load for seconds, load in ranks):
+            return ""
+        paces = [seconds / load for seconds, load in ranks]
+        self._seen += 1
+        if not self._paces:
+            self._paces = paces
+        self._paces = [mean + (pace - mean) / _PATIENCE for mean, pace in zip(self._paces, paces, strict=True)]
+        if self._seen < _PATIENCE:
+            return ""
+        usual, slowest = _median(self._paces), max(self._paces)
+        rank = self._paces.index(slowest)
+        if slowest < _SLOW * usual or self._seen < self._named.get(rank, 0):
+            return ""
+        self._named[rank] = self._seen + _SILENCE
+        return (
+            f"rank {rank} is slow: {1e6 * slowest:,.1f} µs a token, the median is {1e6 * usual:,.1f}; "
+            "the others wait for it"
+        )
+
+
+def _median(values: Sequence[float]) -> float:
+    """The lower one of two."""
+    return sorted(values)[(len(values) - 1) // 2]
