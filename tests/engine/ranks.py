@@ -19,14 +19,14 @@ SIZES = (2, 3, 4)
 Check = Callable[[ProcessGroup], None]
 
 
-def outcomes(checks: Sequence[Check], folder: Path) -> dict[tuple[str, int], str]:
+def outcomes(checks: Sequence[Check], folder: Path, sizes: Sequence[int] = SIZES) -> dict[tuple[str, int], str]:
     """What went wrong, by the name of the check and the size of the group: nothing where it holds on every rank."""
     port = free_port()
-    processes = [start(_all, checks, folder, rank=rank, world=RANKS, port=port) for rank in range(RANKS)]
+    processes = [start(_all, checks, folder, sizes, rank=rank, world=RANKS, port=port) for rank in range(RANKS)]
     for process in processes:
         process.join(100)
         process.kill()
-    found: dict[tuple[str, int], str] = {(check.__name__, size): "" for check in checks for size in SIZES}
+    found: dict[tuple[str, int], str] = {(check.__name__, size): "" for check in checks for size in sizes}
     for rank in range(RANKS):
         file = folder / f"{rank}.json"
         said = json.loads(file.read_text()) if file.exists() else {}
@@ -36,9 +36,9 @@ def outcomes(checks: Sequence[Check], folder: Path) -> dict[tuple[str, int], str
     return found
 
 
-def _all(checks: Sequence[Check], folder: Path) -> None:
+def _all(checks: Sequence[Check], folder: Path, sizes: Sequence[int]) -> None:
     world = World.detect("cpu", timeout=30)
-    groups = {size: dist.new_group([*range(size)]) for size in SIZES}
+    groups = {size: dist.new_group([*range(size)]) for size in sizes}
     said = {}
     for check in checks:
         for size, group in groups.items():

@@ -128,7 +128,7 @@ def four_bits_learn_with_feedback_and_not_without(group: ProcessGroup) -> None:
 
     def distance(method: Method, *, forgets: bool = False) -> float:
         weights = torch.zeros(512)
-        for update in range(300):
+        for update in range(150):
             bucket = bucket_of([torch.where(large > 0, large, weights - centres)])
             if forgets:
                 method.load({}, [bucket])
