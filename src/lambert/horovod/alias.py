@@ -1,0 +1,42 @@
+"""Lets programs that say `import horovod.torch as hvd` run unchanged, where Horovod itself is not installed."""
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+
+ALIASES = {
+    "horovod.torch": "lambert.horovod",
+    "horovod.torch.compression": "lambert.horovod.compression",
+    "horovod.torch.elastic": "lambert.horovod.elastic",
+    "horovod.torch.functions": "lambert.horovod.functions",
+    "horovod.torch.mpi_ops": "lambert.horovod.operations",
+    "horovod.torch.optimizer": "lambert.horovod.optimizer",
+    "horovod.torch.sync_batch_norm": "lambert.horovod.sync_batch_norm",
+    "horovod.common.exceptions": "lambert.horovod.exceptions",
+    "horovod.common.process_sets": "lambert.horovod.process_sets",
+}
+"""Horovod's modules, and ours of the same contents."""
+
+
+def install_alias() -> None:
+    """Makes `import horovod.torch`, and what programs import beside it, mean `lambert.horovod`, in this process.
+
+    Does nothing the second time. Raises ImportError where Horovod is installed: it is never shadowed.
+    """
+    present = sys.modules.get("horovod")
+    if present is not None and getattr(present, "__lambert_alias__", False):
+        return
+    if present is not None or importlib.util.find_spec("horovod") is not None:
+        raise ImportError("Horovod itself is installed here and is not shadowed; uninstall it or import lambert.horovod")
+    for package in ("horovod", "horovod.common"):
+        module = ModuleType(package, "Lambert's Horovod API under Horovod's name.")
+        module.__path__ = []
+        sys.modules[package] = module
+    vars(sys.modules["horovod"])["__lambert_alias__"] = True
+    for alias, name in ALIASES.items():
+        sys.modules[alias] = importlib.import_module(name)
+        parent, _, child = alias.rpartition(".")
+        if parent != "horovod.torch":
+            setattr(sys.modules[parent], child, sys.modules[alias])
+    vars(sys.modules["horovod"])["common"] = sys.modules["horovod.common"]

@@ -1,0 +1,338 @@
+"""Operations that are started with a handle (`..._async`), and those that change their argument in place (`..._`).
+
+Operations are matched between ranks by their names, so ranks may ask for them in any order. Without a name, the n-th
+operation of its kind matches the n-th of the others. An operation on which ranks disagree raises HorovodInternalError
+on all of them.
+"""
+
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambert.horovod import session
+from lambert.horovod.exceptions import HorovodInternalError
+from lambert.horovod.negotiation import Entry, record_event
+from lambert.horovod.process_sets import ProcessSet, global_process_set, registered_ranks
+from lambert.horovod.requests import ReduceOp, Request, TensorKind
+
+Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
+Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
+
+REDUCIBLE = frozenset(
+    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+    + (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+)
+"""Data types that can be reduced. Any can be gathered or broadcast."""
+
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    entry: Entry
+    single: bool
+    """Whether the result is one tensor and not a tuple."""
+    in_place: tuple[Tensor, ...] = ()
+    """The caller's own tensors, where these are the result."""
+
+
+_handles: dict[int, _Started] = {}
+_next_handle = itertools.count(1)
+
+
+def poll(handle: int) -> bool:
+    """Whether `synchronize(handle)` will return at once. ValueError for a handle that is unknown or was used up."""
+    started = _handles.get(handle)
+    if started is None:
+        raise ValueError(f"handle {handle} was never given or is already synchronized")
+    entry = started.entry
+    return entry.done and (entry.finished is None or bool(entry.finished.query()))
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an operation and gives its result: a tensor, or a tuple of them. None where the handle is used up.
+
+    Raises HorovodInternalError where the operation failed. On a GPU, it is the current stream that waits.
+    """
+    started = _handles.pop(handle, None)
+    if started is None:
+        return None
+    _wait(started.entry)
+    if started.entry.result is not None:
+        return started.entry.result
+    outputs = started.in_place or tuple(started.entry.outputs)
+    return outputs[0] if started.single else outputs
+
+
+def allreduce_async(
+    tensor: Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> int:  # fmt: skip
+    """Starts `allreduce`."""
+    request = _allreduce([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    return _submit(request, [tensor], [_new(tensor)])
+
+
+def allreduce_async_(
+    tensor: Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> int:  # fmt: skip
+    """Starts `allreduce_`."""
+    request = _allreduce([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    return _submit(request, [tensor], in_place=True)
+
+
+def allreduce_(
+    tensor: Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> Tensor:  # fmt: skip
+    """Overwrites `tensor` with its reduction over the ranks, and gives it back."""
+    synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+    return tensor
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> int:  # fmt: skip
+    """Starts `grouped_allreduce`."""
+    request = _allreduce(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    return _submit(request, tensors, [_new(tensor) for tensor in tensors], single=False)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> int:  # fmt: skip
+    """Starts `grouped_allreduce_`."""
+    request = _allreduce(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    return _submit(request, tensors, single=False, in_place=True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: int | None = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:  # fmt: skip
+    """Overwrites the tensors with their reductions over the ranks, all in one operation, and gives them back."""
+    synchronize(grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set))
+    return list(tensors)
+
+
+def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Starts `allgather`."""
+    return _submit(_request("allgather", name, [tensor], process_set), [tensor])
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts `grouped_allgather`."""
+    return _submit(_request("allgather", name, tensors, process_set), tensors, single=False)
+
+
+def broadcast_async(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts `broadcast`."""
+    output = _new(tensor)
+    if root_rank == session.current().place.rank:
+        output.copy_(tensor.detach())
+    return _submit(_broadcast(tensor, root_rank, name, process_set), [tensor], [output])
+
+
+def broadcast_async_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts `broadcast_`."""
+    return _submit(_broadcast(tensor, root_rank, name, process_set), [tensor], in_place=True)
+
+
+def broadcast_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Overwrites `tensor` with that of `root_rank`, a global rank, and gives it back."""
+    synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return tensor
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts `alltoall`; `synchronize` gives the output and the rows that came from each rank."""
+    size = len(registered_ranks(process_set))
+    rows = tensor.shape[0] if tensor.dim() else 0
+    given = torch.empty(0, dtype=torch.int32) if splits is None else torch.as_tensor(splits)
+    if not isinstance(splits, Tensor):
+        given = given.to(torch.int32)
+    if given.dim() != 1 or given.is_floating_point():
+        raise ValueError("alltoall takes splits as a vector of integers")
+    numbers = given.tolist() or [rows // size] * size
+    if not given.numel() and rows % size:
+        raise ValueError(f"alltoall without splits divides the first dimension, {rows}, by the number of ranks, {size}")
+    if len(numbers) != size:
+        raise ValueError(f"alltoall got {len(numbers)} splits for {size} ranks")
+    if min(numbers) < 0 or sum(numbers) > rows:
+        raise ValueError(f"alltoall's splits {numbers} are not parts of a first dimension of {rows}")
+    request = _request("alltoall", name, [tensor], process_set)._replace(numbers=tuple(numbers))
+    return _submit(request, [tensor], result=given.new_empty(0))
+
+
+def reducescatter_async(
+    tensor: Tensor, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> int:  # fmt: skip
+    """Starts `reducescatter`."""
+    return _submit(_reducescatter([tensor], name, op, process_set, prescale_factor, postscale_factor), [tensor])
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor], name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> int:  # fmt: skip
+    """Starts `grouped_reducescatter`."""
+    request = _reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor)
+    return _submit(request, tensors, single=False)
+
+
+def sparse_allreduce_async(
+    tensor: Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], Tensor]:
+    """Starts the reduction (Average or Sum) of a sparse tensor; calling what it gives waits for the result.
+
+    Values and indices are gathered, so an index that several ranks have occurs several times, as torch allows.
+    """
+    values, indices = tensor._values(), tensor._indices().transpose(0, 1).contiguous()
+    handles = [
+        allgather_async(indices, f"{name}.indices", process_set),
+        allgather_async(values, f"{name}.values", process_set),
+    ]
+
+    def finish() -> Tensor:
+        all_indices, all_values = (synchronize(handle) for handle in handles)
+        if op == Average:
+            all_values = all_values / len(registered_ranks(process_set))
+        return torch.sparse_coo_tensor(all_indices.transpose(0, 1), all_values, tensor.size(), check_invariants=False)
+
+    return finish
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data, and waits until all ranks have said so; gives the last rank to do so.
+
+    Until then this rank takes part in the others' all-reduces with zeros (for Min, Max and Product: with a value that
+    changes nothing). Other operations fail while a rank has joined. `device` is the GPU where the zeros live.
+    """
+    if device >= 0:
+        torch.cuda.set_device(device)
+    entry = session.current().negotiator.join()
+    _wait(entry)
+    return int(entry.result)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until all ranks of the set have called it."""
+    synchronize(_submit(_request("barrier", None, [], process_set), [], single=False))
+
+
+def reduction(op: int | None, average: bool | None) -> ReduceOp:
+    """The reduction meant by `op` and the older `average`; Average without both. ValueError for both."""
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if average is not None:
+        warnings.warn("average=... has been replaced with op=hvd.Average or hvd.Sum", DeprecationWarning, stacklevel=3)
+        return Average if average else Sum
+    return Average if op is None else ReduceOp(op)
+
+
+def _allreduce(
+    tensors: Sequence[Tensor], op: ReduceOp, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> Request:
+    size = len(registered_ranks(process_set))
+    if op == Adasum and size & (size - 1):
+        raise NotImplementedError(f"Adasum takes a number of ranks that is a power of two, not {size}")
+    _check_reducible(tensors)
+    return _request("allreduce", name, tensors, process_set, op, prescale, postscale)
+
+
+def _reducescatter(
+    tensors: Sequence[Tensor], name: str | None, op: int, process_set: ProcessSet, prescale: float, postscale: float
+) -> Request:
+    if op == Adasum:
+        raise ValueError("reducescatter takes every op but Adasum")
+    _check_reducible(tensors)
+    return _request("reducescatter", name, tensors, process_set, op, prescale, postscale)
+
+
+def _broadcast(tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Request:
+    ranks = registered_ranks(process_set)
+    if root_rank not in ranks:
+        raise ValueError(f"broadcast's root rank {root_rank} is not among the ranks {ranks}")
+    return _request("broadcast", name, [tensor], process_set)._replace(root=root_rank)
+
+
+def _new(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+
+
+def _check_reducible(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.dtype not in REDUCIBLE:
+            raise ValueError(f"tensors of type {tensor.dtype} cannot be reduced")
+
+
+def _request(
+    kind: str,
+    name: str | None,
+    tensors: Sequence[Tensor],
+    process_set: ProcessSet,
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> Request:
+    now = session.current()
+    if now.place.rank not in registered_ranks(process_set):
+        raise ValueError(f"{kind}: rank {now.place.rank} is not a member of {process_set}")
+    if kind != "barrier" and not tensors:
+        raise ValueError(f"{kind} got no tensors")
+    kinds = []
+    for tensor in tensors:
+        if tensor.is_sparse:
+            raise ValueError(f"{kind} takes dense tensors; for sparse ones there is sparse_allreduce_async")
+        kinds.append(TensorKind(str(tensor.dtype)[6:], tuple(tensor.shape), tensor.device.type))
+    number = process_set.process_set_id
+    assert number is not None
+    name = now.negotiator.name(kind, number, name)
+    return Request(kind, name, number, tuple(kinds), int(op), float(prescale), float(postscale))
+
+
+def _submit(
+    request: Request,
+    tensors: Sequence[Tensor],
+    outputs: Sequence[Tensor] = (),
+    single: bool = True,
+    in_place: bool = False,
+    result: Any = None,
+) -> int:
+    inputs = [tensor.detach() for tensor in tensors]
+    entry = Entry(request, inputs, inputs if in_place else list(outputs), result, submitted=record_event(inputs))
+    session.current().negotiator.submit(entry)
+    handle = next(_next_handle)
+    _handles[handle] = _Started(entry, single, tuple(tensors) if in_place else ())
+    return handle
+
+
+def _wait(entry: Entry) -> None:
+    # After a shutdown every entry is done: those that could not run carry an error.
+    if not entry.done:
+        session.current().negotiator.wait(entry)
+    if entry.error is not None:
+        raise HorovodInternalError(entry.error)
+    if entry.finished is not None:
+        entry.finished.wait()

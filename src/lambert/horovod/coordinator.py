@@ -1,0 +1,186 @@
+"""The rank that says what runs next. It lives on rank 0, sleeps until a message comes, and moves no tensor.
+
+Every rank, rank 0 too, holds one connection to it. Ranks send what they have ready; as soon as all ranks of a process set
+have something ready, the coordinator says so to all of them. All ranks hear the same things in the same order, so all
+of them run the same operations in the same order, whatever order their programs asked in.
+"""
+
+import hmac
+import logging
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lambert.horovod.channel import Channel
+from lambert.horovod.matching import Match, Matching, encode
+from lambert.horovod.requests import Request
+
+log = logging.getLogger("lambert.horovod")
+
+GOODBYE_SECONDS = 10.0
+"""How long the coordinator waits at the end for ranks that still run what it told them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the coordinator is told by the environment."""
+
+    cache_capacity: int
+    """Requests with a number, HOROVOD_CACHE_CAPACITY."""
+    stall_check_seconds: float
+    """After which a warning names the ranks that are missing, HOROVOD_STALL_CHECK_TIME_SECONDS; 0: never."""
+    stall_shutdown_seconds: float
+    """After which the job ends, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; 0: never."""
+
+
+class Coordinator(threading.Thread):
+    """Runs from the meeting of the ranks until the first of them leaves."""
+
+    def __init__(self, listener: socket.socket, size: int, token: str, settings: Settings) -> None:
+        super().__init__(name="lambert.horovod coordinator", daemon=True)
+        self._listener = listener
+        self._size = size
+        self._token = token
+        self._settings = settings
+        self._selector = selectors.DefaultSelector()
+        self._channels: dict[int, Channel] = {}
+        self._hosts: dict[int, str] = {}
+        self._sets = {0: Matching(list(range(size)), settings.cache_capacity)}
+        self._next_set = 1
+        self._joined: list[int] = []
+        self._closed = False
+        self._warned: set[str] = set()
+
+    def run(self) -> None:
+        """Answers messages until a rank leaves, tells the others, and waits until they have heard it."""
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        checks = [s for s in (self._settings.stall_check_seconds, self._settings.stall_shutdown_seconds) if s > 0]
+        interval = min(checks) / 4 if checks else None
+        checked, deadline = time.monotonic(), None
+        while deadline is None or (self._channels and time.monotonic() < deadline):
+            for key, _ in self._selector.select(1.0 if deadline else interval):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._hear(key.data)
+            if self._closed and deadline is None:
+                deadline = time.monotonic() + GOODBYE_SECONDS
+            elif interval and not self._closed and time.monotonic() - checked >= interval:
+                checked = time.monotonic()
+                self._check_stalls(checked)
+        for channel in self._channels.values():
+            channel.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(True)
+        self._selector.register(connection, selectors.EVENT_READ, _Guest(Channel(connection)))
+
+    def _hear(self, guest: "_Guest") -> None:
+        try:
+            for message in guest.channel.receive():
+                self._act(guest, message)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self._lose(guest, str(error))
+
+    def _lose(self, guest: "_Guest", reason: str) -> None:
+        self._selector.unregister(guest.channel.socket)
+        guest.channel.close()
+        if guest.rank is not None:
+            self._channels.pop(guest.rank, None)
+            self._close(f"rank {guest.rank} is gone ({reason})")
+
+    def _act(self, guest: "_Guest", message: list[Any]) -> None:
+        kind, *content = message
+        if guest.rank is None:
+            token, rank, host = content
+            if kind != "hello" or not hmac.compare_digest(token, self._token) or rank in self._channels:
+                raise ValueError("not one of the ranks")
+            guest.rank = rank
+            self._channels[rank], self._hosts[rank] = guest.channel, host
+            if len(self._channels) == self._size:
+                self._tell(range(self._size), ["welcome", [self._hosts[rank] for rank in range(self._size)]])
+        elif self._closed:
+            return
+        elif kind == "submit":
+            now = time.monotonic()
+            for number, bits, requests in content[0]:
+                self._sets[number].add(guest.rank, int(bits, 16), [Request.parse(request) for request in requests], now)
+                self._advance(number)
+        elif kind == "join":
+            self._join(guest.rank)
+        elif kind == "leave":
+            self._close(content[0])
+
+    def _advance(self, number: int) -> None:
+        matching = self._sets[number]
+        ready, matches = matching.take_ready(self._joined)
+        if ready or matches:
+            matches = [self._change_sets(match) for match in matches]
+            self._tell(matching.ranks, ["batch", number, f"{ready:x}", [encode(match) for match in matches]])
+
+    def _change_sets(self, match: Match) -> Match:
+        if match.error is not None or not match.requests[0].kind.endswith("process_set"):
+            return match
+        request = match.requests[0]
+        if request.kind == "add_process_set":
+            number = self._next_set
+            self._next_set += 1
+            self._sets[number] = Matching(list(request.numbers), self._settings.cache_capacity)
+        else:
+            number = request.numbers[0]
+            self._sets.pop(number, None)
+        return Match(match.name, None, number, match.requests)
+
+    def _join(self, rank: int) -> None:
+        self._joined.append(rank)
+        for number, matching in list(self._sets.items()):
+            matching.recheck()
+            self._advance(number)
+        if len(self._joined) == self._size:
+            self._joined.clear()
+            self._tell(range(self._size), ["joined", rank])
+
+    def _check_stalls(self, now: float) -> None:
+        warn, end = self._settings.stall_check_seconds, self._settings.stall_shutdown_seconds
+        stalled, overdue = self._stalled(now - warn, warn), self._stalled(now - end, end)
+        for name, missing in stalled.items():
+            if name not in self._warned:
+                log.warning("%s waits for more than %g s for ranks %s, which have not asked for it", name, warn, missing)
+        self._warned = set(stalled)
+        for name, missing in overdue.items():
+            self._close(f"{name} waited for more than {end:g} s for ranks {missing}, which have not asked for it")
+
+    def _stalled(self, since: float, limit: float) -> dict[str, list[int]]:
+        stalled: dict[str, list[int]] = {}
+        for matching in self._sets.values() if limit > 0 else ():
+            stalled |= matching.waiting_since(since, self._joined)
+        return stalled
+
+    def _close(self, reason: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._tell(range(self._size), ["closed", reason])
+
+    def _tell(self, ranks: Any, message: list[Any]) -> None:
+        for rank in ranks:
+            channel = self._channels.get(rank)
+            if channel is not None:
+                try:
+                    channel.send(message)
+                except OSError as error:
+                    # Its end of the connection is reported by the next receive; the others must hear this message.
+                    log.debug("rank %d did not hear %s: %s", rank, message[0], error)
+
+
+class _Guest:
+    """Who has connected; a rank after its hello."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.rank: int | None = None

@@ -1,0 +1,147 @@
+"""Which requests of a process set are ready: those that all of its ranks have made. Pure bookkeeping, on one rank.
+
+A request that was already matched once gets a number, under which the ranks repeat it: then a rank's requests are the
+bits of one integer, and what is ready is the AND of these integers, whatever the number of tensors.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from lambert.horovod.requests import FIRST_DIMENSION_IS_FREE, Request, disagreement
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Requests of one name that all ranks have made."""
+
+    name: str
+    error: str | None
+    """Why they cannot run."""
+    number: int | None
+    """Under which the ranks may repeat the request from now on."""
+    requests: list[Request]
+    """By rank of the process set where they may differ, else one for all."""
+
+
+class Matching:
+    """The requests of one process set that wait for other ranks."""
+
+    def __init__(self, ranks: list[int], capacity: int) -> None:
+        self.ranks = ranks
+        self._capacity = capacity
+        self._waiting: dict[str, dict[int, Request]] = {}
+        self._since: dict[str, float] = {}
+        self._repeated = dict.fromkeys(ranks, 0)
+        self._repeated_since: dict[int, list[tuple[float, int]]] = {rank: [] for rank in ranks}
+        self._numbered: list[Request] = []
+        self._numbers: dict[str, int] = {}
+        self._seen_once: OrderedDict[str, Request] = OrderedDict()
+        self._spelled_out = 0
+        """Numbered requests of which some rank has sent another version in full: to be compared in full."""
+        self._changed: set[str] = set()
+
+    def add(self, rank: int, repeated: int, requests: list[Request], now: float) -> None:
+        """A rank's new requests: numbers of old ones as bits, and requests in full. `now` in seconds."""
+        if repeated:
+            self._repeated[rank] |= repeated
+            self._repeated_since[rank].append((now, repeated))
+        for request in requests:
+            number = self._numbers.get(request.name)
+            if number is not None:
+                self._spelled_out |= 1 << number
+            self._wait(rank, request, now)
+        if self._spelled_out:
+            for other, bits in self._repeated.items():
+                for number in bit_positions(bits & self._spelled_out):
+                    self._wait(other, self._numbered[number], now)
+                self._repeated[other] = bits & ~self._spelled_out
+
+    def _wait(self, rank: int, request: Request, now: float) -> None:
+        self._waiting.setdefault(request.name, {})[rank] = request
+        self._since.setdefault(request.name, now)
+        self._changed.add(request.name)
+
+    def recheck(self) -> None:
+        """Looks at all requests again next time: a rank has joined."""
+        self._changed.update(self._waiting)
+
+    def take_ready(self, joined: list[int]) -> tuple[int, list[Match]]:
+        """Removes and gives what can run: bits of repeated requests, and the others. Ranks that joined need no request."""
+        ready = reduce(int.__and__, (-1 if rank in joined else self._repeated[rank] for rank in self.ranks))
+        if ready == -1:
+            ready = 0
+        if ready:
+            for rank in self.ranks:
+                self._repeated[rank] &= ~ready
+                left = self._repeated[rank]
+                self._repeated_since[rank] = [entry for entry in self._repeated_since[rank] if entry[1] & left]
+        matches = []
+        for name in sorted(self._changed, key=lambda name: self._since[name]):
+            if all(rank in self._waiting[name] or rank in joined for rank in self.ranks):
+                matches.append(self._match(name, joined))
+        self._changed.clear()
+        return ready, matches
+
+    def _match(self, name: str, joined: list[int]) -> Match:
+        requests = dict(sorted(self._waiting.pop(name).items()))
+        del self._since[name]
+        if name in self._numbers:
+            self._spelled_out &= ~(1 << self._numbers[name])
+        absent = [rank for rank in self.ranks if rank in joined and rank not in requests]
+        error = disagreement(requests, absent)
+        if error is not None:
+            return Match(name, error, None, [])
+        first = next(iter(requests.values()))
+        if first.kind in FIRST_DIMENSION_IS_FREE:
+            return Match(name, None, None, list(requests.values()))
+        return Match(name, None, self._number(first), [first])
+
+    def _number(self, request: Request) -> int | None:
+        """A number for a request that came twice: names that never return would fill the table."""
+        if request.kind != "allreduce" or request.name in self._numbers or len(self._numbered) >= self._capacity:
+            return None
+        if self._seen_once.pop(request.name, None) != request:
+            self._seen_once[request.name] = request
+            if len(self._seen_once) > self._capacity:
+                self._seen_once.popitem(last=False)
+            return None
+        self._numbers[request.name] = len(self._numbered)
+        self._numbered.append(request)
+        return len(self._numbered) - 1
+
+    def waiting_since(self, moment: float, joined: list[int]) -> dict[str, list[int]]:
+        """Names that wait since before `moment`, with the ranks that have not made the request."""
+        stalled = {}
+        for name, since in self._since.items():
+            if since <= moment:
+                stalled[name] = [r for r in self.ranks if r not in self._waiting[name] and r not in joined]
+        for rank in self.ranks:
+            for since, bits in self._repeated_since[rank]:
+                if since <= moment:
+                    for number in bit_positions(bits & self._repeated[rank]):
+                        missing = [r for r in self.ranks if not self._repeated[r] >> number & 1 and r not in joined]
+                        stalled[self._numbered[number].name] = missing
+        return stalled
+
+
+def bit_positions(bits: int) -> list[int]:
+    """The numbers of the bits that are set, ascending."""
+    positions = []
+    while bits:
+        lowest = bits & -bits
+        positions.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return positions
+
+
+def encode(match: Match) -> list[Any]:
+    """A match as a JSON list."""
+    return [match.name, match.error, match.number, match.requests]
+
+
+def decode(fields: list[Any]) -> Match:
+    """The match of a JSON list."""
+    name, error, number, requests = fields
+    return Match(name, error, number, [Request.parse(request) for request in requests])

@@ -1,0 +1,274 @@
+"""A rank's side of the negotiation: requests go out, and what all ranks have ready comes in and runs.
+
+Two threads. One sends: it gathers what the program submits during one cycle into one message. One receives and runs what
+the coordinator says, in its order. Both sleep while there is nothing to do.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambert.horovod.channel import Channel
+from lambert.horovod.exceptions import HorovodInternalError
+from lambert.horovod.matching import Match, bit_positions, decode
+from lambert.horovod.requests import Request
+from lambert.horovod.timeline import timeline
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """An operation that this rank has asked for."""
+
+    request: Request
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    """Where the results go, where their shapes are known before."""
+    result: Any = None
+    error: str | None = None
+    done: bool = False
+    submitted: Any = None
+    """CUDA event after which the inputs are ready."""
+    finished: Any = None
+    """CUDA event after which the outputs are ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An operation that all ranks have ready. `entry` is None on a rank that takes part only because it joined."""
+
+    requests: list[Request]
+    entry: Entry | None
+
+    @property
+    def request(self) -> Request:
+        return self.requests[0]
+
+
+Run = Callable[[list[Work], Callable[[Work], None]], None]
+"""Runs operations in order and calls back after each."""
+
+
+class Negotiator:
+    """One rank's requests, from submission to completion."""
+
+    def __init__(self, channel: Channel, run: Run, cycle_seconds: float, changed: Callable[[Request, int], Any]) -> None:
+        self._channel = channel
+        self._run = run
+        self._cycle_seconds = cycle_seconds
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._to_send = threading.Condition(self._lock)
+        self._completed = threading.Condition(self._lock)
+        self._pending: dict[tuple[int, str], Entry] = {}
+        self._outbox: list[Entry] = []
+        self._known: dict[tuple[int, str], tuple[int, Request]] = {}
+        self._by_number: dict[int, list[Request]] = {}
+        self._counts: dict[tuple[int, str], int] = {}
+        self._join: Entry | None = None
+        self._running: list[Work] = []
+        self._closed: str | None = None
+        self._threads = [
+            threading.Thread(target=self._send_loop, name="lambert.horovod sender", daemon=True),
+            threading.Thread(target=self._receive_loop, name="lambert.horovod worker", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def name(self, kind: str, process_set: int, name: str | None) -> str:
+        """The name to match by. Without one: a count, for each kind and process set, so that ranks count alike."""
+        if name is not None:
+            return f"{kind}.{name}"
+        with self._lock:
+            count = self._counts[process_set, kind] = self._counts.get((process_set, kind), 0) + 1
+        return f"{kind}.noname.{count}"
+
+    def submit(self, entry: Entry) -> None:
+        """Asks for an operation. ValueError where one of that name is still pending; HorovodInternalError after the end."""
+        request = entry.request
+        key = request.process_set, request.name
+        with self._lock:
+            self._check_open(request.name)
+            if key in self._pending:
+                raise ValueError(
+                    f"{request.name} was requested again before the first request was done; give each a name of its own"
+                )
+            self._pending[key] = entry
+            self._outbox.append(entry)
+            if len(self._outbox) == 1:
+                self._to_send.notify()
+        timeline.begin(request.name, f"NEGOTIATE_{request.kind.upper()}")
+
+    def join(self) -> Entry:
+        """Says that this rank has no more data; the entry is done, with the last rank to say so, when all have."""
+        self._flush()
+        with self._lock:
+            self._check_open("join")
+            entry = self._join = Entry(Request("join", "join", 0))
+        self._send(["join"])
+        return entry
+
+    def wait(self, entry: Entry) -> None:
+        """Returns when the entry is done. HorovodInternalError where it failed."""
+        if not entry.done:
+            self._flush()
+            with self._lock:
+                while not entry.done:
+                    self._completed.wait()
+        if entry.error is not None:
+            raise HorovodInternalError(entry.error)
+
+    def close(self, reason: str, patience: float) -> None:
+        """Leaves; the other ranks are told the reason. Waits at most `patience` seconds for what runs at this moment."""
+        self._send(["leave", reason])
+        if threading.current_thread() is not self._threads[1]:
+            self._threads[1].join(patience)
+        self._fail(reason)
+        self._channel.close()
+
+    def _check_open(self, name: str) -> None:
+        if self._closed is not None:
+            raise HorovodInternalError(f"{name} cannot run any more: {self._closed}")
+
+    def _flush(self) -> None:
+        with self._lock:
+            entries, self._outbox = self._outbox, []
+            message = self._message(entries)
+        if entries:
+            timeline.mark_cycle()
+            self._send(["submit", message])
+
+    def _message(self, entries: list[Entry]) -> list[Any]:
+        parts: dict[int, tuple[int, list[Request]]] = {}
+        for entry in entries:
+            request = entry.request
+            bits, requests = parts.get(request.process_set, (0, []))
+            known = self._known.get((request.process_set, request.name))
+            if known is not None and known[1] == request:
+                bits |= 1 << known[0]
+            else:
+                requests.append(request)
+            parts[request.process_set] = bits, requests
+        return [[number, f"{bits:x}", requests] for number, (bits, requests) in parts.items()]
+
+    def _send(self, message: list[Any]) -> None:
+        try:
+            self._channel.send(message)
+        except OSError as error:
+            self._fail(f"the connection to rank 0 is lost ({error})")
+
+    def _send_loop(self) -> None:
+        while True:
+            with self._lock:
+                while not self._outbox and self._closed is None:
+                    self._to_send.wait()
+                if self._closed is not None:
+                    return
+            time.sleep(self._cycle_seconds)
+            self._flush()
+
+    def _receive_loop(self) -> None:
+        torch.set_grad_enabled(False)  # for this thread
+        try:
+            while True:
+                for message in self._received():
+                    if self._act(*message):
+                        return
+        except Exception as error:
+            # Nothing runs after this; whoever waits must hear why, here and on the other ranks.
+            text = " ".join(str(error).split()) or type(error).__name__
+            reason = f"{self._running[0].request.name if self._running else 'negotiation'} failed: {text}"
+            self._send(["leave", reason])
+            self._fail(reason)
+            for work in self._running:
+                if work.entry is not None and not work.entry.done:
+                    work.entry.error = reason
+                    self._complete(work.entry)
+        finally:
+            self._channel.close()
+
+    def _received(self) -> list[Any]:
+        try:
+            return self._channel.receive()
+        except OSError as error:
+            return [["closed", f"the connection to rank 0 is lost ({error})"]]
+
+    def _act(self, kind: str, *content: Any) -> bool:
+        if kind == "closed":
+            self._fail(content[0])
+            return True
+        if kind == "joined":
+            entry, self._join = self._join, None
+            assert entry is not None
+            entry.result = content[0]
+            self._complete(entry)
+        else:
+            number, bits, matches = content
+            known = self._by_number.setdefault(number, [])
+            works = [self._take(number, known[bit].name, [known[bit]]) for bit in bit_positions(int(bits, 16))]
+            for match in map(decode, matches):
+                work = self._settle(number, match)
+                if work is not None:
+                    works.append(work)
+            for work in works:
+                timeline.end(work.request.name)
+            self._running = works
+            self._run(works, self._finish)
+            self._running = []
+        return False
+
+    def _take(self, number: int, name: str, requests: list[Request]) -> Work:
+        with self._lock:
+            return Work(requests, self._pending.pop((number, name), None))
+
+    def _settle(self, number: int, match: Match) -> Work | None:
+        work = self._take(number, match.name, match.requests)
+        entry = work.entry
+        if match.error is None and match.number is not None:
+            request = match.requests[0]
+            if request.kind == "allreduce":
+                self._by_number[number].append(request)
+                with self._lock:
+                    self._known[number, request.name] = match.number, request
+            elif entry is not None:
+                entry.result = self._changed(request, match.number)
+        if match.error is not None or work.request.kind in ("barrier", "add_process_set", "remove_process_set"):
+            timeline.end(match.name)
+            if entry is not None:
+                entry.error = match.error
+                self._complete(entry)
+            return None
+        return work
+
+    def _finish(self, work: Work) -> None:
+        if work.entry is not None:
+            self._complete(work.entry)
+
+    def _complete(self, entry: Entry) -> None:
+        with self._lock:
+            entry.done = True
+            self._completed.notify_all()
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            if self._closed is None:
+                self._closed = reason
+            waiting = [*self._pending.values(), *([self._join] if self._join else [])]
+            self._pending.clear()
+            self._outbox.clear()
+            self._join = None
+            for entry in waiting:
+                entry.error, entry.done = f"{entry.request.name} did not run: {self._closed}", True
+            self._to_send.notify_all()
+            self._completed.notify_all()
+
+
+def record_event(tensors: list[Tensor]) -> Any:
+    """An event behind what the current CUDA stream has queued, where one of the tensors is on a GPU; else None."""
+    if not tensors or tensors[0].device.type != "cuda":
+        return None
+    return torch.cuda.current_stream(tensors[0].device).record_event()

@@ -1,0 +1,82 @@
+"""Where this process stands among the others, as its launcher says in the environment."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank, and where the ranks meet."""
+
+    rank: int = 0
+    size: int = 1
+    world_size: int = 1
+    """Processes that were started; `init(comm=...)` may use fewer."""
+    meeting: tuple[str, int] | None = None
+    """Host name and port of the store where the ranks meet. None for a process alone."""
+    hosts_store: bool = False
+    """Whether this process is the one that opens the store."""
+    attempt: str = "0"
+    """What distinguishes this start of the job from others that meet in the same place."""
+
+    @property
+    def host(self) -> str:
+        """The name by which ranks of one host find each other."""
+        return os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+
+    def own_address(self) -> str:
+        """The address of this host that the others can reach: that of the interface toward the meeting."""
+        if self.meeting is None:
+            return "127.0.0.1"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(self.meeting)  # sends nothing: it only chooses the interface
+            address: str = probe.getsockname()[0]
+        return address
+
+    @classmethod
+    def detect(cls, comm: Sequence[int] = ()) -> "Place":
+        """Horovod's variables (HOROVOD_RANK, HOROVOD_SIZE), else torchrun's (RANK, WORLD_SIZE), else a process alone.
+
+        The meeting is MASTER_ADDR and MASTER_PORT, or HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT.
+        `comm` are the ranks to use, all where it is empty. Raises ValueError where the variables are wrong or missing.
+        """
+        rank, size = integer("HOROVOD_RANK", "RANK"), integer("HOROVOD_SIZE", "WORLD_SIZE")
+        if (rank is None) != (size is None):
+            raise ValueError(f"the environment has a rank without a size or the reverse: rank {rank}, size {size}")
+        if rank is None or size is None:
+            rank, size = 0, 1
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is not below size {size}")
+        ranks = list(range(size)) if not comm else list(comm)
+        if rank not in ranks or not all(0 <= other < size for other in ranks) or len(set(ranks)) != len(ranks):
+            raise ValueError(f"init(comm={ranks}) needs different ranks below {size} with this rank, {rank}, among them")
+        if len(ranks) == 1:
+            return cls(world_size=size)
+        address = os.environ.get("MASTER_ADDR") or os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+        port = integer("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+        if address is None or port is None:
+            raise ValueError(f"rank {rank} of {size} does not know where to meet the others: set MASTER_ADDR and MASTER_PORT")
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return cls(
+            rank=ranks.index(rank),
+            size=len(ranks),
+            world_size=size,
+            meeting=(address, port),
+            hosts_store=rank == 0 and not by_agent,
+            attempt=f"{attempt}/{','.join(map(str, ranks))}" if comm else attempt,
+        )
+
+
+def integer(*names: str) -> int | None:
+    """The first of these variables of the environment that is set. Raises ValueError where it is no integer."""
+    for name in names:
+        text = os.environ.get(name)
+        if text is not None:
+            try:
+                return int(text)
+            except ValueError as error:
+                raise ValueError(f"{name}={text!r} is not an integer") from error
+    return None

@@ -1,0 +1,105 @@
+"""What a rank asks for, and how requests of the same name may differ between ranks."""
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+
+class ReduceOp(IntEnum):
+    """How values of several ranks become one. The numbers are Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+class TensorKind(NamedTuple):
+    """A tensor without its values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+
+
+class Request(NamedTuple):
+    """One operation as one rank asks for it. Sent as a JSON list."""
+
+    kind: str
+    """allreduce, allgather, broadcast, alltoall, reducescatter, barrier, add_process_set or remove_process_set."""
+    name: str
+    """By which the request is matched with those of the other ranks. It begins with the kind."""
+    process_set: int
+    """Number of the process set."""
+    tensors: tuple[TensorKind, ...] = ()
+    """One; several for a grouped operation."""
+    op: int = ReduceOp.Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    """Global rank of a broadcast's source."""
+    numbers: tuple[int, ...] = ()
+    """Rows for each rank of an alltoall; ranks of a process set to add; its number to remove it."""
+
+    @classmethod
+    def parse(cls, fields: list[Any]) -> "Request":
+        """The request of a JSON list. Raises ValueError where it is none."""
+        try:
+            kind, name, process_set, tensors, op, prescale, postscale, root, numbers = fields
+            kinds = tuple(TensorKind(dtype, tuple(shape), device) for dtype, shape, device in tensors)
+            return cls(kind, name, process_set, kinds, op, prescale, postscale, root, tuple(numbers))
+        except TypeError as error:
+            raise ValueError(f"not a request: {fields!r}") from error
+
+
+FIRST_DIMENSION_IS_FREE = ("allgather", "alltoall")
+RUNS_WITH_JOINED_RANKS = ("allreduce", "barrier")
+
+
+def disagreement(requests: Mapping[int, Request], joined: list[int]) -> str | None:
+    """Why requests of one name, by rank, cannot run together, in one line that names the ranks; None if they can."""
+    first = next(iter(requests.values()))
+    title = f"{first.kind} {first.name.removeprefix(first.kind + '.')!r}"
+    if joined and first.kind not in RUNS_WITH_JOINED_RANKS:
+        return f"{title} cannot run after {_ranks(joined)} called join(): only allreduce and barrier can"
+    free = first.kind in FIRST_DIMENSION_IS_FREE
+
+    def shapes(request: Request) -> Any:
+        return [list(tensor.shape[1:] if free else tensor.shape) for tensor in request.tensors]
+
+    has_rows = free or first.kind == "reducescatter"
+    checks: list[tuple[str, Callable[[Request], Any]]] = [
+        ("the operation", lambda request: request.kind),
+        ("the number of tensors", lambda request: len(request.tensors)),
+        ("the data type", lambda request: [tensor.dtype for tensor in request.tensors]),
+        ("the number of dimensions", lambda request: [len(tensor.shape) for tensor in request.tensors]),
+        ("the shape after the first dimension" if free else "the shape", shapes),
+        ("the reduction", lambda request: ReduceOp(request.op).name),
+        ("prescale_factor and postscale_factor", lambda request: [request.prescale, request.postscale]),
+        ("the root rank", lambda request: request.root),
+        ("CPU or GPU", lambda request: [tensor.device for tensor in request.tensors]),
+    ]
+    if first.kind.endswith("process_set"):
+        checks.append(("the process set", lambda request: list(request.numbers)))
+    for what, of in checks:
+        answers: dict[str, list[int]] = {}
+        for rank, request in requests.items():
+            answers.setdefault(_text(of(request)), []).append(rank)
+        if len(answers) > 1:
+            sent = "; ".join(f"{_ranks(ranks)} sent {answer}" for answer, ranks in answers.items())
+            return f"{title}: ranks do not agree on {what}: {sent}"
+    if has_rows and any(not tensor.shape for tensor in first.tensors):
+        return f"{title}: a tensor without dimensions cannot be split or joined along the first one"
+    return None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return str(value)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, sorted(ranks)))}"
