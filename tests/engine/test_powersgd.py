@@ -47,8 +47,8 @@ def a_sum_of_low_rank_arrives_whole(group: ProcessGroup) -> None:
 
 
 def it_is_the_published_iteration_on_the_sum(group: ProcessGroup) -> None:
-    method, (start,) = PowerSGD(group, rank=4), gradients([(33, 4)], 9)
-    held, right = torch.zeros(40, 33, dtype=torch.float64), start.double()
+    method, (start,) = PowerSGD(group, rank=4), gradients([(4, 33)], 9)
+    held, right = torch.zeros(40, 33, dtype=torch.float64), start.double().T
     for update in range(6):
         bucket = bucket_of(gradients([(40, 33)], 10 * update + dist.get_rank(group)))
         if update == 0:
@@ -119,7 +119,7 @@ def the_state_is_that_of_any_number_of_ranks(group: ProcessGroup) -> None:
         for name, tensor in resumed.state().items():
             assert torch.allclose(tensor, state[name], rtol=1e-6, atol=0)
         resumed.reduce(zeros := bucket_of([torch.zeros_like(grad) for grad in grads[:3]], index=5))
-        straight = state["residual/p0"] @ state["q/p0"]
+        straight = state["residual/p0"] @ state["q/p0"].T
         basis = orthonormal(straight)
         assert torch.allclose(zeros.views[0], basis @ (basis.T @ state["residual/p0"]), atol=1e-4)
         PowerSGD(fewer, rank=3).load(state, buckets)

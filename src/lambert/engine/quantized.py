@@ -24,6 +24,9 @@ _BLOCKS = {8: 128, 4: 64}
 _SMALLEST = 2.0**-100
 """Steps below it send zeros: their reciprocal is not safe in float32, and gradients of 1e-28 move nothing."""
 
+# Its name from torch 2.13 on, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Quantized:
     """All-reduce in blocks of integers with error feedback."""
@@ -77,7 +80,7 @@ class Quantized:
         mine = self._sent.bytes(count, device)
         self._send(total_RB, residual_RB, mine)
         both = self._received.bytes(2 * count, device).view(2, count)
-        dist.all_gather_into_tensor(both.view(-1), mine, group=self._group)
+        _all_gather(both.view(-1), mine, group=self._group)
         if not self._finite(self._steps(both, len(total_RB)).sum(0)):
             residual_RB.copy_(total_RB)
             return False
@@ -101,7 +104,7 @@ class Quantized:
         for rank in others:
             self._decode(received[rank], own, add=True)
         self._encode(own, received[self._rank])
-        dist.all_gather_into_tensor(sent.view(-1), received[self._rank], group=self._group)
+        _all_gather(sent.view(-1), received[self._rank], group=self._group)
         # A number that is not finite, on any rank, made its block's step so, and that the step of the sum's block.
         if not self._finite(self._steps(sent, blocks)):
             for rank in others:
