@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import DivergedError, UsageError
-from lambert.engine.guard import Guard, GuardConfig
+from lambert.engine.guard import Guard, GuardConfig, Incident
 
 
 def step(index: int, loss: float, grad_norm: float = 1.0, non_finite: str | None = None) -> Any:
-    skipped = not math.isfinite(grad_norm)
+    """One of two ranks; what is not finite is so on the second."""
     return SimpleNamespace(
-        index=index, loss=loss, grad_norm=grad_norm, lr=0.002, skipped=skipped, non_finite=non_finite
-    )
+        index=index, loss=loss, grad_norm=grad_norm, lr=0.002, skipped=not math.isfinite(grad_norm), loads=(48, 48),
+        non_finite=non_finite, faults={1: non_finite} if non_finite else {},
+    )  # fmt: skip
 
 
 def feed(guard: Guard, losses: list[float], start: int = 1, grad_norm: float = 1.0) -> list[str]:
@@ -60,7 +61,7 @@ def test_one_skipped_update_passes_and_ten_in_a_row_do_not() -> None:
     feed(guard, [2.0], start=100)
     for index in range(101, 111):
         assert guard.watch(step(index, math.nan, math.nan, "encoder.0")) == "go on"
-    with pytest.raises(DivergedError, match=r"10 updates in a row .* non-finite gradient: encoder\.0"):
+    with pytest.raises(DivergedError, match=r"10 updates in a row .* non-finite gradient: encoder\.0 \(rank 1\)\."):
         guard.settle()
     assert guard.healthy == 100
 
@@ -87,6 +88,43 @@ def test_rolling_back_lowers_the_rate_and_ends_after_a_few() -> None:
         assert guard.healthy == 50
     with pytest.raises(DivergedError, match="after 2 roll backs"):
         feed(guard, [2.0] * 10 + [8.0] * 4, start=51)
+
+
+def test_a_loss_scale_that_collapses_is_called_that() -> None:
+    scales = iter([4.0, 1.0, 0.5])
+    guard = Guard(GuardConfig(skips=10), scale=lambda: next(scales))
+    for index in range(1, 60):  # never two skipped updates in a row
+        if index % 20 == 0:
+            guard.watch(step(index, 2.0, math.inf))
+        else:
+            assert guard.watch(step(index, 2.0)) == "go on"
+    with pytest.raises(DivergedError, match=r"step 60: the float16 loss scale collapsed to 0\.5, .* overflow"):
+        feed(guard, [math.nan, 2.0], start=60, grad_norm=math.nan)
+
+
+def test_every_incident_is_recorded_once() -> None:
+    found: list[Incident] = []
+    config = GuardConfig(action="roll back", patience=3, roll_backs=1)
+    guard = Guard(config, record=found.append)
+    feed(guard, [2.0] * 9)
+    guard.watch(step(10, math.nan, math.nan, "encoder.0"))
+    feed(guard, [2.0, 9.0, 2.0, 9.0, 9.0, 9.0], start=11)
+    assert guard.settle() == "roll back"
+    assert [(i.step, i.what, i.parameter) for i in found] == [
+        (10, "skipped", "encoder.0"),
+        (12, "spike", None),
+        (14, "spike", None),
+        (15, "spike", None),
+        (16, "rolled back", None),
+    ]
+    assert math.isnan(found[0].loss)
+    assert (found[0].ranks, found[1].ranks) == ((1,), ())
+    assert found[1].loss == 9.0
+    guard.rolled_back(guard.state())
+    feed(guard, [9.0] * 3, start=12)
+    with pytest.raises(DivergedError):
+        guard.settle()
+    assert [(i.step, i.what) for i in found[5:]] == [(12, "spike"), (13, "spike"), (14, "diverged")]
 
 
 def test_its_state_survives_a_restart() -> None:

@@ -1,7 +1,7 @@
 """The guard: stops a run whose loss is not finite or runs away, instead of letting it train on."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from lambert.engine.loop import Step
 
 Answer = Literal["go on", "roll back"]
+
+_LEAST_SCALE = 1.0
+"""Loss scale below which float16 has lost what it was for (Megatron-LM stops there too: --min-loss-scale)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,37 @@ class GuardConfig:
             raise UsageError(f"guard.lr_factor = {self.lr_factor} must be above 0 and at most 1.")
 
 
-class Guard:
-    """A state machine fed with every Step in order. It judges one step late, so that nobody waits for the device."""
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """An update that went wrong; the same on all ranks."""
 
-    def __init__(self, config: GuardConfig) -> None:
+    step: int
+    """Updates done, this one included."""
+    what: Literal["skipped", "spike", "rolled back", "diverged"]
+    """What became of it. A spike was applied; the last two say what the guard did at this update, whatever it was."""
+    loss: float
+    grad_norm: float
+    parameter: str | None
+    """The first one whose gradient is not finite."""
+    ranks: tuple[int, ...]
+    """Those whose own gradient was not finite before the sum."""
+
+
+class Guard:
+    """A state machine fed with every Step in order. It judges one step late, so that nobody waits for the device.
+
+    It judges by what is equal on all ranks, so that all of them decide alike. `scale` gives the loss scale, and is
+    asked only where an update was skipped; `record` is handed every Incident.
+    """
+
+    def __init__(
+        self,
+        config: GuardConfig,
+        scale: Callable[[], float] = lambda: 1.0,
+        record: Callable[[Incident], None] = lambda incident: None,
+    ) -> None:
         self._config = config
+        self._scale, self.record = scale, record
         self.lr_scale = 1.0
         """What the schedule's learning rate is to be multiplied by."""
         self.healthy = 0
@@ -107,7 +136,9 @@ class Guard:
         high = not bad and self._mean is not None and step.loss > config.factor * self._mean + config.margin
         self._high = self._high + 1 if high or (bad and self._high) else 0
         answer: Answer = "go on"
-        if self._skipped >= config.skips:
+        if step.skipped and (scale := self._scale()) < _LEAST_SCALE:
+            answer = self._act(step, f"the float16 loss scale collapsed to {scale:g}, and gradients still overflow")
+        elif self._skipped >= config.skips:
             answer = self._act(step, f"{self._skipped} updates in a row had a non-finite gradient or loss")
         elif self._high >= config.patience:
             answer = self._act(
@@ -115,7 +146,9 @@ class Guard:
                 f"the loss was above {config.factor:g} x {self._mean:.4g} + {config.margin:g} in "
                 f"{self._high} updates in a row",
             )
-        elif not (bad or high):
+        elif bad or high:
+            self._record(step, "skipped" if step.skipped else "spike")
+        else:
             self.healthy = step.index
             pace = 1 / config.window
             self._mean = step.loss if self._mean is None else self._mean + pace * (step.loss - self._mean)
@@ -125,8 +158,12 @@ class Guard:
     def _act(self, step: "Step", why: str) -> Answer:
         config, before = self._config, self._before
         if config.action == "roll back" and self._roll_backs < config.roll_backs:
+            self._record(step, "rolled back")
             return "roll back"
-        where = f" First parameter with a non-finite gradient: {step.non_finite}." if step.non_finite else ""
+        self._record(step, "diverged")
+        where = f" First parameter with a non-finite gradient: {step.non_finite}" if step.non_finite else ""
+        if where:
+            where += f" (rank {', '.join(map(str, step.faults))})." if step.faults and len(step.loads) > 1 else "."
         norm = f", gradient norm {before.grad_norm:.4g} at step {before.index}" if before else ""
         times = f" after {self._roll_backs} roll backs" if self._roll_backs else ""
         numbers = f"loss {step.loss:.4g}, learning rate {step.lr:.3g}{norm}"
@@ -134,3 +171,6 @@ class Guard:
             f"Training diverged at step {step.index}{times}: {why} ({numbers}).{where} The last healthy step is "
             f"{self.healthy}. Try a smaller optim.lr, a longer warm-up, optim.clip = 1, or bfloat16 instead of float16."
         )
+
+    def _record(self, step: "Step", what: Literal["skipped", "spike", "rolled back", "diverged"]) -> None:
+        self.record(Incident(step.index, what, step.loss, step.grad_norm, step.non_finite, (*step.faults,)))

@@ -2,9 +2,11 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lambert.core import config as settings
 from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import Split, read_manifest
 from lambert.core.specials import Specials
@@ -12,7 +14,7 @@ from lambert.corpus import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.data.stream import once
+from lambert.data.stream import once, places
 from lambert.engine.dist import World
 from lambert.engine.guard import GuardConfig
 from lambert.engine.loop import evaluate
@@ -24,7 +26,7 @@ from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.stages.inference import model_folder
 from lambert.stages.publish import publish_run
-from lambert.stages.run import LogConfig, TrainConfig, open_run
+from lambert.stages.run import CONFIG, LogConfig, TrainConfig, open_run
 from lambert.stages.training import fit, standing
 
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for every run on a corpus, so that losses compare
@@ -74,7 +76,7 @@ def _train(config: PretrainConfig, stop: StopRequest) -> None:
             "positions. Shorten it, or pre-train a model with more (model.positions)."
         )
     specials = tokenizers.specials(tokenizer)
-    source = CorpusSource(Split(config.corpus, "train"), config.packing, config.masking, specials, config.seed)
+    source = _source(config.corpus, config.packing, config.masking, specials, config.seed)
     heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
 
     def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
@@ -89,6 +91,27 @@ def _train(config: PretrainConfig, stop: StopRequest) -> None:
         scores = fit(config, model, source, score, world, stop, moments)
         if scores is not None and world.is_first:
             publish_run(config, model, tokenizer, {}, scores)
+
+
+def texts(run: Path, step: int) -> list[str]:
+    """The sequences that update `step`, from 1, of the run in the folder `run` saw, in their order, with the words that
+    it masked: what a row of incidents.jsonl is about."""
+    recipe = settings.read(run / CONFIG)
+    corpus, seed = Path(recipe["corpus"]), recipe["seed"]
+    tokenizer = tokenizers.load(corpus)
+    packing, masking = PackingConfig(**recipe["packing"]), MaskingConfig(**recipe["masking"])
+    source = _source(corpus, packing, masking, tokenizers.specials(tokenizer), seed)
+    batch = source.collate(*places(source, recipe["train"]["batch_size"], seed, step - 1))
+    masked, ids_T = batch.targets["mlm"], batch.ids_T.clone()
+    ids_T[masked.at_N] = masked.labels_N
+    rows = (ids_T[low:high].tolist() for low, high in pairwise(batch.bounds_S1.tolist()))
+    return [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
+
+
+def _source(
+    corpus: Path, packing: PackingConfig, masking: MaskingConfig, specials: Specials, seed: int
+) -> CorpusSource:
+    return CorpusSource(Split(corpus, "train"), packing, masking, specials, seed)
 
 
 def _heldout(config: PretrainConfig, documents: int, specials: Specials) -> CorpusSource | None:

@@ -183,7 +183,7 @@ class Run:
         model.to(world.device)
         world.broadcast(model.parameters())
         precision = Precision(config.train.precision, world.device)
-        guard, budget = Guard(config.guard), Budget(config.train.micro_tokens)
+        guard, budget = Guard(config.guard, lambda: precision.scale), Budget(config.train.micro_tokens)
         return cls(config, world, model, build(model, config.optim), precision, guard, budget)
 
     def resume(self) -> tuple[int, dict[str, Any]]:

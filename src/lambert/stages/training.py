@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 
 from lambert.core.batch import Source
 from lambert.core.errors import UsageError
-from lambert.data.stream import GlobalBatch, stream
+from lambert.data.stream import GlobalBatch, places, stream
 from lambert.engine import checkpoint
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device import product_ceiling
 from lambert.engine.dist import World
+from lambert.engine.incidents import Incidents
 from lambert.engine.log import RunLog
 from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.memory import release
@@ -51,6 +53,7 @@ def fit(
         raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")
     steps = options.updates(source.size(0))
     run = Run.begin(config, model, world)
+    run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
     done, logged = run.resume()
     if done:
         stop.standing = f"; {_left(done)}"
