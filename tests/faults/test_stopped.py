@@ -3,15 +3,19 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import Tiny, adamw, free_port, run, start
+from tiny import Tiny, adamw, batch_of, free_port, run, start
 
+from lambert.core.batch import Batch
 from lambert.engine import checkpoint
-from lambert.engine.loop import Step
+from lambert.engine.dist import World
+from lambert.engine.loop import Step, evaluate
 from lambert.engine.precision import Precision
+from lambert.engine.signals import polite
 
 
 def beat(step: Step) -> None:
@@ -86,3 +90,41 @@ def ranked(folder: Path) -> None:
         time.sleep(0.02)
 
     run(folder, stop=100_000, save_every=1000, hook=note)
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_to_one_rank_voids_the_scores_of_all(tmp_path: Path) -> None:
+    port = free_port()
+    processes = [start(scoring, tmp_path, rank=rank, world=2, port=port) for rank in range(2)]
+    for process in processes:
+        process.join(50)
+    assert [process.exitcode for process in processes] == [75, 75]
+    assert [(tmp_path / f"scored-{rank}").read_text() for rank in range(2)] == [
+        "3 of 3, 2 objectives",
+        "3 of 3, 2 objectives",
+    ]
+    assert [(tmp_path / f"broken-{rank}").read_text() for rank in range(2)] == ["3 of 3, none", "1 of 3, none"]
+
+
+def scoring(folder: Path) -> None:
+    """Scores twice; in the second, the second rank is asked to stop before its second batch."""
+    world = World.detect("cpu")
+    net, precision = Tiny(), Precision("float32")
+    done = 0
+
+    def batches(strike: bool) -> Iterator[Batch]:
+        nonlocal done
+        for number in range(3):
+            if strike and world.rank == 1 and number == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch_of([number, number + 5])
+            done += 1
+
+    with polite() as request, request.patient():
+        scores = evaluate(net, batches(strike=False), precision, world, request)
+        (folder / f"scored-{world.rank}").write_text(f"{done} of 3, {len(scores) // 2} objectives")
+        done = 0
+        scores = evaluate(net, batches(strike=True), precision, world, request)
+        (folder / f"broken-{world.rank}").write_text(f"{done} of 3, {len(scores) or 'none'}")
+        if request.agreed(world):
+            raise request.stopped("saved")
