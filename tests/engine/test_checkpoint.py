@@ -2,17 +2,23 @@ import json
 import logging
 import os
 import shutil
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Tiny, adamw, steps
+from tiny import Tiny, adamw, free_port, start, steps
 from torch import Tensor, nn
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.engine import checkpoint
+from lambert.engine import archive, checkpoint
+from lambert.engine.checkpoint import Saver
+from lambert.engine.dist import World
 from lambert.engine.precision import Precision
+from lambert.engine.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +121,7 @@ def names(run: Path) -> list[str]:
 def test_the_layout_is_what_the_manifest_says(tmp_path: Path) -> None:
     saved(tmp_path, [7])
     folder = tmp_path / "checkpoints" / "step-000007"
-    files = {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"}
+    files = {"model.safetensors", "optimizer.safetensors", "exchange.safetensors", "state.json", "manifest.json"}
     assert {path.name for path in folder.iterdir()} == files
     manifest = json.loads((folder / "manifest.json").read_text())
     assert {entry["name"]: entry["bytes"] for entry in manifest["files"]} == {
@@ -137,7 +143,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monke
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     saved(tmp_path, [1])
-    files = ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+    files = ["exchange.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
     assert events == [*files, ".tmp", "named step-000001", "checkpoints"]
 
 
@@ -190,7 +196,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("file", [*archive.FILES, "manifest.json"])
 @pytest.mark.parametrize("damage", [cut, flip, os.remove, lambda path: path.write_bytes(b"")])
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
     file: str, damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -247,7 +253,7 @@ def test_a_full_disk_is_a_warning_and_at_the_end_an_error(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     assert checkpoint.save(tmp_path, 2, model=net, optimizer=optimizer, precision=precision) is None
     assert len(caplog.records) == 1
-    assert "1.1 MB needed" in caplog.text
+    assert "No space left on device; 1.1 MB needed, 0.0 MB free" in caplog.text
     with pytest.raises(MachineError, match=r"step-000003 could not be written: .*needed.* Free some space"):
         checkpoint.save(tmp_path, 3, model=net, optimizer=optimizer, precision=precision, final=True)
     assert names(tmp_path) == ["step-000001"]
@@ -276,11 +282,12 @@ def test_another_model_or_optimizer_is_refused_by_name(tmp_path: Path) -> None:
         found.restore_model(nn.Linear(2, 2))
 
 
-def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [2, 4])
+def test_another_format_is_refused_and_left_alone(other: int, tmp_path: Path) -> None:
     saved(tmp_path, [1])
     path = tmp_path / "checkpoints" / "step-000001" / "manifest.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
-    with pytest.raises(DataError, match="format 3, and this version reads 2"):
+    path.write_text(path.read_text().replace('"format": 3', f'"format": {other}'))
+    with pytest.raises(UsageError, match=f"format {other}, and this version reads 3"):
         checkpoint.latest(tmp_path)
     assert names(tmp_path) == ["step-000001"]
 
@@ -291,3 +298,219 @@ def test_a_foreign_file_in_the_manifest_cannot_lead_outside(tmp_path: Path) -> N
     path.write_text(path.read_text().replace('"state.json"', '"../../../state.json"'))
     with pytest.raises(DataError):
         checkpoint.latest(tmp_path)
+
+
+# --- what the exchange of gradients keeps back ---
+
+DTYPES = [
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+
+
+def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randint(0, 256, (24,), dtype=torch.uint8, generator=generator)
+    exchange = {f"residual/{dtype}": (noise % 2 if dtype == torch.bool else noise).view(dtype) for dtype in DTYPES}
+    exchange |= {"scalar": torch.tensor(3.5), "none": torch.empty(0, 3), "turned": torch.arange(6.0).view(2, 3).T}
+    net = Tiny()
+    checkpoint.save(tmp_path, 1, model=net, optimizer=adamw(net), precision=Precision("float32"), exchange=exchange)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    kept = found.exchange()
+    assert kept.keys() == exchange.keys()
+    for name, tensor in exchange.items():
+        assert (kept[name].dtype, kept[name].shape) == (tensor.dtype, tensor.shape)
+        bits = [side.contiguous().view(-1).view(torch.uint8) for side in (kept[name], tensor)]
+        assert torch.equal(*bits), name
+
+
+def test_where_nothing_is_kept_back_nothing_comes_back(tmp_path: Path) -> None:
+    saved(tmp_path, [1])
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found.exchange() == {}
+
+
+# --- written while training goes on ---
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Lets writing begin once it is set."""
+    opened, write = threading.Event(), archive.write
+
+    def gated(*arguments: Any) -> None:
+        assert opened.wait(30)
+        write(*arguments)
+
+    monkeypatch.setattr(archive, "write", gated)
+    yield opened
+    opened.set()
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise MachineError("step-000009 could not be written: the disk is full.")
+
+    monkeypatch.setattr(archive, "write", full)
+
+
+def ended(saver: Saver) -> None:
+    """Waits for the write in flight without taking note of how it ended."""
+    assert saver._in_flight is not None
+    saver._in_flight.exception(timeout=30)
+
+
+def test_training_goes_on_while_what_was_is_written(gate: threading.Event, tmp_path: Path) -> None:
+    net = Tiny()
+    optimizer, precision = adamw(net), Precision("float32")
+    for _ in steps(net, optimizer, precision, stop=3):
+        pass
+    expected, extra = everything(net, optimizer, precision), {"counts": [1, 2]}
+    saver = Saver(tmp_path)
+    saver.save(3, model=net, optimizer=optimizer, precision=precision, extra=extra)
+    for _ in steps(net, optimizer, precision, start=3, stop=5):
+        saver.report()
+    extra["counts"].append(3)
+    assert not (tmp_path / "checkpoints").exists()
+    gate.set()
+    found = saver.latest()
+    assert found is not None
+    assert found.restore(net, optimizer, precision) == {"counts": [1, 2]}
+    assert all(same(a, b) for a, b in zip(everything(net, optimizer, precision), expected, strict=True))
+    saver.close()
+
+
+def test_the_next_save_the_last_one_and_the_end_wait(gate: threading.Event, tmp_path: Path) -> None:
+    net = Tiny()
+    state: dict[str, Any] = {"model": net, "optimizer": adamw(net), "precision": Precision("float32")}
+    saver = Saver(tmp_path, keep=9)
+    begun = time.perf_counter()
+    threading.Timer(0.2, gate.set).start()
+    first, second = saver.save(1, **state), saver.save(2, **state)
+    assert (tmp_path / "checkpoints" / "step-000001").is_dir()
+    assert first.copy_seconds <= first.seconds < 0.2 <= time.perf_counter() - begun
+    assert second.copy_seconds < 0.1 < second.seconds
+    saver.save(3, **state, final=True)
+    assert names(tmp_path) == ["step-000001", "step-000002", "step-000003"]
+    gate.clear()
+    saver.save(4, **state)
+    threading.Timer(0.2, gate.set).start()
+    saver.close()
+    assert names(tmp_path)[-1] == "step-000004"
+
+
+@pytest.mark.parametrize("taking_note", ["report", "settle", "latest", "close"])
+def test_a_failure_in_the_background_is_one_warning_at_the_next_step(
+    taking_note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, optimizer, precision = saved(tmp_path, [1])
+    saver = Saver(tmp_path)
+    refuse(monkeypatch)
+    saver.save(9, model=net, optimizer=optimizer, precision=precision)
+    ended(saver)
+    assert not caplog.records
+    getattr(saver, taking_note)()
+    saver.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the disk is full. Training goes on" in caplog.text
+    assert names(tmp_path) == ["step-000001"]
+
+
+def test_after_a_failure_the_next_save_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Tiny()
+    state: dict[str, Any] = {"model": net, "optimizer": adamw(net), "precision": Precision("float32")}
+    saver = Saver(tmp_path)
+    with monkeypatch.context() as patched:
+        refuse(patched)
+        saver.save(1, **state)
+        ended(saver)
+    saver.save(2, **state, final=True)
+    saver.close()
+    assert names(tmp_path) == ["step-000002"]
+
+
+def test_only_a_last_save_that_fails_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Tiny()
+    state: dict[str, Any] = {"model": net, "optimizer": adamw(net), "precision": Precision("float32")}
+    refuse(monkeypatch)
+    saver = Saver(tmp_path)
+    saver.save(8, **state)
+    with pytest.raises(MachineError, match="the disk is full"):
+        saver.save(9, **state, final=True)
+    assert len(caplog.records) == 1
+    saver.close()
+    assert len(caplog.records) == 1
+
+
+def test_a_copy_that_finds_no_memory_is_a_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(*arguments: Any, **options: Any) -> Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    net = Tiny()
+    optimizer = adamw(net)
+    saver = Saver(tmp_path)
+    monkeypatch.setattr(torch, "empty", none_left)
+    saver.save(1, model=net, optimizer=optimizer, precision=Precision("float32"))
+    saver.report()
+    assert "no memory is left for a copy. Training goes on" in caplog.text
+
+
+def test_a_bug_in_the_background_comes_to_light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Tiny()
+    saver = Saver(tmp_path)
+    monkeypatch.setattr(archive, "write", lambda: None)
+    saver.save(1, model=net, optimizer=adamw(net), precision=Precision("float32"))
+    with pytest.raises(TypeError):
+        saver.settle()
+    saver.close()
+
+
+def test_a_copy_reuses_the_memory_of_the_one_before() -> None:
+    snapshot, weight = Snapshot(), torch.arange(6.0).view(2, 3)
+    first = snapshot.take({"w": weight.T, "n": torch.tensor(1)})
+    places = {name: tensor.data_ptr() for name, tensor in first.items()}
+    weight += 1
+    assert torch.equal(first["w"], torch.arange(6.0).view(2, 3).T)
+    second = snapshot.take({"w": weight.T, "n": torch.tensor(2)})
+    assert {name: tensor.data_ptr() for name, tensor in second.items()} == places
+    assert torch.equal(second["w"], weight.T)
+    assert int(second["n"]) == 2
+    third = snapshot.take({"w": weight.half()})
+    assert list(third) == ["w"]
+    assert torch.equal(third["w"], weight.half())
+
+
+def slow_and_full(folder: Path) -> None:
+    world = World.detect("cpu", timeout=2)
+    if world.is_first:
+
+        def slow(*arguments: Any) -> None:
+            time.sleep(3.5)
+            raise MachineError("the disk is full.")
+
+        archive.write = slow
+    checkpoint._BEAT_SECONDS = 0.2
+    net = Tiny()
+    saver = Saver(folder, world=world)
+    try:
+        saver.save(1, model=net, optimizer=adamw(net), precision=Precision("float32"), final=True)
+    except MachineError as error:
+        (folder / f"rank-{world.rank}").write_text(str(error))
+    saver.close()
+    world.close()
+
+
+@pytest.mark.timeout(60)
+def test_ranks_outwait_a_slow_disk_and_learn_together_that_the_last_save_failed(tmp_path: Path) -> None:
+    port = free_port()
+    processes = [start(slow_and_full, tmp_path, rank=rank, world=2, port=port) for rank in range(2)]
+    for process in processes:
+        process.join(50)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["the disk is full."] * 2

@@ -73,9 +73,20 @@ def test_a_row_says_what_the_design_promises(tmp_path: Path) -> None:
         "utilisation": pytest.approx(0.2),
         "wait_share": pytest.approx(0.1),
         "memory_mb": second["memory_mb"],
+        "checkpoint_pause_seconds": 0.0,
     }
     assert 10 < second["memory_mb"] < 1_000_000
     assert scores == {"step": 4, "heldout/mlm": 3.25, "heldout/nsp_accuracy": 0.5}
+
+
+def test_pauses_count_for_the_row_after(tmp_path: Path) -> None:
+    with RunLog(tmp_path, steps=3, every=1, quiet=True) as log:
+        log.step(step(1, 2.0))
+        log.paused(0.25)
+        log.paused(0.5)
+        log.step(step(2, 2.0))
+        log.step(step(3, 2.0))
+    assert [row["checkpoint_pause_seconds"] for row in rows(tmp_path)] == [0.0, 0.75, 0.0]
 
 
 def test_values_that_are_not_finite_or_not_known_are_null(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,26 +158,30 @@ def run(folder: Path, *, stop: int = 20, save_every: int = 5, hook: Callable[[St
     torch.set_num_threads(1)
     net = Tiny()
     optimizer, precision = adamw(net), Precision("float32")
-    with signals.polite() as request, request.patient(), hold(folder, world):
-        found = checkpoint.latest(folder, world=world)
+    with (
+        signals.polite() as request,
+        request.patient(),
+        hold(folder, world),
+        closing(checkpoint.Saver(folder, world=world)) as saver,
+    ):
+        found = saver.latest()
         extra = found.restore(net, optimizer, precision) if found else {}
         done = found.step if found else 0
         with RunLog(folder, steps=stop, start=done, every=1, state=extra.get("log"), quiet=True, world=world) as log:
 
             def save(step: Step, final: bool = False) -> None:
-                checkpoint.save(
-                    folder,
+                saver.save(
                     step.index,
                     model=net,
                     optimizer=optimizer,
                     precision=precision,
                     extra={"log": log.state()},
                     final=final,
-                    world=world,
                 )
 
             for step in steps(net, optimizer, precision, start=done, stop=stop, world=world):
                 log.step(step)
+                saver.report()
                 if hook is not None:
                     hook(step)
                 leaving = request.agreed(world)

@@ -19,7 +19,10 @@ from lambert.stages import training
 
 Lambert = Callable[..., Any]
 
-CLOCKED = {"time", "sequences_per_second", "tokens_per_second", "utilisation", "wait_share", "memory_mb"}
+CLOCKED = {
+    "time", "sequences_per_second", "tokens_per_second", "utilisation", "wait_share", "memory_mb",
+    "checkpoint_pause_seconds",
+}  # fmt: skip
 """Keys of metrics.jsonl that no two runs have in common."""
 COUNTED = {"step", "sequences", "tokens", "skipped", "loss", "loss/mlm", "loss/nsp", "lr", "grad_norm"}
 HELD_OUT = {"heldout/mlm", "heldout/mlm_accuracy", "heldout/nsp", "heldout/nsp_accuracy"}
@@ -71,7 +74,7 @@ def test_the_run_folder(pretrained: Path, corpus: Path) -> None:
     assert last == {key: value for key, value in scores[-1].items() if key != "step"}
     assert {path.name for path in (pretrained / "checkpoints").iterdir()} == {"step-000006", "step-000008"}
     assert {path.name for path in (pretrained / "checkpoints" / "step-000008").iterdir()} == {
-        "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json",
+        "model.safetensors", "optimizer.safetensors", "exchange.safetensors", "state.json", "manifest.json",
     }  # fmt: skip
     assert {path.name for path in (pretrained / "model").iterdir()} == {
         "config.json", "model.safetensors", "README.md", "tokenizer.json", "tokenizer_config.json", "vocab.txt",

@@ -1,42 +1,36 @@
-"""Checkpoints: complete or absent, never half.
+"""Checkpoints: a run as it was after an update, written while training goes on, and read back bit for bit.
 
-    checkpoints/step-000700/    model.safetensors  optimizer.safetensors  state.json  manifest.json
-
-A checkpoint is written under another name, flushed to the disk, and renamed; the manifest holds the size and SHA-256 of
-every file and is checked on load. A damaged one is set aside and the one before it is used. Nothing is ever unpickled.
+A save holds training up for a copy into the host's memory; a thread then writes it to the disk (`engine/archive.py`).
 """
 
-import hashlib
 import json
 import logging
-import os
-import re
-import shutil
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
-from lambert.core.files import sync
-from lambert.engine import state
+from lambert.engine import archive, state
+from lambert.engine.archive import clean
 from lambert.engine.dist import World
+from lambert.engine.memory import ran_out
 from lambert.engine.precision import Precision
+from lambert.engine.snapshot import Snapshot
 
-FOLDER = "checkpoints"
-FORMAT = 2
-"""Number of the layout described above; only a reader of the same number reads it."""
+__all__ = ["Checkpoint", "Pause", "Saver", "check_room", "clean", "latest", "save"]
 
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
-
-_SLACK_BYTES = 1 << 20
-"""Asked for beyond the tensors: state.json, the manifest and headers."""
+_BEAT_SECONDS = 1.0
+"""Between two words of the first rank to those that wait for its disk: well below a group's time-out."""
+_WRITING = "writing"
 
 _log = logging.getLogger("lambert.checkpoint")
 
@@ -58,14 +52,14 @@ class Checkpoint:
         Raises UsageError where the checkpoint is of another model or optimizer.
         """
         self.restore_model(model)
-        moments = load_file(self.folder / "optimizer.safetensors")
+        moments = load_file(self.folder / archive.OPTIMIZER)
         state.restore(optimizer, model, moments, self.values["optimizer"], source=str(self.folder))
         precision.load(self.values["precision"])
         return dict(self.values["extra"])
 
     def restore_model(self, model: nn.Module) -> None:
         """Overwrites the weights alone."""
-        saved, own = load_file(self.folder / "model.safetensors"), state.tensors(model)
+        saved, own = load_file(self.folder / archive.MODEL), state.tensors(model)
         for name in [*own, *saved]:
             if name not in saved or name not in own or saved[name].shape != own[name].shape:
                 shapes = [str(list(side[name].shape)) if name in side else "absent" for side in (saved, own)]
@@ -77,6 +71,127 @@ class Checkpoint:
             for name, tensor in own.items():
                 tensor.copy_(saved[name])
 
+    def exchange(self) -> dict[str, Tensor]:
+        """What the exchange of gradients had kept back, by name, on the host; empty where it keeps nothing."""
+        kept: dict[str, Tensor] = load_file(self.folder / archive.EXCHANGE)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How long a save held training up, in seconds."""
+
+    seconds: float
+    """Altogether; more than `copy_seconds` where the save before was still being written, or this one is waited for."""
+    copy_seconds: float
+    """For the copy into the host's memory."""
+
+
+class Saver:
+    """Writes the checkpoints of the run in the folder `run`, one at a time, and keeps the newest `keep`.
+
+    The first rank writes. All ranks must call `save`, `settle` and `latest`; `report` and `close` concern each alone.
+    The memory for a copy of all that is saved stays taken until `close`.
+    """
+
+    def __init__(self, run: Path, *, keep: int = 2, world: World | None = None) -> None:
+        self._run, self._keep, self._world = run, keep, world or World()
+        self._snapshots = {name: Snapshot() for name in (archive.MODEL, archive.OPTIMIZER, archive.EXCHANGE)}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[str] | None = None
+
+    def save(
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision,
+        exchange: Mapping[str, Tensor] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        final: bool = False,
+    ) -> Pause:
+        """Takes the bare `model` and the rest as they are after update `step`, and begins to write the checkpoint.
+
+        `exchange` are tensors of the first rank; `extra` is anything JSON holds exactly. Where the disk is full or
+        refuses, the next call of anything here logs a warning: the checkpoints already there stay as they are and
+        training can go on. With `final` the writing is waited for, and that is a MachineError, on all ranks.
+        """
+        begun = time.perf_counter()
+        self.settle()
+        moments, described = state.moments(optimizer, model)
+        tensors = {archive.MODEL: state.tensors(model), archive.OPTIMIZER: moments, archive.EXCHANGE: exchange or {}}
+        values = {"format": archive.FORMAT, "step": step, "optimizer": described, "precision": precision.state()}
+        text = json.dumps(values | {"extra": dict(extra or {})}, indent=1)
+        copying = time.perf_counter()
+        if self._world.is_first:
+            self._in_flight = self._begin(step, tensors, text)
+        copied = time.perf_counter()
+        failure = self._outcome() if final else ""
+        if failure:
+            raise MachineError(failure)
+        return Pause(time.perf_counter() - begun, copied - copying)
+
+    def settle(self) -> str:
+        """Waits until nothing is being written. Gives why what was could not be, on all ranks, or nothing."""
+        failure = self._outcome()
+        if self._world.is_first:
+            _warn(failure)
+        return failure
+
+    def report(self) -> None:
+        """Logs that a write failed, as soon as it has; waits for none."""
+        if self._in_flight is not None and self._in_flight.done():
+            _warn(self._ended())
+
+    def latest(self, *, at_most: int | None = None) -> Checkpoint | None:
+        """As the function `latest`, once nothing is being written any more."""
+        self.settle()
+        return latest(self._run, at_most=at_most, world=self._world)
+
+    def close(self) -> None:
+        """Waits until nothing is being written, and gives the memory of the copies back."""
+        _warn(self._ended())
+        self._thread.shutdown()
+        self._snapshots.clear()
+
+    def _begin(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], text: str) -> "Future[str]":
+        try:
+            copies = {name: self._snapshots[name].take(named) for name, named in tensors.items()}
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            failed: Future[str] = Future()
+            failed.set_result(f"{archive.place(self._run, step)} could not be written: no memory is left for a copy.")
+            return failed
+        return self._thread.submit(self._write, step, copies, text)
+
+    def _write(self, step: int, copies: Mapping[str, Mapping[str, Tensor]], text: str) -> str:
+        try:
+            archive.write(self._run, step, copies, text)
+            archive.prune(self._run, self._keep)
+        except (LambertError, OSError) as error:
+            return str(error)
+        return ""
+
+    def _outcome(self) -> str:
+        """Why the write in flight failed, on all ranks, or nothing. However slow the disk of the first rank is, the
+        others hear from it before the group's time-out."""
+        while True:
+            text = self._world.broadcast_text(self._ended(_BEAT_SECONDS))
+            if text != _WRITING:
+                return text
+
+    def _ended(self, patience: float | None = None) -> str:
+        """The same on this rank; `_WRITING` where it goes on after `patience` seconds."""
+        write = self._in_flight
+        if write is None:
+            return ""
+        if not wait([write], timeout=patience).done:
+            return _WRITING
+        self._in_flight = None
+        return write.result()
+
 
 def save(
     run: Path,
@@ -85,204 +200,62 @@ def save(
     model: nn.Module,
     optimizer: Optimizer,
     precision: Precision,
+    exchange: Mapping[str, Tensor] | None = None,
     extra: Mapping[str, Any] | None = None,
     keep: int = 2,
     final: bool = False,
     world: World | None = None,
 ) -> Path | None:
-    """Writes checkpoint `step` of the bare `model` into the folder `run`, and keeps the newest `keep`.
-
-    `extra` is anything JSON holds exactly. Gives the folder, or None after a logged warning where the disk is full or
-    refuses: the checkpoints already there stay as they are and training can go on. With `final` that is a MachineError.
-    The first rank writes; all must call it.
-    """
-    world = world or World()
-    target = run / FOLDER / f"step-{step:06d}"
-    failure = ""
-    if world.is_first:
-        try:
-            _write(target, step, model=model, optimizer=optimizer, precision=precision, extra=extra or {})
-            _prune(target.parent, keep)
-        except (OSError, SafetensorError) as error:
-            failure = _explain(target, error)
-            if not final:
-                _log.warning("%s Training goes on; the checkpoints before it are intact.", failure)
-    failure = world.broadcast_text(failure)
-    if failure and final:
-        raise MachineError(failure)
-    return None if failure else target
+    """One save of a `Saver`, waited for: the folder, or None after a logged warning where it could not be written."""
+    with closing(Saver(run, keep=keep, world=world)) as saver:
+        saver.save(
+            step,
+            model=model,
+            optimizer=optimizer,
+            precision=precision,
+            exchange=exchange,
+            extra=extra,
+            final=final,
+        )
+        return None if saver.settle() else archive.place(run, step)
 
 
 def latest(run: Path, *, at_most: int | None = None, world: World | None = None) -> Checkpoint | None:
     """The newest checkpoint of `run` that is whole, or None where none was ever written.
 
     Damaged ones are renamed to `.corrupt` and logged with the reason. `at_most` rolls back: later checkpoints are
-    deleted once an earlier one is found. Raises DataError where there are only damaged ones: a run never silently
-    begins anew.
+    deleted once an earlier one is found. All ranks must call it. Raises DataError where there are only damaged ones: a
+    run never silently begins anew; UsageError where one is of another format.
     """
     world = world or World()
     answer: dict[str, Any] = {}
     if world.is_first:
         try:
-            answer = {"step": _newest(run / FOLDER, at_most)}
-        except LambertError as error:
-            answer = {"error": str(error)}
+            answer = {"step": archive.newest(run, at_most)}
+        except (DataError, UsageError) as error:
+            answer = {"error": str(error), "usage": isinstance(error, UsageError)}
     answer = json.loads(world.broadcast_text(json.dumps(answer)))
     if "error" in answer:
-        raise DataError(answer["error"])
+        raise (UsageError if answer["usage"] else DataError)(answer["error"])
     if answer["step"] is None:
         return None
-    folder = run / FOLDER / f"step-{answer['step']:06d}"
-    return Checkpoint(folder, answer["step"], json.loads((folder / "state.json").read_text(encoding="utf-8")))
-
-
-def clean(run: Path) -> None:
-    """Removes what a killed process left half-written. Only for the process that holds the run's lock."""
-    for left_over in (run / FOLDER).glob(".tmp-*"):
-        shutil.rmtree(left_over, ignore_errors=True)
+    folder = archive.place(run, answer["step"])
+    return Checkpoint(folder, answer["step"], archive.read_state(folder))
 
 
 def check_room(run: Path, model: nn.Module, moments: int = 2) -> None:
     """Raises MachineError unless two checkpoints of `model` with `moments` values a weight fit on the disk of `run`."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in state.tensors(model).values())
-    needed = 2 * (weights * (1 + moments) + _SLACK_BYTES)
-    free = shutil.disk_usage(run).free
-    written = sum(file.stat().st_size for file in (run / FOLDER).glob("step-*/*"))
+    needed = 2 * (weights * (1 + moments) + archive.SLACK_BYTES)
+    free = archive.free(run)
+    written = sum(file.stat().st_size for file in (run / archive.FOLDER).glob("step-*/*"))
     if free + written < needed:
         raise MachineError(
-            f"{run} has {_megabytes(free)} free, and two checkpoints of this model need {_megabytes(needed)}. "
-            "Free some space or choose another output folder."
+            f"{run} has {archive.megabytes(free)} free, and two checkpoints of this model need "
+            f"{archive.megabytes(needed)}. Free some space or choose another output folder."
         )
 
 
-def _write(
-    target: Path,
-    step: int,
-    *,
-    model: nn.Module,
-    optimizer: Optimizer,
-    precision: Precision,
-    extra: Mapping[str, Any],
-) -> None:
-    if target.exists():
-        damage = _damage(target)
-        if damage is None:
-            return
-        _set_aside(target, damage)
-    weights, (moments, described) = state.tensors(model), state.moments(optimizer, model)
-    values = {
-        "format": FORMAT,
-        "step": step,
-        "optimizer": described,
-        "precision": precision.state(),
-        "extra": dict(extra),
-    }
-    needed = sum(t.numel() * t.element_size() for t in (*weights.values(), *moments.values())) + _SLACK_BYTES
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed:
-        raise OSError(f"no space left on device: {_megabytes(needed)} needed, {_megabytes(free)} free")
-    aside = target.with_name(f".tmp-{target.name}-{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir()
-        save_file(state.on_host(weights), aside / "model.safetensors")
-        save_file(state.on_host(moments), aside / "optimizer.safetensors")
-        (aside / "state.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
-        files = [_described(aside / name) for name in FILES]
-        manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
-        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for path in (*sorted(aside.iterdir()), aside):
-            sync(path)
-        aside.rename(target)
-        sync(target.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-
-
-def _described(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {
-            "name": path.name,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
-
-
-def _steps(folder: Path) -> list[tuple[int, Path]]:
-    matches = [(re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*")]
-    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
-
-
-def _prune(folder: Path, keep: int) -> None:
-    for _, path in _steps(folder)[: -max(1, keep)]:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Renamed first, so that a kill in the middle leaves no half checkpoint under a good name."""
-    aside = path.with_name(f".tmp-old-{path.name}-{os.getpid()}")
-    path.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _newest(folder: Path, at_most: int | None) -> int | None:
-    for step, path in reversed(_steps(folder)):
-        if at_most is not None and step > at_most:
-            continue
-        damage = _damage(path)
-        if damage is None:
-            for later, abandoned in _steps(folder):
-                if later > step:
-                    _remove(abandoned)
-            return step
-        _set_aside(path, damage)
-    corrupt = sorted(path.name for path in folder.glob("step-*.corrupt*"))
-    if corrupt:
-        raise DataError(
-            f"{folder} holds only damaged checkpoints ({', '.join(corrupt)}). Restore one from a copy, or delete that "
-            "folder to begin anew."
-        )
-    return None
-
-
-def _damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise UsageError(
-                f"{path} has checkpoint format {manifest['format']}, and this version reads {FORMAT}: continue it "
-                "with the version that wrote it."
-            )
-        if {entry["name"] for entry in manifest["files"]} != set(FILES):
-            return f"manifest.json does not name {', '.join(FILES)}"
-        for entry in manifest["files"]:
-            file = path / entry["name"]
-            if file.stat().st_size != entry["bytes"]:
-                return f"{file.name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-            if _described(file)["sha256"] != entry["sha256"]:
-                return f"{file.name} does not have the SHA-256 of the manifest"
-    except FileNotFoundError as error:
-        return f"{Path(str(error.filename)).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"manifest.json cannot be read ({type(error).__name__}: {error})"
-    return None
-
-
-def _set_aside(path: Path, damage: str) -> None:
-    aside, copy = path.with_name(f"{path.name}.corrupt"), 1
-    while aside.exists():
-        copy += 1
-        aside = path.with_name(f"{path.name}.corrupt-{copy}")
-    path.rename(aside)
-    _log.warning("Checkpoint %s is damaged: %s. It was renamed to %s; an older one is used.", path, damage, aside.name)
-
-
-def _explain(target: Path, error: Exception) -> str:
-    return f"{target} could not be written: {str(error).rstrip('.')}. Free some space on that disk."
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+def _warn(failure: str) -> None:
+    if failure:
+        _log.warning("%s Training goes on; the checkpoints before it are intact.", failure)

@@ -32,8 +32,9 @@ class RunLog:
 
     A row of metrics.jsonl has the keys step, time (seconds since 1970), sequences and tokens (since the first update),
     loss, loss/<objective>, lr, grad_norm, skipped (updates, since the first), sequences_per_second, tokens_per_second
-    and wait_share (means since the row before), utilisation (share of `peak_flops`, or null), memory_mb (peak). A
-    held-out row has step and heldout/<name>. A value that is not finite is null.
+    and wait_share (means since the row before), utilisation (share of `peak_flops`, or null), memory_mb (peak) and
+    checkpoint_pause_seconds (that saving held training up since the row before). A held-out row has step and
+    heldout/<name>. A value that is not finite is null.
 
     On continuation, rows after `start` are dropped and a torn last line is mended; `state` is what `state()` gave then.
     `facts` are added to environment.json. A disk that refuses is said once, and the run goes on.
@@ -122,6 +123,10 @@ class RunLog:
             self._interval = _Interval()
         self._bar.advance(1, self._details)
 
+    def paused(self, seconds: float) -> None:
+        """Counts what a save held training up."""
+        self._interval.pause_seconds += seconds
+
     def scores(self, step: int, scores: Mapping[str, float]) -> None:
         """Writes a row of held-out scores after update `step`, and says them; nothing where there are none."""
         if self._writes and scores:
@@ -173,6 +178,7 @@ class RunLog:
             "utilisation": flops / seconds / peak if flops is not None and peak else None,
             "wait_share": min(1.0, interval.wait_seconds / seconds),
             "memory_mb": _memory_mb(self._world.device),
+            "checkpoint_pause_seconds": round(interval.pause_seconds, 4),
         }
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -201,7 +207,7 @@ class _Interval:
 
     def __init__(self) -> None:
         self.sequences = self.tokens = 0
-        self.seconds = self.wait_seconds = 0.0
+        self.seconds = self.wait_seconds = self.pause_seconds = 0.0
         self.flops: float | None = 0.0
 
     def add(self, step: Step) -> None:

@@ -16,11 +16,6 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items() if seen.setdefault(id(tensor), name) == name}
 
 
-def on_host(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors in the host's memory, each laid out contiguously."""
-    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in arrays.items()}
-
-
 def moments(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State tensors called "<slot>/<parameter>", and everything else as plain values, by names instead of numbers."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -176,6 +176,7 @@ class Run:
     precision: Precision
     guard: Guard
     budget: Budget
+    saver: checkpoint.Saver
 
     @classmethod
     def begin(cls, config: RunConfig, model: Model, world: World) -> "Run":
@@ -184,11 +185,12 @@ class Run:
         world.broadcast(model.parameters())
         precision = Precision(config.train.precision, world.device)
         guard, budget = Guard(config.guard, lambda: precision.scale), Budget(config.train.micro_tokens)
-        return cls(config, world, model, build(model, config.optim), precision, guard, budget)
+        saver = checkpoint.Saver(config.out, keep=config.train.keep, world=world)
+        return cls(config, world, model, build(model, config.optim), precision, guard, budget, saver)
 
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one."""
-        found = checkpoint.latest(self.config.out, world=self.world)
+        found = self.saver.latest()
         if found is None:
             return 0, {}
         kept = found.restore(self.model, self.optimizer, self.precision)
@@ -208,17 +210,17 @@ class Run:
             group.update(own)
 
     def save(self, done: int, log: RunLog, *, final: bool = False) -> None:
-        """Writes a checkpoint after `done` updates; one that fails is fatal only where it is the `final` one."""
-        checkpoint.save(
-            self.config.out, done, model=self.model, optimizer=self.optimizer, precision=self.precision,
-            extra={"log": log.state(), "guard": self.guard.state(), "budget": self.budget.state()},
-            keep=self.config.train.keep, final=final, world=self.world,
+        """Saves a checkpoint after `done` updates; one that fails is fatal only where it is the `final` one."""
+        pause = self.saver.save(
+            done, model=self.model, optimizer=self.optimizer, precision=self.precision,
+            extra={"log": log.state(), "guard": self.guard.state(), "budget": self.budget.state()}, final=final,
         )  # fmt: skip
+        log.paused(pause.seconds)
 
     def roll_back(self, log: RunLog) -> int:
         """Goes back to before the trouble and lowers the learning rate. Gives the updates done then."""
         # The loss of an update is that of the weights before it: it vouches for the checkpoint before, not for its own.
-        found = checkpoint.latest(self.config.out, at_most=self.guard.healthy - 1, world=self.world)
+        found = self.saver.latest(at_most=self.guard.healthy - 1)
         if found is None:
             raise DivergedError(
                 f"Diverged after update {self.guard.healthy:,}, before the first checkpoint to roll back to. "

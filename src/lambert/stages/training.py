@@ -75,6 +75,7 @@ def fit(
             every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
             quiet=not config.log.console, facts={"micro_tokens": run.budget.tokens} | _facts(compilation),
         ) as log,
+        closing(run.saver),
     ):  # fmt: skip
         if done:
             log.note(f"continuing after update {done:,} of {steps:,}")
@@ -87,6 +88,7 @@ def fit(
             for step, work in _updates(run, source, log, done, steps):
                 done = step.index
                 log.step(step, work)
+                run.saver.report()
                 answer = run.guard.watch(step)
                 scoring = step.due(options.evaluate_every) and done < steps
                 pausing = done == steps or step.due(options.save_every) or scoring or stop.agreed(world)

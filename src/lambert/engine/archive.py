@@ -1,0 +1,221 @@
+"""The folders of checkpoints on the disk: complete or absent, never half.
+
+    checkpoints/step-000700/
+        model.safetensors  optimizer.safetensors  exchange.safetensors  state.json  manifest.json
+
+A checkpoint is written under another name, flushed to the disk, and renamed; the manifest holds the size and SHA-256 of
+every file and is checked on load. A damaged one is set aside and the one before it is used. Nothing is ever unpickled.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.files import sync
+
+FOLDER = "checkpoints"
+FORMAT = 3
+"""Number of the layout described above; only a reader of the same number reads it."""
+
+MODEL, OPTIMIZER, EXCHANGE, STATE = "model.safetensors", "optimizer.safetensors", "exchange.safetensors", "state.json"
+FILES = (MODEL, OPTIMIZER, EXCHANGE, STATE)
+_MANIFEST = "manifest.json"
+_TENSORS = (MODEL, OPTIMIZER, EXCHANGE)
+
+SLACK_BYTES = 1 << 20
+"""Asked for beyond the tensors: state.json, the manifest and headers."""
+_MOST_TEXT_BYTES = 1 << 24
+"""A longer state.json or manifest is none of ours: they name parameters, and hold no values of theirs."""
+
+_log = logging.getLogger("lambert.checkpoint")
+
+
+def place(run: Path, step: int) -> Path:
+    """Where checkpoint `step` of a run is."""
+    return run / FOLDER / f"step-{step:06d}"
+
+
+def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:
+    """Writes checkpoint `step` of a run, unless a whole one is there.
+
+    `tensors`, on the host, are by file and name; `state` is the text of state.json. Raises MachineError where the disk
+    refuses or has no room: then nothing has changed.
+    """
+    target = place(run, step)
+    needed = sum(t.numel() * t.element_size() for named in tensors.values() for t in named.values()) + SLACK_BYTES
+    try:
+        if target.exists():
+            damage = _damage(target)
+            if damage is None:
+                return
+            _set_aside(target, damage)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if free(run) < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _write(target, step, tensors, state)
+    except (OSError, SafetensorError) as error:
+        room = f"{megabytes(needed)} needed, {megabytes(free(run))} free"
+        reason = str(error).rstrip(".")
+        raise MachineError(f"{target} could not be written: {reason}; {room}. Free some space on that disk.") from error
+
+
+def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:
+    aside = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir()
+        for name in _TENSORS:
+            save_file(dict(tensors[name]), aside / name)
+        (aside / STATE).write_text(state, encoding="utf-8")
+        files = [_described(aside / name) for name in FILES]
+        manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
+        (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for path in (*sorted(aside.iterdir()), aside):
+            sync(path)
+        aside.rename(target)
+        sync(target.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What state.json of a whole checkpoint holds."""
+    state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    return state
+
+
+def newest(run: Path, at_most: int | None) -> int | None:
+    """The update of the newest whole checkpoint that is not after `at_most`; those after it are deleted.
+
+    Raises DataError where there are only damaged ones, UsageError where one is of another format.
+    """
+    folder = run / FOLDER
+    for step, path in reversed(_steps(folder)):
+        if at_most is not None and step > at_most:
+            continue
+        damage = _damage(path)
+        if damage is None:
+            for later, abandoned in _steps(folder):
+                if later > step:
+                    _remove(abandoned)
+            return step
+        _set_aside(path, damage)
+    corrupt = sorted(path.name for path in folder.glob("step-*.corrupt*"))
+    if corrupt:
+        raise DataError(
+            f"{folder} holds only damaged checkpoints ({', '.join(corrupt)}). Restore one from a copy, or delete that "
+            "folder to begin anew."
+        )
+    return None
+
+
+def prune(run: Path, keep: int) -> None:
+    """Deletes all but the newest `keep`."""
+    for _, path in _steps(run / FOLDER)[: -max(1, keep)]:
+        _remove(path)
+
+
+def clean(run: Path) -> None:
+    """Removes what a killed process left half-written. Only for the process that holds the run's lock."""
+    for left_over in (run / FOLDER).glob(".tmp-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
+def free(run: Path) -> int:
+    """Bytes free on the disk of a run."""
+    return shutil.disk_usage(run).free
+
+
+def megabytes(count: int) -> str:
+    """As users read it."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {
+            "name": path.name,
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def _steps(folder: Path) -> list[tuple[int, Path]]:
+    matches = [(re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*")]
+    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
+
+
+def _remove(path: Path) -> None:
+    """Renamed first, so that a kill in the middle leaves no half checkpoint under a good name."""
+    aside = path.with_name(f".tmp-old-{path.name}-{os.getpid()}")
+    path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None. Whoever wrote it, reading it runs no code and takes little memory."""
+    try:
+        manifest = _read_text(path / _MANIFEST)
+        if manifest["format"] != FORMAT:
+            raise UsageError(
+                f"{path} has checkpoint format {manifest['format']}, and this version reads {FORMAT}: continue it "
+                "with the version that wrote it."
+            )
+        if {entry["name"] for entry in manifest["files"]} != set(FILES):
+            return f"{_MANIFEST} does not name {', '.join(FILES)}"
+        for entry in manifest["files"]:
+            file = path / entry["name"]
+            if file.stat().st_size != entry["bytes"]:
+                return f"{file.name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
+            if _described(file)["sha256"] != entry["sha256"]:
+                return f"{file.name} does not have the SHA-256 of the manifest"
+    except FileNotFoundError as error:
+        return f"{Path(str(error.filename)).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"{_MANIFEST} cannot be read ({type(error).__name__}: {error})"
+    return _foreign(path)
+
+
+def _foreign(path: Path) -> str | None:
+    """What in files that are as their manifest says cannot be used: somebody else wrote them."""
+    for name in _TENSORS:
+        try:
+            with safe_open(path / name, framework="pt"):
+                pass
+        except SafetensorError as error:
+            return f"{name} is no safetensors file ({error})"
+    try:
+        step = int(_read_text(path / STATE)["step"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return f"{STATE} cannot be read ({type(error).__name__}: {error})"
+    return None if path.name == place(path, step).name else f"{STATE} is of update {step}"
+
+
+def _read_text(path: Path) -> Any:
+    size = path.stat().st_size
+    if size > _MOST_TEXT_BYTES:
+        raise ValueError(f"{size} bytes are more than it ever has")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _set_aside(path: Path, damage: str) -> None:
+    aside, copy = path.with_name(f"{path.name}.corrupt"), 1
+    while aside.exists():
+        copy += 1
+        aside = path.with_name(f"{path.name}.corrupt-{copy}")
+    path.rename(aside)
+    _log.warning("Checkpoint %s is damaged: %s. It was renamed to %s; an older one is used.", path, damage, aside.name)
