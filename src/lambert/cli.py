@@ -21,6 +21,7 @@ from cyclopts.exceptions import CycloptsError
 from lambert import __version__
 from lambert.core.config import read
 from lambert.core.errors import LambertError, UsageError
+from lambert.engine import worker
 from lambert.engine.allocator import keep_memory
 
 
@@ -32,11 +33,12 @@ class Verb:
     settings: str
     line: str
     takes: str = "recipe"
-    """"recipe": an optional TOML file; "runs": run folders; "": nothing."""
+    """"recipe": an optional TOML file; "runs": run folders; "verb": behind its flags another verb; "": nothing."""
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
 Runs = Annotated[list[Path], Parameter(help="Run folders.")]
+Inner = Annotated[str, Parameter(help="What each process runs; all behind it is its own.")]
 
 VERBS = {
     "prepare": Verb("prepare", "PrepareConfig", "Raw text to a tokenizer and token shards."),
@@ -47,6 +49,7 @@ VERBS = {
     "import": Verb("convert", "ImportConfig", "A Hugging Face folder to a model folder, verified.", takes=""),
     "export": Verb("convert", "ExportConfig", "A model folder to another format, verified.", takes=""),
     "bench": Verb("bench", "BenchConfig", "Speed of each kind of work, share of this device's ceiling, memory, peers."),
+    "launch": Verb("launch", "LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
     "report": Verb("report", "ReportConfig", "Run folders to one self-contained HTML page.", takes="runs"),
     "doctor": Verb("doctor", "DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""),
 }
@@ -76,8 +79,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and tokens and tokens[0] in COMPUTES:
         keep_memory()
+    if arguments is None:
+        worker.follow()
     debug = "--debug" in tokens
-    tokens = [token for token in tokens if token != "--debug"]
+    if tokens[:1] != ["launch"]:  # which hands it on
+        tokens = [token for token in tokens if token != "--debug"]
     try:
         call(tokens)
     except CycloptsError as error:
@@ -125,6 +131,10 @@ def call(tokens: list[str]) -> None:
             raise _no_recipe(recipe)
         read(recipe)  # for its error, which names the file
         app.config = (Toml(recipe, use_commands_as_keys=False),)
+    if chosen == "launch":
+        from lambert.stages.launch import own
+
+        tokens = own(tokens)
     app(tokens, exit_on_error=False, print_error=False)
 
 
@@ -151,10 +161,13 @@ def _command(verb: Verb, tokens: list[str]) -> Callable[..., Any]:
     def with_runs(runs: Runs, /, *, config: Any) -> None:
         run(dataclasses.replace(config or settings(), runs=tuple(runs)))
 
+    def with_verb(verb: Inner, /, *, config: Any) -> None:
+        run(config or settings(), tokens)
+
     def bare(*, config: Any) -> None:
         run(config or settings())
 
-    command: Any = {"recipe": with_recipe, "runs": with_runs, "": bare}[verb.takes]
+    command: Any = {"recipe": with_recipe, "runs": with_runs, "verb": with_verb, "": bare}[verb.takes]
     command.__annotations__["config"] = Annotated[settings, Parameter(name="*")]
     command.__doc__ = verb.line
     if not any(field.default is field.default_factory for field in dataclasses.fields(settings)):
@@ -175,8 +188,7 @@ def _one_line(text: str) -> str:
 def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exc()
-    print(f"lambert: {_one_line(message)}", file=sys.stderr)
-    sys.exit(exit_code)
+    sys.exit(worker.tell(exit_code, _one_line(message)))
 
 
 def _crash(tokens: list[str]) -> NoReturn:
@@ -186,5 +198,4 @@ def _crash(tokens: list[str]) -> NoReturn:
         where = "The traceback is in crash.txt: please report it."
     except OSError:
         where = text
-    print(f"lambert: bug: {_one_line(text.splitlines()[-1])}. {where}", file=sys.stderr)
-    sys.exit(1)
+    sys.exit(worker.tell(1, f"bug: {_one_line(text.splitlines()[-1])}. {where}"))

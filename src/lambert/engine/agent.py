@@ -1,0 +1,218 @@
+"""torch's elastic agent, which starts the ranks of a machine and replaces them, with Lambert's words and patience."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.utils.store import barrier
+
+from lambert.engine.worker import FINAL, End, told
+
+BROKEN_SECONDS = 5
+"""How long the others may take to leave when a rank has crashed, stopped ones included; torch waits for 30."""
+HEALTHY_SECONDS = 120
+"""How long all may take to save and leave when a machine comes or goes."""
+PATIENCE = {75: 600.0, 130: 600.0}
+"""Seconds for the other ranks to end by themselves when one has ended for good: long where they may be saving."""
+PATIENCE_SECONDS = 10.0
+"""The same, for other ends."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_OUTCOME = "lambert/outcome"
+
+
+class Agent(LocalElasticAgent):
+    """Starts the group again after a crash, at most as often as `spec` says, and never after an end that is FINAL.
+
+    Extended as torch's manual tells to: https://docs.pytorch.org/docs/stable/elastic/agent.html
+    """
+
+    def __init__(self, spec: WorkerSpec, ends: Path, elastic: bool) -> None:
+        """`ends` is where the workers say how they ended; `elastic`: the group may go on with fewer machines."""
+        super().__init__(spec, DefaultLogsSpecs())
+        self.outcome: End | None = None
+        """How the group ended; None where all is well."""
+        self.asked = 0
+        """The signal that the group was asked to stop by; 0: none."""
+        self._ends = ends
+        self._elastic = elastic
+        self._first: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def heeding(self) -> Iterator[None]:
+        """Within it the first signal is handed on to the workers, once; the second ends everything.
+
+        A thread does it, since Python's own handlers wait for as long as the main thread is inside of torch.
+        """
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # torch would stop the workers after its time-out
+        ear, mouth = os.pipe()
+        os.set_blocking(mouth, False)
+        before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+        wakes = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(ear,), name="lambert-signals", daemon=True).start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakes)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(mouth)
+
+    def _listen(self, ear: int) -> None:
+        while number := os.read(ear, 1):
+            self._ask(signal.SIGTERM if number[0] == signal.SIGHUP else number[0])
+
+    def _ask(self, number: int) -> None:
+        with self._lock:
+            if self.asked:
+                self._leave(128 + number, "Asked a second time: leaving at once, what was not saved is lost.")
+            self.asked = number
+            if not self._alive():
+                self._leave(self._stop_code(), f"Stopped by {signal.Signals(number).name} before there was a group.")
+            self._signal(number)
+
+    def _leave(self, code: int, line: str) -> NoReturn:
+        self._signal(signal.SIGKILL)
+        say(line)
+        shutil.rmtree(self._ends, ignore_errors=True)
+        os._exit(code)
+
+    def _alive(self) -> list[int]:
+        handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
+        return [handler.proc.pid for handler in handlers.values() if handler.proc.poll() is None]
+
+    def _signal(self, number: int) -> None:
+        for pid in self._alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _stop_code(self) -> int:
+        return 130 if self.asked == signal.SIGINT else 75
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        for path in self._ends.iterdir():
+            path.unlink()
+        with self._lock:
+            started: dict[int, Any] = super()._start_workers(worker_group)
+            context: Any = self._pcontext
+            close = context.close
+
+            def patient_close(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
+                codes = {rank: handler.proc.poll() for rank, handler in context.subprocess_handlers.items()}
+                ended = {rank: code for rank, code in codes.items() if code is not None}
+                self._first = self._first or ended
+                close(death_sig, BROKEN_SECONDS if ended else HEALTHY_SECONDS)
+
+            self._first = {}
+            context.close = patient_close
+            if self.asked:
+                self._signal(self.asked)
+        return started
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if worker_group.state == WorkerState.HEALTHY:
+            say("a machine comes or goes: all save, and the group starts again")
+        super()._restart_workers(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        end = self._final(worker_group) or self._published(worker_group)
+        if result.state == WorkerState.HEALTHY:
+            if end is None or time.time() - end.moment < PATIENCE.get(end.code, PATIENCE_SECONDS):
+                return result
+            self._stop_workers(worker_group)
+        elif end is None and result.state != WorkerState.SUCCEEDED:
+            end = self._crash(worker_group)
+            if self._remaining_restarts and not self.asked:
+                restart = worker_group.spec.max_restarts - self._remaining_restarts + 1
+                say(f"{_described(end)}; restart {restart} of {worker_group.spec.max_restarts}")
+                return result
+            if self.asked:
+                line = f"Stopped by {signal.Signals(self.asked).name}. To continue: the same command again."
+                end = replace(end, code=self._stop_code(), line=line)
+            elif worker_group.spec.max_restarts:
+                tries = worker_group.spec.max_restarts
+                gave_up = f"gave up after {tries} restart{'s' if tries > 1 else ''}: first failure: {_described(end)}"
+                end = replace(end, line=gave_up)
+            else:
+                end = replace(end, line=_described(end))
+        if end is None:
+            return result
+        if end.code in (75, 130) and not self.asked and self._elastic and _shared(worker_group):
+            say("a machine leaves: the others go on without it")
+            self._restart_workers(worker_group)
+            return RunResult(state=WorkerState.HEALTHY)
+        self.outcome = end
+        self._remaining_restarts = 0
+        self._publish(worker_group, end)
+        return RunResult(state=WorkerState.FAILED)
+
+    def _final(self, group: WorkerGroup) -> End | None:
+        """The first end that another try would not change; its line names the rank, unless all ended alike."""
+        ends = [end for end in told(self._ends) if end.code in FINAL]
+        if ends:
+            alike = len(ends) == len(group.workers) and len({end.line for end in ends}) == 1
+            return ends[0] if alike else replace(ends[0], line=f"rank {ends[0].rank}: {ends[0].line}")
+        for local_rank, code in self._first.items():  # ended in a hurry, and told nothing
+            if code in FINAL:
+                rank = group.workers[local_rank].global_rank
+                return End(rank, 0, code, f"rank {rank} left with exit code {code}", time.time())
+        return None
+
+    def _crash(self, group: WorkerGroup) -> End:
+        """The first crash: of a rank that was killed, or else of the one that ended first."""
+        said = {end.rank: end for end in told(self._ends)}
+        pids = self._pcontext.pids() if self._pcontext else {}
+        crashes = []
+        for local_rank, code in self._first.items():
+            rank = group.workers[local_rank].global_rank
+            if code < 0:
+                line = f"was killed by {signal.Signals(-code).name}"
+                moment = time.time() if -code == signal.SIGTERM else 0.0
+                crashes.append(End(rank, pids[local_rank], 4, line, moment))
+            elif code > 0:
+                nothing = End(rank, pids[local_rank], 1, f"left with exit code {code}", time.time())
+                crashes.append(said.get(rank, nothing))
+        return min(crashes, key=lambda end: end.moment)
+
+    def _publish(self, group: WorkerGroup, end: End) -> None:
+        """Tells the other machines, and waits a little for them to hear it: the store may leave with this process."""
+        for store in _shared(group):
+            with suppress(RuntimeError):
+                store.set(_OUTCOME, json.dumps(asdict(end)))
+                barrier(store, group.group_world_size or 1, "lambert/left", BROKEN_SECONDS)
+
+    def _published(self, group: WorkerGroup) -> End | None:
+        """What another machine says that the group ended with."""
+        for store in _shared(group):
+            with suppress(RuntimeError):
+                if store.check([_OUTCOME]):
+                    return End(**json.loads(store.get(_OUTCOME)))
+        return None
+
+
+def _shared(group: WorkerGroup) -> list[Any]:
+    """The store of the group's machines, where there are several."""
+    return [group.store] if group.store is not None and (group.group_world_size or 1) > 1 else []
+
+
+def say(line: str) -> None:
+    """One line to the user, who may be reading a bar of progress on the same screen."""
+    print(f"lambert launch: {line}", file=sys.stderr, flush=True)
+
+
+def _described(end: End) -> str:
+    killed = end.line.startswith(("was killed by", "left with"))
+    return f"rank {end.rank} (pid {end.pid}) {end.line}" if killed else f"rank {end.rank}: {end.line}"

@@ -1,0 +1,215 @@
+"""`lambert launch`: one verb in several processes, on one machine or many, kept alive by torch's elastic agent."""
+
+import logging
+import os
+import shlex
+import socket
+import sys
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from lambert.core.errors import LambertError, MachineError, UsageError
+from lambert.engine.rendezvous import LAUNCHED, slurm_meeting
+from lambert.engine.worker import ENDS
+
+VERBS = ("pretrain", "finetune", "evaluate", "predict")
+"""Verbs that several processes share."""
+_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """A group of processes: how many, where they meet, and how often it is started again after a crash."""
+
+    nproc_per_node: str = "auto"
+    """Processes on this machine (or -np); auto: one a GPU, and one where there is none."""
+    nnodes: str = "1"
+    """Machines, each of which runs this same command; MIN:MAX: the group goes on as they come and go."""
+    endpoint: str = ""
+    """HOST:PORT where the machines meet, HOST being one of them; not set: known on one machine and under Slurm, else
+    MASTER_ADDR and MASTER_PORT."""
+    run_id: str = ""
+    """A name that the machines of this group share, if others meet at the same endpoint; not set: the Slurm job's."""
+    max_restarts: int = 3
+    """Times that the group is started again after a crash; what another try would not change ends it at once."""
+    timeout: int = 50
+    """Seconds to wait for the other machines."""
+    dry_run: bool = False
+    """Show what would be started, and start nothing."""
+
+    def __post_init__(self) -> None:
+        if self.nproc_per_node != "auto" and not (self.nproc_per_node.isdecimal() and int(self.nproc_per_node)):
+            raise UsageError(f"--nproc-per-node {self.nproc_per_node} must be a number of processes, or auto.")
+        least, _, most = self.nnodes.partition(":")
+        if not (least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)):
+            raise UsageError(f"--nnodes {self.nnodes} must be a number of machines, or MIN:MAX.")
+        if self.max_restarts < 0 or self.timeout < 1:
+            raise UsageError("--max-restarts must not be negative, and --timeout at least 1.")
+
+    @property
+    def machines(self) -> tuple[int, int]:
+        """Fewest and most machines."""
+        least, _, most = self.nnodes.partition(":")
+        return int(least), int(most or least)
+
+    def meeting(self) -> tuple[str, int]:
+        """Host and port where the machines meet; port 0: any. Raises UsageError where nothing says so."""
+        if self.endpoint:
+            host, _, port = self.endpoint.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+                raise UsageError(f"--endpoint {self.endpoint} must be HOST:PORT, as in node1:{_PORT}.")
+            return host.strip("[]"), int(port)
+        if self.machines[1] == 1:
+            return "127.0.0.1", 0
+        host, port_number = slurm_meeting()
+        if not host:
+            raise UsageError(
+                f"--nnodes {self.nnodes} machines must meet somewhere: set --endpoint HOST:PORT, the same on all, HOST "
+                "being one of them."
+            )
+        return host, port_number
+
+
+class Ended(LambertError):
+    """The group ended, with the line and the exit code of the rank that ended first."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def own(tokens: list[str]) -> list[str]:
+    """The tokens of the command line that are `launch`'s own, its verb the last of them."""
+    at = _verb_at(tokens)
+    return ["--nproc-per-node" + token[3:] if token.partition("=")[0] == "-np" else token for token in tokens[: at + 1]]
+
+
+def _verb_at(tokens: list[str]) -> int:
+    at = 1
+    while at < len(tokens) and tokens[at].startswith("-"):
+        alone = "=" in tokens[at] or tokens[at] in ("--dry-run", "--no-dry-run", "--help", "-h")
+        at += 1 if alone else 2
+    return at
+
+
+def run(config: LaunchConfig, tokens: list[str]) -> None:
+    """Starts the verb that stands in `tokens` behind launch's own flags, once a process, and waits for the group.
+
+    Raises Ended where it does not end well, MachineError where the machines cannot meet.
+    """
+    command = tokens[_verb_at(tokens) :]
+    if command[0] not in VERBS:
+        raise UsageError(f"{command[0]!r} is no verb that several processes share. Those are: {', '.join(VERBS)}.")
+    processes = _processes(config)
+    meeting = config.meeting()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    settings = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))),
+        # With one store for all, a machine that comes back waits for a key that nobody writes: pytorch#135712.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
+    }
+    if config.dry_run:
+        most = config.machines[1]
+        where = "this machine" if most == 1 else f"each of {config.nnodes} machines that meet at {_text(meeting)}"
+        print(f"processes  {processes} on {where}")
+        print(f"restarts   {config.max_restarts} at most, after a crash")
+        print("settings   " + " ".join(f"{name}={value}" for name, value in settings.items()))
+        print("command    " + shlex.join([sys.executable, "-m", "lambert", *command]))
+        return
+    os.environ |= settings
+    with tempfile.TemporaryDirectory(prefix="lambert-launch-") as ends:
+        os.environ |= {LAUNCHED: str(os.getpid()), ENDS: ends}
+        _supervise(config, processes, meeting, command, Path(ends))
+
+
+def _supervise(config: LaunchConfig, processes: int, meeting: tuple[str, int], command: list[str], ends: Path) -> None:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, registry
+
+    from lambert.engine.agent import Agent
+
+    logging.disable(logging.CRITICAL)  # of torch's agent: what the user should know, ours says
+    least, most = config.machines
+    address = "127.0.0.1" if most == 1 else _own_address(meeting[0])
+    alone = uuid.uuid4().hex if most == 1 else "lambert"
+    run_id = config.run_id or os.environ.get("SLURM_JOB_ID") or alone
+    parameters = RendezvousParameters(
+        "c10d", _text(meeting), run_id, least, most, address,
+        timeout=config.timeout, join_timeout=config.timeout, read_timeout=config.timeout,
+        last_call_timeout=3, close_timeout=5, keep_alive_interval=1, keep_alive_max_attempt=3,
+    )  # fmt: skip
+    try:
+        handler = registry.get_rendezvous_handler(parameters)
+    except RendezvousError as error:
+        raise MachineError(_no_meeting(meeting, config.timeout)) from error
+    spec = WorkerSpec(
+        "lambert", processes, handler, entrypoint=sys.executable, args=("-m", "lambert", *command),
+        max_restarts=config.max_restarts, monitor_interval=0.1, local_addr=address,
+    )  # fmt: skip
+    agent = Agent(spec, ends, elastic=least < most)
+    try:
+        with agent.heeding():
+            agent.run()
+    except RendezvousError as error:
+        if agent.outcome is None:
+            raise MachineError(_lost(error, config, meeting)) from error
+    finally:
+        if not (agent.asked and least < most):  # the others go on
+            handler.shutdown()
+    if agent.outcome is not None:
+        raise Ended(agent.outcome.line, agent.outcome.code)
+
+
+def _processes(config: LaunchConfig) -> int:
+    if config.nproc_per_node != "auto":
+        return int(config.nproc_per_node)
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _own_address(host: str) -> str | None:
+    """This machine's address on the way to `host`, or None where only its name is known."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing: it only chooses the way
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    # Many a system calls itself 127.0.1.1, which others cannot reach.
+    return address if not address.startswith("127.") or host in ("localhost", "127.0.0.1") else None
+
+
+def _no_meeting(meeting: tuple[str, int], seconds: int) -> str:
+    host, port = meeting
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        if error.errno is not None and "in use" in os.strerror(error.errno):
+            return f"Port {port} of {host} is in use by another program: choose another with --endpoint."
+    return (
+        f"Nobody answers at {_text(meeting)} within {seconds} s: is lambert launch running on that machine, with the "
+        "same --endpoint, and may others reach that port?"
+    )
+
+
+def _lost(error: Exception, config: LaunchConfig, meeting: tuple[str, int]) -> str:
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+
+    if isinstance(error, RendezvousTimeoutError):
+        return (
+            f"Fewer than {config.machines[0]} machines met at {_text(meeting)} within {config.timeout} s: start the "
+            "same command on each, or ask for fewer with --nnodes MIN:MAX."
+        )
+    if isinstance(error, RendezvousClosedError):
+        return f"The group that met at {_text(meeting)} has ended: choose another --run-id for a new one."
+    return f"The meeting point {_text(meeting)} is lost: did the machine that holds it go down?"
+
+
+def _text(meeting: tuple[str, int]) -> str:
+    host, port = meeting
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

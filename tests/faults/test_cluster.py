@@ -1,0 +1,289 @@
+"""`lambert launch` under faults: what is killed, hung or stopped goes on, and ends as if nothing had been."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lambert.core.errors import UsageError
+from lambert.engine.lock import hold
+
+pytestmark = pytest.mark.timeout(150)
+
+STEPS = 24
+FAULTY = """
+import os, signal, time
+from pathlib import Path
+import torch
+
+class Faulty(torch.optim.AdamW):
+    "Slow enough to be struck, and at a step that the environment names, the fault of one rank."
+
+    def step(self, closure=None):
+        super().step(closure)
+        time.sleep(0.04)
+        done = int(self.state[self.param_groups[0]["params"][0]]["step"])
+        rank, at, what, once = os.environ.get("FAULT", "-1:0::").split(":")
+        if int(rank) in (int(os.environ["RANK"]), 9) and done == int(at) and not (once and Path(once).exists()):
+            if once and int(rank) < 9:
+                Path(once).touch()
+            if what == "raise":
+                raise ZeroDivisionError("of the test")
+            os.kill(os.getpid(), getattr(signal, what))
+
+def build(groups, config):
+    return Faulty(groups, lr=config.lr)
+"""
+
+
+class Launched:
+    """A running `lambert launch`."""
+
+    def __init__(self, folder: Path, flags: list[str], environment: dict[str, str]) -> None:
+        self.said = folder / f"said-{time.monotonic_ns()}"
+        with self.said.open("w") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "lambert", "launch", *flags], cwd=folder, stdout=said, stderr=said,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), **environment},
+            )  # fmt: skip
+
+    def workers(self, count: int = 2) -> list[psutil.Process]:
+        """The processes of the ranks, once all have been started, by rank."""
+        launcher = psutil.Process(self.process.pid)
+        wait_until(lambda: len(launcher.children()) == count)
+        return sorted(launcher.children(), key=lambda child: int(child.environ()["RANK"]))
+
+    def code(self, seconds: float = 60) -> int:
+        return self.process.wait(seconds)
+
+    @property
+    def text(self) -> str:
+        return self.said.read_text()
+
+    def lines(self) -> list[str]:
+        """What the launcher said."""
+        return [line for line in self.text.splitlines() if line.startswith("lambert")]
+
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def start(tmp_path: Path, corpus: Path, small: dict[str, object]) -> Iterator[Launch]:
+    """`start(out, *launch_flags, np=2, fault="", steps=...)`: a launch that pre-trains in `out`."""
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    begun: list[Launched] = []
+
+    def started(out: Path, *flags: str, np: int = 2, fault: str = "", **settings: object) -> Launched:
+        chosen = dict(small) | {
+            "corpus": corpus, "out": out, "optim__name": "faulty:build", "train__steps": STEPS, "train__save_every": 5,
+            "train__micro_tokens": 192, "log__every": 1, "train__device": "cpu",
+        } | settings  # fmt: skip
+        verb = [f"--{name.replace('__', '.').replace('_', '-')}={value}" for name, value in chosen.items()]
+        environment = {"FAULT": fault} if fault else {}
+        begun.append(Launched(tmp_path, ["-np", str(np), *flags, "pretrain", *verb], environment))
+        return begun[-1]
+
+    yield started
+    for launched in begun:
+        if launched.process.poll() is None:
+            children = psutil.Process(launched.process.pid).children(recursive=True)
+            launched.process.kill()
+            launched.process.wait()
+            for child in children:
+                if child.is_running():
+                    child.kill()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the uninterrupted run of two ranks left: filled by whoever needs it first."""
+    return {"folder": tmp_path_factory.mktemp("straight")}
+
+
+@pytest.fixture
+def expected(straight: dict[str, Any], start: Launch) -> tuple[list[str], bytes]:
+    """The losses and the weights of the run without a fault."""
+    out = straight["folder"] / "run"
+    if not out.exists():
+        assert start(out).code() == 0
+    return left(out)
+
+
+def left(out: Path) -> tuple[list[str], bytes]:
+    """Every loss exactly as it is written, and the final weights."""
+    return losses(out), (out / "model" / "model.safetensors").read_bytes()
+
+
+def losses(out: Path) -> list[str]:
+    rows = (out / "metrics.jsonl").read_text().splitlines()
+    found = [match[1] for row in rows if (match := re.search(r'"loss": ([^,}]+)', row))]
+    steps = [json.loads(row)["step"] for row in rows if '"loss"' in row]
+    assert steps == sorted(set(steps))
+    return found
+
+
+def done(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    rows = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(row)["step"] for row in rows if row.endswith("}")), default=0)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60) -> float:
+    """Seconds until it holds."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_a_killed_rank_is_replaced(start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]) -> None:
+    out = tmp_path / "run"
+    launched = start(out, fault=f"1:13:SIGKILL:{tmp_path / 'once'}")
+    beginning = wait_until(lambda: done(out) > 0)
+    wait_until((tmp_path / "once").exists)
+    again = wait_until(lambda: done(out) >= 14)
+    assert again <= max(10, 1.5 * beginning), "on a busy machine the start itself takes longer"
+    assert launched.code() == 0
+    said = launched.lines()
+    assert len(said) == 1, launched.text
+    assert re.fullmatch(r"lambert launch: rank 1 \(pid \d+\) was killed by SIGKILL; restart 1 of 3", said[0])
+    assert "Traceback" not in launched.text
+    assert left(out) == expected
+
+
+def test_all_ranks_killed(start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]) -> None:
+    out = tmp_path / "run"
+    launched = start(out)
+    wait_until(lambda: done(out) >= 12)
+    for worker in launched.workers():
+        worker.kill()
+    assert launched.code() == 0
+    assert len(launched.lines()) == 1
+    assert "restart 1 of 3" in launched.text
+    assert left(out) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_launcher(
+    number: signal.Signals, start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]
+) -> None:
+    out = tmp_path / "run"
+    launched = start(out)
+    wait_until(lambda: done(out) >= 7)
+    launched.process.send_signal(number)
+    assert launched.code() == (130 if number == signal.SIGINT else 75)
+    said = launched.lines()
+    assert len(said) == 1, launched.text
+    saved = re.search(rf"Stopped by {number.name}; saved after update (\d+) of {STEPS}", said[0])
+    assert saved, launched.text
+    assert done(out) == int(saved[1]) < STEPS
+    assert (out / "checkpoints" / f"step-{int(saved[1]):06d}").is_dir()
+    if number == signal.SIGTERM:
+        assert start(out).code() == 0
+        assert left(out) == expected
+
+
+def test_a_second_signal_ends_everything(start: Launch, tmp_path: Path) -> None:
+    launched = start(tmp_path / "run", fault=f"0:6:SIGSTOP:{tmp_path / 'once'}")
+    wait_until((tmp_path / "once").exists)
+    workers = launched.workers()
+    launched.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert launched.process.poll() is None
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.code(5) == 143
+    assert gone(workers, 2)
+
+
+def gone(processes: list[psutil.Process], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_rank_that_always_crashes(start: Launch, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    launched = start(out, "--max-restarts=1", fault="1:7:raise:")
+    assert launched.code() == 1
+    said = launched.lines()
+    assert len(said) == 2, launched.text
+    assert "rank 1: bug: ZeroDivisionError: of the test" in said[0]
+    assert said[0].endswith("restart 1 of 1")
+    assert said[1].startswith("lambert: gave up after 1 restart: first failure: rank 1: bug: ZeroDivisionError")
+    assert "Traceback" not in launched.text
+
+
+def test_what_another_try_would_not_change_is_said_once(start: Launch, tmp_path: Path) -> None:
+    launched = start(tmp_path / "run", train__batch_size=0)
+    assert launched.code() == 2
+    assert launched.text == "lambert: train.batch_size = 0 must be at least 1.\n"
+
+
+@pytest.mark.parametrize("hung", [False, True], ids=["running", "in a collective"])
+def test_workers_do_not_outlive_their_launcher(
+    hung: bool, start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]
+) -> None:
+    out = tmp_path / "run"
+    launched = start(out, fault=f"1:8:SIGSTOP:{tmp_path / 'once'}" if hung else "")
+    if hung:
+        wait_until((tmp_path / "once").exists)
+        time.sleep(0.3)  # the other one is in a collective now
+    else:
+        wait_until(lambda: done(out) >= 8)
+    workers = launched.workers()
+    launched.process.kill()
+    launched.process.wait()
+    assert gone(workers[:1] if hung else workers, 5)
+    if hung:
+        workers[1].kill()
+    wait_until(lambda: free(out), 2)
+    if not hung:
+        assert start(out).code() == 0
+        assert left(out) == expected
+
+
+def free(out: Path) -> bool:
+    """Whether nobody holds the run folder."""
+    try:
+        with hold(out):
+            return True
+    except UsageError:
+        return False
+
+
+def test_a_second_launch_on_a_run_folder(start: Launch, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = start(out, train__steps=500)
+    wait_until(lambda: done(out) >= 1)
+    holder = first.workers()[0].pid
+    second = start(out, train__steps=500)
+    assert second.code() == 2
+    assert f"in use by process {holder} on" in second.text
+    assert len(second.lines()) == 1, second.text
+    first.process.send_signal(signal.SIGTERM)
+    assert first.code() == 75
+
+
+def test_another_number_of_ranks_goes_on(start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]) -> None:
+    out = tmp_path / "run"
+    for np, until in ((2, 8), (1, 16)):
+        launched = start(out, np=np)
+        wait_until(lambda until=until: done(out) >= until)  # type: ignore[misc]
+        launched.process.send_signal(signal.SIGTERM)
+        assert launched.code() == 75
+    assert start(out, np=4).code() == 0
+    assert [float(loss) for loss in losses(out)] == pytest.approx([float(loss) for loss in expected[0]], rel=1e-5)
