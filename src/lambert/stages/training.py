@@ -12,7 +12,7 @@ import torch
 from lambert.core.batch import Source
 from lambert.core.errors import UsageError
 from lambert.data.stream import GlobalBatch, places, stream
-from lambert.engine import checkpoint
+from lambert.engine import archive, checkpoint
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device import product_ceiling
 from lambert.engine.dist import World
@@ -115,7 +115,7 @@ def fit(
 
 def standing(out: Path) -> str:
     """What a run in the folder `out` leaves that is stopped before it has done anything, as `polite` takes it."""
-    names = (path.name.removeprefix("step-") for path in (out / checkpoint.FOLDER).glob("step-*"))
+    names = (path.name.removeprefix("step-") for path in (out / archive.FOLDER).glob("step-*"))
     done = max((int(name) for name in names if name.isdecimal()), default=0)
     return f"; {_left(done)}" if done else " before the first update; nothing new to save"
 
