@@ -1,0 +1,122 @@
+"""The files in deploy/: they parse, name what exists, and lead to the command that they promise."""
+
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambert import cli
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+SCRIPTS = [DEPLOY / "slurm.sbatch", DEPLOY / "torchrun.sh"]
+
+# Two tasks on two nodes, as srun starts them; the launchers only say what they would do.
+SRUN = f"""#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+[[ $1 == python ]] && shift
+for task in 0 1; do
+    SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0 \\
+    SLURM_STEP_NODELIST=$SLURM_JOB_NODELIST SLURM_STEP_TASKS_PER_NODE='1(x2)' \\
+        {shlex.quote(sys.executable)} "${{@:1:3}}" --dry-run -np 3 "${{@:4}}"
+done
+exit $LEFT
+"""
+JOB = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "gpu[07-08]", "SLURM_NTASKS": "2"}
+
+
+def command(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def started(folder: Path, script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    paths = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        ["bash", script, *arguments], env=os.environ | paths | variables, cwd=folder, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_parse(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_slurm_starts(tmp_path: Path) -> None:
+    command(tmp_path, "srun", SRUN)
+    done = started(tmp_path, SCRIPTS[0], "pretrain", "r.toml", "--train.steps", "4", **JOB, LEFT="0")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    meetings = {match[1] for line in said if (match := re.search(r"3 on each of 2 machines that meet at (\S+)", line))}
+    assert len(meetings) == 1, done.stdout
+    assert meetings.pop().startswith("gpu07:")
+    assert [line.split("-m lambert ")[1] for line in said if "-m lambert" in line] == [
+        "pretrain r.toml --train.steps 4"
+    ] * 2
+
+
+@pytest.mark.parametrize(("code", "queued"), [(0, False), (75, True), (2, False), (4, False), (137, False)])
+def test_slurm_queues_again_what_was_saved(code: int, queued: bool, tmp_path: Path) -> None:
+    command(tmp_path, "srun", f"#!/bin/bash\nexit {code}\n")
+    command(tmp_path, "scontrol", '#!/bin/bash\necho "$@" > scontrol.txt\n')
+    assert started(tmp_path, SCRIPTS[0], "pretrain", **JOB).returncode == code
+    asked = tmp_path / "scontrol.txt"
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 4242\n" if queued else "")
+
+
+def test_slurm_asks_for_a_signal_that_is_heeded() -> None:
+    text = SCRIPTS[0].read_text()
+    assert "#SBATCH --signal=USR1@120\n" in text
+    assert "#SBATCH --ntasks-per-node=1\n" in text
+    options = re.findall(r"^#SBATCH (\S+)", text, re.MULTILINE)
+    assert all(re.fullmatch(r"--[a-z-]+(=\S+)?", option) for option in options)
+
+
+def test_torchrun_knows_the_options(tmp_path: Path) -> None:
+    from torch.distributed.run import parse_args
+
+    command(tmp_path, "torchrun", '#!/bin/bash\nprintf "%s\\n" "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" "$@"\n')
+    done = started(tmp_path, SCRIPTS[1], "pretrain", "r.toml", "--train.steps=4", NODES="1:2", HEAD="node1:29500")
+    assert done.returncode == 0, done.stderr
+    disabled, *arguments = done.stdout.splitlines()
+    chosen = parse_args(arguments)  # type: ignore[no-untyped-call]
+    assert disabled == "1"
+    assert (chosen.nnodes, chosen.nproc_per_node, chosen.rdzv_endpoint) == ("1:2", "gpu", "node1:29500")
+    assert (chosen.module, chosen.training_script) == (True, "lambert")
+    assert chosen.training_script_args == ["pretrain", "r.toml", "--train.steps=4"]
+
+
+def test_kubernetes() -> None:
+    yaml = pytest.importorskip("yaml")
+    service, job = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod: dict[str, Any] = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    name = job["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert container["command"][:4] == ["python", "-m", "lambert", "launch"]
+    flags = dict(flag[2:].split("=") for flag in container["command"][4:] if flag.startswith("--"))
+    assert flags["endpoint"].split(":")[0] == f"{name}-0.{service['metadata']['name']}"
+    assert int(flags["nnodes"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert "pretrain" in cli.VERBS
+    assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
+    by_action = {rule["action"]: rule for rule in reversed(job["spec"]["podFailurePolicy"]["rules"])}
+    assert by_action["FailJob"]["onExitCodes"]["values"] == [2, 3, 5]
+    assert by_action["Ignore"]["onExitCodes"]["values"] == [75]
+
+
+def test_kubernetes_command_is_understood(lambert: Any) -> None:
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    command = re.findall(r"^            - (\S+)$", text.split("command:")[1].split("resources:")[0], re.MULTILINE)
+    shown = lambert(command[3], "--dry-run", *command[4:])
+    assert shown.code == 0, shown.err
+    assert "2 machines that meet at lambert-0.lambert:29500" in shown.out
+    assert shown.out.rstrip().endswith("-m lambert pretrain /data/recipe.toml --out=/data/run")
