@@ -70,6 +70,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_on_a_full_disk_training_goes_on_and_its_last_save_fails(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Faults 15 and 16 of 24: neither checkpoints nor the log find room."""
     torch.set_num_threads(1)
     run(small_disk, stop=4, save_every=2)
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))

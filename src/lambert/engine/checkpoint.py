@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 from lambert.engine import archive, state
-from lambert.engine.archive import clean
+from lambert.engine.archive import FOLDER, clean
 from lambert.engine.dist import World
 from lambert.engine.memory import ran_out
 from lambert.engine.precision import Precision
 from lambert.engine.snapshot import Snapshot
 
-__all__ = ["Checkpoint", "Pause", "Saver", "check_room", "clean", "latest", "save"]
+__all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_room", "clean", "latest", "save"]
 
 _BEAT_SECONDS = 1.0
 """Between two words of the first rank to those that wait for its disk: well below a group's time-out."""
