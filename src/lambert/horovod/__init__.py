@@ -9,6 +9,7 @@
 For programs that cannot be changed, `install_alias()` makes `import horovod.torch` mean this package.
 """
 
+from lambert.horovod import elastic
 from lambert.horovod.alias import install_alias
 from lambert.horovod.basics import (
     ccl_built,
@@ -77,5 +78,6 @@ from lambert.horovod.operations import (
     sparse_allreduce_async,
     synchronize,
 )
+from lambert.horovod.optimizer import DistributedOptimizer
 from lambert.horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from lambert.horovod.sync_batch_norm import SyncBatchNorm

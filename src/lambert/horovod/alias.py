@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 
 ALIASES = {
@@ -25,18 +26,17 @@ def install_alias() -> None:
     Does nothing the second time. Raises ImportError where Horovod is installed: it is never shadowed.
     """
     present = sys.modules.get("horovod")
-    if present is not None and getattr(present, "__lambert_alias__", False):
+    if getattr(present, "torch", None) is sys.modules["lambert.horovod"]:
         return
-    if present is not None or importlib.util.find_spec("horovod") is not None:
+    spec = present.__spec__ if present is not None else importlib.util.find_spec("horovod")
+    if spec is not None and not Path(spec.origin or "/").is_relative_to(Path(__file__).parent):
         raise ImportError("Horovod itself is installed here and is not shadowed; uninstall it or import lambert.horovod")
     for package in ("horovod", "horovod.common"):
-        module = ModuleType(package, "Lambert's Horovod API under Horovod's name.")
+        module = sys.modules.setdefault(package, ModuleType(package, "Lambert's Horovod API under Horovod's name."))
         module.__path__ = []
-        sys.modules[package] = module
-    vars(sys.modules["horovod"])["__lambert_alias__"] = True
+    sys.modules["horovod"].common = sys.modules["horovod.common"]  # type: ignore[attr-defined]
     for alias, name in ALIASES.items():
         sys.modules[alias] = importlib.import_module(name)
         parent, _, child = alias.rpartition(".")
-        if parent != "horovod.torch":
+        if not hasattr(sys.modules[parent], child):
             setattr(sys.modules[parent], child, sys.modules[alias])
-    vars(sys.modules["horovod"])["common"] = sys.modules["horovod.common"]

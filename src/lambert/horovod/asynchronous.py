@@ -229,9 +229,9 @@ def join(device: int = -1) -> int:
     Until then this rank takes part in the others' all-reduces with zeros (for Min, Max and Product: with a value that
     changes nothing). Other operations fail while a rank has joined. `device` is the GPU where the zeros live.
     """
-    if device >= 0:
-        torch.cuda.set_device(device)
-    entry = session.current().negotiator.join()
+    now = session.current()
+    now.executor.joined_gpu = max(0, device)
+    entry = now.negotiator.join()
     _wait(entry)
     return int(entry.result)
 
@@ -265,7 +265,7 @@ def _reducescatter(
     tensors: Sequence[Tensor], name: str | None, op: int, process_set: ProcessSet, prescale: float, postscale: float
 ) -> Request:
     if op == Adasum:
-        raise ValueError("reducescatter takes every op but Adasum")
+        raise HorovodInternalError("reducescatter takes every op but Adasum")
     _check_reducible(tensors)
     return _request("reducescatter", name, tensors, process_set, op, prescale, postscale)
 

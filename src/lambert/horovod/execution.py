@@ -41,6 +41,8 @@ class Executor:
         self._groups: dict[tuple[int, str], Any] = {}
         self._streams: dict[int, Any] = {}
         self._buffers = FusionBuffers()
+        self.joined_gpu = 0
+        """Where values are made for the others' operations after this rank has joined."""
 
     def change_set(self, number: int, ranks: list[int] | None) -> None:
         """Introduces the process set of that number, or forgets it."""
@@ -84,7 +86,7 @@ class Executor:
         """The stream for a work's communication, behind what its inputs wait for. On a CPU there is none."""
         if not work.request.tensors or work.request.tensors[0].device != "cuda":
             return nullcontext()
-        device = work.entry.inputs[0].device.index if work.entry is not None else torch.cuda.current_device()
+        device = work.entry.inputs[0].device.index if work.entry is not None else self.joined_gpu
         torch.cuda.set_device(device)
         stream = self._streams.setdefault(device, None) or torch.cuda.Stream(device)
         self._streams[device] = stream
