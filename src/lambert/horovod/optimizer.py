@@ -47,7 +47,7 @@ class _Reduced(torch.optim.Optimizer):
         sparse_as_dense: bool,
         process_set: ProcessSet,
     ) -> None:
-        self._names = names
+        self._parameter_names = names
         self._compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self.op = op
@@ -86,7 +86,7 @@ class _Reduced(torch.optim.Optimizer):
         left = self._passes_left[parameter] - 1
         if left < 0:
             raise AssertionError(
-                f"the gradient of {self._names[parameter]} was computed more than backward_passes_per_step = "
+                f"the gradient of {self._parameter_names[parameter]} was computed more than backward_passes_per_step = "
                 f"{self.backward_passes_per_step} times before step(): raise backward_passes_per_step to accumulate"
             )
         self._passes_left[parameter] = left
@@ -99,7 +99,7 @@ class _Reduced(torch.optim.Optimizer):
         for p in group:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        name, first = self._names[group[0]], group[0].grad
+        name, first = self._parameter_names[group[0]], group[0].grad
         handle: Any
         if first is not None and first.is_sparse and not self.sparse_as_dense:
             if len(group) > 1:
@@ -195,7 +195,7 @@ class _AdasumReduced(torch.optim.Optimizer):
     def _distribute(
         self, names: dict[Tensor, str], compression: type[Compressor], backward_passes_per_step: int
     ) -> None:
-        self._names = names
+        self._parameter_names = names
         self._compression = compression
         self.backward_passes_per_step = backward_passes_per_step
 
@@ -223,7 +223,7 @@ class _AdasumReduced(torch.optim.Optimizer):
         pending = []
         for p, start in zip(trained, before, strict=True):
             sent, context = self._compression.compress(p.detach() - start)
-            pending.append((allreduce_async_(sent, name=self._names[p], op=Adasum), context))
+            pending.append((allreduce_async_(sent, name=self._parameter_names[p], op=Adasum), context))
         for p, start, (handle, context) in zip(trained, before, pending, strict=True):
             p.copy_(start + self._compression.decompress(synchronize(handle), context))
         return loss

@@ -1,0 +1,57 @@
+"""Checks that need ranks: the processes are started once, and every check runs in all of them, one after the other."""
+
+import json
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+import lambert.horovod as hvd
+
+Check = Callable[[], None]
+
+
+def outcomes(checks: Sequence[Check], folder: Path, ranks: int = 2) -> dict[str, str]:
+    """What went wrong on any rank, by the name of the check: nothing where it holds. The folder is the checks' own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lambert.horovod", "torch._dynamo"])
+    processes = [
+        context.Process(target=_all, args=(rank, ranks, port, checks, folder), daemon=True) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+        process.kill()
+    found = {}
+    for check in checks:
+        files = [folder / f"{check.__name__}.{rank}.json" for rank in range(ranks)]
+        said = [json.loads(f.read_text()) if f.exists() else f"rank {i} did not end it" for i, f in enumerate(files)]
+        found[check.__name__] = "\n".join(filter(None, said))
+    return found
+
+
+def _all(rank: int, ranks: int, port: int, checks: Sequence[Check], folder: Path) -> None:
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    os.environ |= {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(ranks), "HOROVOD_LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
+    hvd.init()
+    for check in checks:
+        torch.manual_seed(0)
+        said = ""
+        try:
+            check()
+        except Exception:
+            said = f"rank {rank}: {traceback.format_exc()}"
+        (folder / f"{check.__name__}.{rank}.json").write_text(json.dumps(said))
+        if said:
+            break  # the ranks are out of step: the others fail at once instead of waiting for this one
+    hvd.shutdown()
