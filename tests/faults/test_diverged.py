@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Tiny, adamw, free_port, schedule, start, updates
+from tiny import Tiny, adamw, free_port, schedule, start, steps, updates
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
+from lambert.core.errors import DivergedError
 from lambert.engine.dist import World
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.incidents import Incidents
@@ -83,3 +84,19 @@ def test_what_one_rank_cannot_use_all_ranks_skip(tmp_path: Path) -> None:
     assert [row["what"] for row in found] == ["skipped"] * 10 + ["diverged"]
     assert {(row["parameter"], *row["ranks"]) for row in found} == {("pieces.weight", 1)}
     assert found[0]["samples"] == [[0, [*range(16 * (ALONE - 1), 16 * ALONE)]]]
+
+
+def test_a_loss_scale_that_collapses_is_told_from_a_few_overflows() -> None:
+    torch.set_num_threads(1)
+    net, precision = Tiny(), Precision("float16")
+    with torch.no_grad():
+        net.dense.weight.fill_(1e6)  # no float16
+    guard = Guard(GuardConfig(skips=100), scale=lambda: precision.scale)
+
+    def go_on() -> None:
+        for step in steps(net, adamw(net), precision, stop=40):
+            guard.watch(step)
+
+    # 65536 is halved by each and passes 1 at the 17th, with which the guard judges the one before.
+    with pytest.raises(DivergedError, match=r"at step 16: the float16 loss scale collapsed to 0\.5,"):
+        go_on()
