@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def reduce(group: Any, tensors: list[Tensor]) -> None:
-    """Overwrites `tensors` with their Adasum over the group, whose size is a power of two. Bitwise equal on all ranks."""
+    """Overwrites `tensors` with their Adasum over a group of 2^n ranks, bitwise equal on all of them."""
     rank, size = group.rank(), group.size()
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     lengths = [tensor.numel() for tensor in tensors]
@@ -25,10 +25,10 @@ def reduce(group: Any, tensors: list[Tensor]) -> None:
         partner = rank ^ distance
         theirs = _swap(group, flat, partner, size)
         lower, upper = (flat, theirs) if rank < partner else (theirs, flat)
-        pairs = zip(lower.split(lengths), upper.split(lengths), strict=True)
+        pairs = zip(lower.split_with_sizes(lengths), upper.split_with_sizes(lengths), strict=True)
         flat = torch.cat([combine(a, b) for a, b in pairs])
         distance *= 2
-    for tensor, part in zip(tensors, flat.split(lengths), strict=True):
+    for tensor, part in zip(tensors, flat.split_with_sizes(lengths), strict=True):
         tensor.copy_(part.view(tensor.shape))
 
 

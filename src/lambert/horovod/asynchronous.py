@@ -24,11 +24,10 @@ Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 REDUCIBLE = frozenset(
-    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
-    + (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
 """Data types that can be reduced. Any can be gathered or broadcast."""
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +251,12 @@ def reduction(op: int | None, average: bool | None) -> ReduceOp:
 
 
 def _allreduce(
-    tensors: Sequence[Tensor], op: ReduceOp, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
+    tensors: Sequence[Tensor],
+    op: ReduceOp,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
 ) -> Request:
     size = len(registered_ranks(process_set))
     if op == Adasum and size & (size - 1):
@@ -303,6 +307,8 @@ def _request(
         raise ValueError(f"{kind} got no tensors")
     kinds = []
     for tensor in tensors:
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"{kind} takes tensors of CPUs and CUDA GPUs, not of {tensor.device}")
         if tensor.is_sparse:
             raise ValueError(f"{kind} takes dense tensors; for sparse ones there is sparse_allreduce_async")
         kinds.append(TensorKind(str(tensor.dtype)[6:], tuple(tensor.shape), tensor.device.type))

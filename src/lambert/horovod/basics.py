@@ -141,7 +141,7 @@ def nccl_built() -> int:
     """NCCL's version as a number such as 22703, 0 without NCCL."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return 0
-    major, minor, patch = (*torch.cuda.nccl.version(), 0, 0)[:3]
+    major, minor, patch = (*torch.cuda.nccl.version(), 0, 0)[:3]  # type: ignore[no-untyped-call]
     return int(major) * 10000 + int(minor) * 100 + int(patch)
 
 
@@ -163,5 +163,3 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Whether torch was built with ROCm."""
     return torch.version.hip is not None
-
-

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 LARGEST_MESSAGE = 1 << 28
@@ -51,8 +52,6 @@ class Channel:
 
     def close(self) -> None:
         """Ends the connection in both directions, which also wakes a thread that receives."""
-        try:
+        with suppress(OSError):  # the other end was faster
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other end was faster
         self.socket.close()

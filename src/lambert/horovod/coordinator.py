@@ -1,8 +1,8 @@
 """The rank that says what runs next. It lives on rank 0, sleeps until a message comes, and moves no tensor.
 
-Every rank, rank 0 too, holds one connection to it. Ranks send what they have ready; as soon as all ranks of a process set
-have something ready, the coordinator says so to all of them. All ranks hear the same things in the same order, so all
-of them run the same operations in the same order, whatever order their programs asked in.
+Every rank, rank 0 too, holds one connection to it. Ranks send what they have ready; as soon as all ranks of a process
+set have something ready, the coordinator says so to all of them. All ranks hear the same things in the same order, so
+all of them run the same operations in the same order, whatever order their programs asked in.
 """
 
 import hmac
@@ -110,8 +110,10 @@ class Coordinator(threading.Thread):
         elif kind == "submit":
             now = time.monotonic()
             for number, bits, requests in content[0]:
-                self._sets[number].add(guest.rank, int(bits, 16), [Request.parse(request) for request in requests], now)
-                self._advance(number)
+                if number in self._sets:  # else all ranks have asked to remove it
+                    parsed = [Request.parse(request) for request in requests]
+                    self._sets[number].add(guest.rank, int(bits, 16), parsed, now)
+                    self._advance(number)
         elif kind == "join":
             self._join(guest.rank)
         elif kind == "leave":
@@ -151,7 +153,9 @@ class Coordinator(threading.Thread):
         stalled, overdue = self._stalled(now - warn, warn), self._stalled(now - end, end)
         for name, missing in stalled.items():
             if name not in self._warned:
-                log.warning("%s waits for more than %g s for ranks %s, which have not asked for it", name, warn, missing)
+                log.warning(
+                    "%s waits for more than %g s for ranks %s, which have not asked for it", name, warn, missing
+                )
         self._warned = set(stalled)
         for name, missing in overdue.items():
             self._close(f"{name} waited for more than {end:g} s for ranks {missing}, which have not asked for it")

@@ -68,7 +68,7 @@ class Matching:
         self._changed.update(self._waiting)
 
     def take_ready(self, joined: list[int]) -> tuple[int, list[Match]]:
-        """Removes and gives what can run: bits of repeated requests, and the others. Ranks that joined need no request."""
+        """Removes and gives what can run: bits of repeated requests, and the others. Ranks that joined need not ask."""
         ready = reduce(int.__and__, (-1 if rank in joined else self._repeated[rank] for rank in self.ranks))
         if ready == -1:
             ready = 0

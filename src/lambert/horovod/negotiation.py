@@ -1,7 +1,7 @@
 """A rank's side of the negotiation: requests go out, and what all ranks have ready comes in and runs.
 
-Two threads. One sends: it gathers what the program submits during one cycle into one message. One receives and runs what
-the coordinator says, in its order. Both sleep while there is nothing to do.
+Two threads. One sends: it gathers what the program submits during one cycle into one message. One receives and runs
+what the coordinator says, in its order. Both sleep while there is nothing to do.
 """
 
 import threading
@@ -56,7 +56,9 @@ Run = Callable[[list[Work], Callable[[Work], None]], None]
 class Negotiator:
     """One rank's requests, from submission to completion."""
 
-    def __init__(self, channel: Channel, run: Run, cycle_seconds: float, changed: Callable[[Request, int], Any]) -> None:
+    def __init__(
+        self, channel: Channel, run: Run, cycle_seconds: float, changed: Callable[[Request, int], Any]
+    ) -> None:
         self._channel = channel
         self._run = run
         self._cycle_seconds = cycle_seconds
@@ -88,7 +90,7 @@ class Negotiator:
         return f"{kind}.noname.{count}"
 
     def submit(self, entry: Entry) -> None:
-        """Asks for an operation. ValueError where one of that name is still pending; HorovodInternalError after the end."""
+        """Asks for an operation. ValueError where one of that name is pending, HorovodInternalError after the end."""
         request = entry.request
         key = request.process_set, request.name
         with self._lock:
@@ -123,7 +125,7 @@ class Negotiator:
             raise HorovodInternalError(entry.error)
 
     def close(self, reason: str, patience: float) -> None:
-        """Leaves; the other ranks are told the reason. Waits at most `patience` seconds for what runs at this moment."""
+        """Leaves; the other ranks are told the reason. Waits at most `patience` seconds for what runs just now."""
         self._send(["leave", reason])
         if threading.current_thread() is not self._threads[1]:
             self._threads[1].join(patience)
@@ -234,8 +236,12 @@ class Negotiator:
                 self._by_number[number].append(request)
                 with self._lock:
                     self._known[number, request.name] = match.number, request
-            elif entry is not None:
-                entry.result = self._changed(request, match.number)
+            else:
+                result = self._changed(request, match.number)
+                if request.kind == "remove_process_set":
+                    self._drop(match.number, "its process set was removed")
+                if entry is not None:
+                    entry.result = result
         if match.error is not None or work.request.kind in ("barrier", "add_process_set", "remove_process_set"):
             timeline.end(match.name)
             if entry is not None:
@@ -253,18 +259,24 @@ class Negotiator:
             entry.done = True
             self._completed.notify_all()
 
+    def _drop(self, process_set: int | None, reason: str) -> None:
+        """Ends what waits in a process set, or in all."""
+        with self._lock:
+            entries = {key: entry for key, entry in self._pending.items() if process_set in (None, key[0])}
+            for key, entry in entries.items():
+                del self._pending[key]
+                entry.error, entry.done = f"{entry.request.name} did not run: {reason}", True
+            self._outbox = [entry for entry in self._outbox if not entry.done]
+            self._completed.notify_all()
+
     def _fail(self, reason: str) -> None:
         with self._lock:
             if self._closed is None:
                 self._closed = reason
-            waiting = [*self._pending.values(), *([self._join] if self._join else [])]
-            self._pending.clear()
-            self._outbox.clear()
-            self._join = None
-            for entry in waiting:
-                entry.error, entry.done = f"{entry.request.name} did not run: {self._closed}", True
+            if self._join is not None:
+                self._join.error, self._join.done = f"join did not end: {self._closed}", True
             self._to_send.notify_all()
-            self._completed.notify_all()
+        self._drop(None, self._closed)
 
 
 def record_event(tensors: list[Tensor]) -> Any:

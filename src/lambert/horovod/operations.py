@@ -65,7 +65,7 @@ def allreduce(
     chosen = reduction(op, average)
     compressed, context = compression.compress(tensor)
     scales = prescale_factor, postscale_factor
-    (reduced,) = _Allreduce.apply(name, chosen, *scales, process_set, False, compressed)
+    (reduced,) = _apply(_Allreduce, name, chosen, *scales, process_set, False, compressed)
     return compression.decompress(reduced, context)
 
 
@@ -77,13 +77,13 @@ def grouped_allreduce(
     """`allreduce` of several tensors as one operation under one name."""
     chosen = reduction(op, average)
     compressed, contexts = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
-    reduced = _Allreduce.apply(name, chosen, prescale_factor, postscale_factor, process_set, True, *compressed)
+    reduced = _apply(_Allreduce, name, chosen, prescale_factor, postscale_factor, process_set, True, *compressed)
     return [compression.decompress(tensor, context) for tensor, context in zip(reduced, contexts, strict=True)]
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """The ranks' tensors joined along the first dimension, which may differ between ranks; the others may not."""
-    (gathered,) = _Allgather.apply(name, process_set, False, tensor)
+    (gathered,) = _apply(_Allgather, name, process_set, False, tensor)
     return _tensor(gathered)
 
 
@@ -91,14 +91,14 @@ def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """`allgather` of several tensors as one operation under one name."""
-    return list(_Allgather.apply(name, process_set, True, *tensors))
+    return list(_apply(_Allgather, name, process_set, True, *tensors))
 
 
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """The tensor of `root_rank`, a global rank; all ranks give one of the same shape and type."""
-    return _tensor(_Broadcast.apply(tensor, root_rank, name, process_set))
+    return _tensor(_apply(_Broadcast, tensor, root_rank, name, process_set))
 
 
 def alltoall(
@@ -111,7 +111,7 @@ def alltoall(
 
     Gives the rows received, in the order of the ranks; with `splits` also how many came from each rank.
     """
-    output, received = _Alltoall.apply(tensor, splits, name, process_set)
+    output, received = _apply(_Alltoall, tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
 
@@ -119,10 +119,10 @@ def reducescatter(
     tensor: Tensor, name: str | None = None, compression: type[Compressor] = Compression.none, op: int = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """This rank's rows of the reduction of the ranks' tensors. Where rows do not divide evenly, first ranks get more."""
+    """This rank's rows of the reduction of the ranks' tensors. Rows that are over go to the first ranks."""
     compressed, context = compression.compress(tensor)
     scales = prescale_factor, postscale_factor
-    (reduced,) = _Reducescatter.apply(name, op, process_set, *scales, False, compressed)
+    (reduced,) = _apply(_Reducescatter, name, op, process_set, *scales, False, compressed)
     return compression.decompress(reduced, context)
 
 
@@ -133,8 +133,12 @@ def grouped_reducescatter(
 ) -> list[Tensor]:  # fmt: skip
     """`reducescatter` of several tensors as one operation under one name."""
     compressed, contexts = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
-    reduced = _Reducescatter.apply(name, op, process_set, prescale_factor, postscale_factor, True, *compressed)
+    reduced = _apply(_Reducescatter, name, op, process_set, prescale_factor, postscale_factor, True, *compressed)
     return [compression.decompress(tensor, context) for tensor, context in zip(reduced, contexts, strict=True)]
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def _tensor(result: Any) -> Tensor:
@@ -162,7 +166,7 @@ class _Allreduce(torch.autograd.Function):
         op, prescale, postscale, process_set, grouped = ctx.arguments
         if op in (Min, Max, Product):
             raise NotImplementedError(f"allreduce has no gradient for {op.name}; only Average, Sum and Adasum do")
-        reduced = _Allreduce.apply(None, op, prescale, postscale, process_set, grouped, *grads)
+        reduced = _apply(_Allreduce, None, op, prescale, postscale, process_set, grouped, *grads)
         return (*[None] * 6, *reduced)
 
 
@@ -241,4 +245,4 @@ class _Reducescatter(torch.autograd.Function):
         size = len(registered_ranks(process_set))
         # As in Horovod: the gradient of Sum is scaled with the number of ranks, the one of Average is not.
         factor = (size if op == Sum else 1) * prescale * postscale
-        return (*[None] * 6, *_Allgather.apply(None, process_set, grouped, *[grad * factor for grad in grads]))
+        return (*[None] * 6, *_apply(_Allgather, None, process_set, grouped, *[grad * factor for grad in grads]))

@@ -30,9 +30,11 @@ class Place:
         """The address of this host that the others can reach: that of the interface toward the meeting."""
         if self.meeting is None:
             return "127.0.0.1"
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(self.meeting)  # sends nothing: it only chooses the interface
-            address: str = probe.getsockname()[0]
+        address = _interface_toward(self.meeting)
+        on_this_host = integer("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE")
+        if address.startswith("127.") and on_this_host is not None and on_this_host < self.size:
+            # Some systems give their own name a loopback address. Others reach the interface that leads outside.
+            address = _interface_toward(("192.0.2.1", 9))  # reserved for documentation, RFC 5737
         return address
 
     @classmethod
@@ -51,15 +53,15 @@ class Place:
             raise ValueError(f"rank {rank} is not below size {size}")
         ranks = list(range(size)) if not comm else list(comm)
         if rank not in ranks or not all(0 <= other < size for other in ranks) or len(set(ranks)) != len(ranks):
-            raise ValueError(f"init(comm={ranks}) needs different ranks below {size} with this rank, {rank}, among them")
+            raise ValueError(f"init(comm={ranks}) needs different ranks below {size}, this one, {rank}, among them")
         if len(ranks) == 1:
             return cls(world_size=size)
         address = os.environ.get("MASTER_ADDR") or os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
         port = integer("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT")
         if address is None or port is None:
-            raise ValueError(f"rank {rank} of {size} does not know where to meet the others: set MASTER_ADDR and MASTER_PORT")
+            raise ValueError(f"rank {rank} of {size} has nowhere to meet the others: set MASTER_ADDR and MASTER_PORT")
         by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        attempt = os.environ.get("HOROVOD_ELASTIC_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(
             rank=ranks.index(rank),
             size=len(ranks),
@@ -68,6 +70,13 @@ class Place:
             hosts_store=rank == 0 and not by_agent,
             attempt=f"{attempt}/{','.join(map(str, ranks))}" if comm else attempt,
         )
+
+
+def _interface_toward(target: tuple[str, int]) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing: it only chooses the interface
+        address: str = probe.getsockname()[0]
+    return address
 
 
 def integer(*names: str) -> int | None:

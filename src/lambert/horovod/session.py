@@ -5,15 +5,16 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lambert.horovod.channel import Channel
 from lambert.horovod.coordinator import Coordinator, Settings
+from lambert.horovod.exceptions import HorovodInternalError
 from lambert.horovod.execution import Executor
 from lambert.horovod.negotiation import Negotiator
 from lambert.horovod.place import Place
@@ -28,7 +29,9 @@ HOROVOD_CACHE_CAPACITY = 4096
 HOROVOD_STALL_CHECK_TIME_SECONDS = 60.0
 """Horovod's default."""
 HOROVOD_GLOO_TIMEOUT_SECONDS = 300.0
-"""How long an operation that all ranks have ready may take, and how long they wait to meet."""
+"""How long an operation that all ranks have ready may take. Horovod's 30 is too short for slow networks."""
+HOROVOD_START_TIMEOUT = 120.0
+"""Seconds in which the ranks have to meet."""
 
 GOODBYE_SECONDS = 10.0
 """How long a shutdown waits for an operation that is running."""
@@ -49,50 +52,62 @@ class Session:
     """On rank 0."""
 
 
-_current: Session | None = None
+_open: list[Session] = []
+"""Empty, or the one session."""
 _lock = threading.RLock()
-_stores: dict[tuple[str, int], dist.Store] = {}
-_generation = count()
+_stores: dict[tuple[str, int], TCPStore] = {}
+_meetings: Counter[str] = Counter()
 
 
 def current() -> Session:
     """The session that is open. Raises ValueError where there is none."""
-    session = _current
-    if session is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
-    return session
+    try:
+        return _open[0]
+    except IndexError:
+        raise ValueError("Horovod has not been initialized; use hvd.init().") from None
 
 
 def is_open() -> bool:
     """Whether there is a session."""
-    return _current is not None
+    return bool(_open)
 
 
 def open_session(place: Place) -> Session:
-    """The session of this process, met with the other ranks where it is new. RuntimeError where they do not come."""
-    global _current
+    """The session of this process, met with the other ranks where it is new.
+
+    Raises HorovodInternalError where they do not come within HOROVOD_START_TIMEOUT seconds.
+    """
     with _lock:
-        if _current is None:
-            _current = _meet(place)
-        return _current
+        if not _open:
+            seconds = _number("HOROVOD_START_TIMEOUT", HOROVOD_START_TIMEOUT)
+            try:
+                _open.append(_meet(place, seconds))
+            except (OSError, RuntimeError) as error:
+                text = " ".join(str(error).split())[:300]
+                who = f"rank {place.rank} of {place.size}"
+                raise HorovodInternalError(
+                    f"{who} did not meet the others at {place.meeting} in {seconds:g} s: {text}"
+                ) from error
+        return _open[0]
 
 
 def close_session(reason: str) -> None:
     """Leaves the other ranks; what waits for this one fails there with the reason."""
-    global _current
     with _lock:
-        session, _current = _current, None
-        if session is None:
+        if not _open:
             return
+        session = _open.pop()
         session.negotiator.close(reason, GOODBYE_SECONDS)
         if session.coordinator is not None:
             session.coordinator.join(GOODBYE_SECONDS)
         session.executor.close()
 
 
-def _meet(place: Place) -> Session:
-    seconds = _number("HOROVOD_GLOO_TIMEOUT_SECONDS", HOROVOD_GLOO_TIMEOUT_SECONDS)
-    store = dist.PrefixStore(f"lambert.horovod/{place.attempt}/{next(_generation)}", _store(place, seconds))
+def _meet(place: Place, seconds: float) -> Session:
+    if "HOROVOD_GLOO_IFACE" in os.environ:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
+    store = PrefixStore(f"lambert.horovod/{place.attempt}/{_meetings[place.attempt]}", _store(place, seconds))
+    _meetings[place.attempt] += 1
     coordinator = None
     if place.rank == 0:
         listener = socket.create_server((place.own_address(), 0))
@@ -105,15 +120,14 @@ def _meet(place: Place) -> Session:
     connection = socket.create_connection((address, int(port)), timeout=seconds)
     channel = Channel(connection)
     channel.send(["hello", token, place.rank, place.host])
-    hosts = _welcome(channel, place, seconds)
+    hosts = _welcome(channel, seconds)
     connection.settimeout(None)
 
     executor = Executor(
         place.rank,
         store,
-        seconds,
+        _number("HOROVOD_GLOO_TIMEOUT_SECONDS", HOROVOD_GLOO_TIMEOUT_SECONDS),
         int(_number("HOROVOD_FUSION_THRESHOLD", HOROVOD_FUSION_THRESHOLD)),
-        os.environ.get("HOROVOD_GLOO_IFACE"),
     )
     sets: dict[int, list[int]] = {}
 
@@ -134,25 +148,21 @@ def _meet(place: Place) -> Session:
     return Session(place, hosts, sets, negotiator, executor, coordinator)
 
 
-def _welcome(channel: Channel, place: Place, seconds: float) -> list[str]:
+def _welcome(channel: Channel, seconds: float) -> list[str]:
     deadline = time.monotonic() + seconds
-    try:
-        while True:
-            channel.socket.settimeout(max(0.001, deadline - time.monotonic()))
-            for message in channel.receive():
-                hosts: list[str] = message[1]
-                return hosts
-    except OSError as error:
-        raise RuntimeError(f"rank {place.rank} waited {seconds:g} s for all of {place.size} ranks: {error}") from error
+    while True:
+        channel.socket.settimeout(max(0.001, deadline - time.monotonic()))
+        for _, hosts in channel.receive():
+            return list(hosts)
 
 
-def _store(place: Place, seconds: float) -> dist.Store:
+def _store(place: Place, seconds: float) -> HashStore | TCPStore:
     """Where the ranks find each other. Kept until the process ends: the next `init` meets in the same place."""
     if place.meeting is None:
-        return dist.HashStore()
+        return HashStore()
     store = _stores.get(place.meeting)
     if store is None:
-        store = _stores[place.meeting] = dist.TCPStore(
+        store = _stores[place.meeting] = TCPStore(
             *place.meeting,
             place.world_size,
             is_master=place.hosts_store,

@@ -1,0 +1,153 @@
+"""The operations that move rows between ranks: broadcast, all-gather, all-to-all, and the reduce-scatter on top of it.
+
+Each starts its communication and gives a function that waits for it and hands over the results. Tensors travel as
+bytes: where nothing is computed, every data type is the same.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lambert.horovod.fusion import scale
+from lambert.horovod.negotiation import Work
+from lambert.horovod.requests import ReduceOp
+
+Finish = Callable[[], None]
+"""Waits for an operation that was started and hands over its results."""
+
+
+def broadcast(group: Any, root: int, me: int, work: Work) -> Finish:
+    """Overwrites the outputs with the inputs of `root`; ranks are those of the group, here and below."""
+    assert work.entry is not None
+    entry = work.entry
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    started = []
+    for source, target in zip(entry.inputs, entry.outputs, strict=True):
+        buffer = source.contiguous() if me == root else _contiguous_like(target)
+        if buffer.numel():
+            started.append((group.broadcast([_as_bytes(buffer)], options), buffer, target))
+
+    def finish() -> None:
+        for waiting, buffer, target in started:
+            waiting.wait()
+            if buffer is not target:
+                target.copy_(buffer)
+
+    return finish
+
+
+def allgather(group: Any, me: int, work: Work) -> Finish:
+    """Joins the ranks' inputs along the first dimension, which may differ."""
+    assert work.entry is not None
+    entry = work.entry
+    waits: list[Finish] = []
+    for index, tensor in enumerate(entry.inputs):
+        rows = [request.tensors[index].shape[0] for request in work.requests]
+        output = tensor.new_empty((sum(rows), *tensor.shape[1:]))
+        entry.outputs.append(output)
+        if not output.numel():
+            continue
+        if min(rows) == max(rows):
+            waits.append(group._allgather_base(_as_bytes(output), _as_bytes(tensor.contiguous())).wait)
+            continue
+        # Parts of different sizes: each is broadcast to its place in the output.
+        parts = output.split_with_sizes(rows)
+        parts[me].copy_(tensor)
+        for root, part in enumerate(parts):
+            if part.numel():
+                options = dist.BroadcastOptions()
+                options.rootRank, options.rootTensor = root, 0
+                waits.append(group.broadcast([_as_bytes(part)], options).wait)
+
+    def finish() -> None:
+        for wait in waits:
+            wait()
+
+    return finish
+
+
+def alltoall(group: Any, me: int, work: Work) -> Finish:
+    """Exchanges rows as the requests' `numbers` say; the result is the output and the rows from each rank."""
+    assert work.entry is not None
+    entry = work.entry
+    tensor = entry.inputs[0]
+    sent = list(work.requests[me].numbers)
+    received = [request.numbers[me] for request in work.requests]
+    output = tensor.new_empty((sum(received), *tensor.shape[1:]))
+    wait = _exchange(group, output, tensor[: sum(sent)].contiguous(), received, sent)
+
+    def finish() -> None:
+        wait()
+        entry.result = output, torch.tensor(received, dtype=entry.result.dtype, device=entry.result.device)
+
+    return finish
+
+
+def reducescatter(group: Any, me: int, size: int, work: Work) -> Finish:
+    """Reduces this rank's rows: the others send them, and they are added here in the order of the ranks."""
+    assert work.entry is not None
+    entry, request = work.entry, work.request
+    parts = []
+    for tensor in entry.inputs:
+        rows = rows_of_ranks(tensor.shape[0], size)
+        own = tensor.new_empty((size, rows[me], *tensor.shape[1:]))
+        sent = tensor.contiguous() if request.prescale == 1 else scale(tensor.clone().contiguous(), request.prescale, 1)
+        parts.append((own, _exchange(group, own.flatten(0, 1), sent, [rows[me]] * size, rows)))
+
+    def finish() -> None:
+        for own, wait in parts:
+            wait()
+            divisor = size if request.op == ReduceOp.Average else 1
+            entry.outputs.append(scale(_over_ranks(own, ReduceOp(request.op)), request.postscale, divisor))
+
+    return finish
+
+
+def rows_of_ranks(rows: int, size: int) -> list[int]:
+    """Rows of a reduce-scatter's output on each rank: as even as possible, the first ranks get one more."""
+    return [rows // size + (rank < rows % size) for rank in range(size)]
+
+
+def _over_ranks(stacked: Tensor, op: ReduceOp) -> Tensor:
+    """The reduction over the first dimension. Half precision is summed in float32, integers wrap as in C."""
+    if op == ReduceOp.Min:
+        return stacked.amin(0)
+    if op == ReduceOp.Max:
+        return stacked.amax(0)
+    wide = torch.float32 if stacked.dtype in (torch.float16, torch.bfloat16) else None
+    reduced = stacked.prod(0, dtype=wide) if op == ReduceOp.Product else stacked.sum(0, dtype=wide)
+    return reduced.to(stacked.dtype)
+
+
+def _exchange(group: Any, output: Tensor, sent: Tensor, received_rows: list[int], sent_rows: list[int]) -> Finish:
+    """Starts sending rows of a contiguous tensor to each rank, and receiving rows of `output` from each."""
+    row_bytes = math.prod(sent.shape[1:]) * sent.itemsize
+    if not row_bytes:
+        return lambda: None
+    waiting = group.alltoall_base(
+        _as_bytes(output).view(-1, row_bytes),
+        _as_bytes(sent).view(-1, row_bytes),
+        received_rows,
+        sent_rows,
+        dist.AllToAllOptions(),
+    )
+
+    def wait() -> None:
+        assert sent is not None  # kept alive until here
+        waiting.wait()
+
+    return wait
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's memory: copying needs no arithmetic, so every data type can travel."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _contiguous_like(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
