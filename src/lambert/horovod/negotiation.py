@@ -225,7 +225,13 @@ class Negotiator:
 
     def _take(self, number: int, name: str, requests: list[Request]) -> Work:
         with self._lock:
-            return Work(requests, self._pending.pop((number, name), None))
+            entry = self._pending.pop((number, name), None)
+            if entry is None:
+                # The others went on while this rank had joined: it counts their operations too.
+                kind, _, count = name.partition(".noname.")
+                if count.isdigit():
+                    self._counts[number, kind] = max(int(count), self._counts.get((number, kind), 0))
+            return Work(requests, entry)
 
     def _settle(self, number: int, match: Match) -> Work | None:
         work = self._take(number, match.name, match.requests)
