@@ -174,6 +174,24 @@ def test_a_request_of_another_rank_leaves_the_own_first_signal_a_first() -> None
         patiently(work)
 
 
+def test_a_signal_while_the_ranks_agree_waits_for_the_next_time() -> None:
+    class Meeting(World):
+        def largest(self, number: int) -> int:
+            if not seen:
+                ask()
+            return number
+
+    seen: list[bool] = []
+
+    def work(request: StopRequest) -> None:
+        seen.extend(request.agreed(world) for world in (Meeting(), World(), World()))
+        raise request.stopped("saved")
+
+    with pytest.raises(SavedAndStopped, match="SIGTERM; saved"):
+        patiently(work)
+    assert seen == [False, True, True]
+
+
 def test_outside_the_main_thread_it_only_listens() -> None:
     before, seen = signal.getsignal(signal.SIGTERM), []
 

@@ -38,12 +38,17 @@ class StopRequest:
     """
 
     def __init__(self, standing: str = "", again: str = AGAIN) -> None:
-        self.number = 0
-        """Of the signal; 0 as long as there was none."""
         self.standing = standing
         """What a run leaves that is broken off now: how its last line goes on after the name of the signal."""
         self._again = again
-        self._patient = self._heard = False
+        self._patient = False
+        # One is the handler's alone, which may run in the middle of any line, the other is not.
+        self._heard = self._agreed = 0
+
+    @property
+    def number(self) -> int:
+        """Of the signal; 0 as long as there was none."""
+        return self._agreed or self._heard
 
     def __bool__(self) -> bool:
         return self.number > 0
@@ -69,8 +74,8 @@ class StopRequest:
 
     def agreed(self, world: World) -> bool:
         """Whether any rank was asked to stop: call it on all ranks, at the same step, and all leave together."""
-        self.number = world.largest(self.number)
-        return bool(self)
+        self._agreed = world.largest(self.number)
+        return self._agreed > 0
 
     def stopped(self, saved: str, again: str = AGAIN) -> SavedAndStopped:
         """The error to raise once everything is saved: what was `saved`, and how to go on (`again`: a command)."""
@@ -83,7 +88,7 @@ class StopRequest:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self._heard:  # what follows a second one is the listening thread's
             return
-        self._heard, self.number = True, self.number or number
+        self._heard = number
         if not self._patient:
             self.check()
         _say(f"\n{self.reason}: saving and stopping; once more leaves at once.\n")
@@ -98,7 +103,7 @@ class StopRequest:
             if not select.select([ear], [], [], patience)[0]:
                 deadline = None
                 if not self._patient:
-                    self.number = self.number or first
+                    self._heard = first
                     error = self._error(self.standing, self._again)
                     _leave(f"lambert: {error}\n", error.exit_code)
                 continue
