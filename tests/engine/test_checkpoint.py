@@ -494,7 +494,7 @@ def slow_and_full(folder: Path) -> None:
             time.sleep(3.5)
             raise MachineError("the disk is full.")
 
-        archive.write = slow
+        archive.write = slow  # type: ignore[assignment]
     checkpoint._BEAT_SECONDS = 0.2
     net = Tiny()
     saver = Saver(folder, world=world)

@@ -15,6 +15,7 @@ from tiny import Tiny, adamw, run, start, steps
 from lambert.core.errors import UsageError
 from lambert.engine import checkpoint
 from lambert.engine.lock import hold
+from lambert.engine.loop import Step
 from lambert.engine.precision import Precision
 
 
@@ -86,6 +87,30 @@ def test_on_a_full_disk_training_goes_on_and_its_last_save_fails(
     assert [row["step"] for row in rows] == list(range(1, 21))
 
 
+def test_a_disk_that_has_room_again_in_time_costs_warnings_and_no_more(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault 15 of 24: only a last save that fails is an error."""
+    torch.set_num_threads(1)
+    run(small_disk, stop=4, save_every=2)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free))
+
+    def make_room(step: Step) -> None:
+        if caplog.records:
+            filler.unlink(missing_ok=True)
+
+    run(small_disk, stop=20, save_every=5, hook=make_room)
+    texts = [record.getMessage() for record in caplog.records]
+    assert (
+        "step-000005 could not be written: [Errno 28] No space left on device; 1.1 MB needed, 0.0 MB free" in texts[0]
+    )
+    assert all("Training goes on; the checkpoints before it are intact." in text for text in texts)
+    found = checkpoint.latest(small_disk)
+    assert found is not None
+    assert found.step == 20
+
+
 def filled(folder: Path) -> None:
     run(folder, stop=20, save_every=2)
 
@@ -98,7 +123,22 @@ def unprivileged(folder: Path) -> None:
         pass
 
 
+def never(step: Step) -> None:
+    raise AssertionError
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    """Fault 20 of 24, and a folder that is not there yet is made."""
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match="cannot be written"):
+            run(place, stop=2, hook=never)
+    run(tmp_path / "not" / "there", stop=2)
+    assert checkpoint.latest(tmp_path / "not" / "there") is not None
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    """Fault 20 of 24."""
     tmp_path.chmod(0o555)
     for folder in (tmp_path, tmp_path / "run"):
         process = start(unprivileged, folder)
