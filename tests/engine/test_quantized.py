@@ -1,3 +1,6 @@
+import shutil
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -5,6 +8,7 @@ from ranks import SIZES, assert_same_bits, bucket_of, everyones, gradients, outc
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import DataError, UsageError
+from lambert.engine import quantized
 from lambert.engine.quantized import Quantized
 from lambert.engine.reduction import Bucket, Dense, Method
 
@@ -161,6 +165,21 @@ def the_wire_is_about_as_short_as_the_bits(group: ProcessGroup) -> None:
         assert method.sent(bucket) == method.wire_bytes(bucket)
 
 
+def what_does_not_compile_runs_eagerly(group: ProcessGroup) -> None:
+    def broken(kernel: object) -> None:
+        raise RuntimeError("no C++ compiler")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantized, "_compiled", broken)
+        method = Quantized(group, 8, compile_for=torch.device("cpu"))
+    assert not method.compilation.active
+    assert method.compilation.problem == "RuntimeError: no C++ compiler"
+    bucket, same = (bucket_of(gradients(SHAPES, dist.get_rank(group))) for _ in range(2))
+    method.reduce(bucket)
+    Quantized(group, 8).reduce(same)
+    assert torch.equal(bucket.flat, same.flat)
+
+
 def other_bits_are_refused(group: ProcessGroup) -> None:
     with pytest.raises(UsageError, match="8 or 4 bits"):
         Quantized(group, 2)
@@ -177,6 +196,7 @@ CHECKS = (
     zeros_and_tiny_numbers_are_no_trouble,
     four_bits_learn_with_feedback_and_not_without,
     the_wire_is_about_as_short_as_the_bits,
+    what_does_not_compile_runs_eagerly,
     other_bits_are_refused,
 )
 
@@ -191,3 +211,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str
 @pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
 def test_on_all_ranks(check: str, size: int, found: dict[tuple[str, int], str]) -> None:
     assert not found[check, size], found[check, size]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("codes", "width"), [(torch.int8, 64), (torch.uint8, 32)])
+def test_compiled_kernels_give_the_same_bits(codes: torch.dtype, width: int) -> None:
+    for rows in (8, 3000):
+        generator = torch.Generator().manual_seed(rows)
+        grads, held = torch.randn(2, rows, 64, generator=generator) * torch.logspace(-39, 36, rows)[:, None]
+        found = []
+        for wrap in (lambda kernel: kernel, quantized._compiled):
+            tensors = grads.clone(), held.clone(), torch.zeros(rows, dtype=torch.bfloat16)
+            written = torch.zeros(rows, width, dtype=codes)
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                wrap(quantized._send)(*tensors, written)
+                wrap(quantized._add)(total := grads.clone(), tensors[2], written)
+            found.append((*tensors, written, total))
+        for eager, compiled in zip(*found, strict=True):
+            assert torch.equal(eager, compiled)
