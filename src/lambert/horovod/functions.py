@@ -25,9 +25,9 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     such as `model.named_parameters()`; the same on all ranks. `ValueError` for anything else.
     """
     named = list(_named(params))
-    wrong = next((value for _, value in named if not isinstance(value, Tensor)), None)
-    if wrong is not None:
-        raise ValueError(f"broadcast_parameters takes tensors, and one of its values is a {type(wrong).__name__}")
+    wrong = [type(value).__name__ for _, value in named if not isinstance(value, Tensor)]
+    if wrong:
+        raise ValueError(f"broadcast_parameters takes tensors, and one of its values is a {wrong[0]}")
     pending = []
     for name, tensor in named:
         whole = tensor.detach().contiguous()
@@ -177,11 +177,11 @@ def _bytes_tensor(data: bytes) -> Tensor:
 def _pickled(obj: Any) -> bytes:
     try:
         return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
         # Functions without a module-level name, which Horovod sends too, because it depends on cloudpickle.
         try:
             import cloudpickle  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError:
-            raise
+            raise error from None
         data: bytes = cloudpickle.dumps(obj)
         return data
