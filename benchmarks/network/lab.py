@@ -222,7 +222,8 @@ class Lab:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
+            with process:  # waits for it, and closes its pipes
+                pass
         self._processes.clear()
         _remove(self._name)
 
