@@ -80,14 +80,14 @@ def nothing_is_lost(group: ProcessGroup) -> None:
 def updates_turn_to_the_mean_direction(group: ProcessGroup) -> None:
     """With the same gradients again and again, the mean of what is delivered is their sum, as 1 over the updates."""
     method, total = PowerSGD(group, rank=2), torch.zeros(40, 33)
-    for update in range(1, 101):
+    for update in range(1, 51):
         bucket = bucket_of(gradients([(40, 33)], dist.get_rank(group)))
         expected = torch.stack(everyones(bucket.flat, group)).sum(0).view(40, 33)
         method.reduce(bucket)
         total += bucket.views[0]
-        if update in (1, 100):
+        if update in (1, 50):
             error = (total / update - expected).norm() / expected.norm()
-            assert error > 0.5 if update == 1 else error < 0.15
+            assert error > 0.5 if update == 1 else error < 0.25
 
 
 def a_rank_of_two_learns_what_float32_learns(group: ProcessGroup) -> None:
@@ -95,9 +95,9 @@ def a_rank_of_two_learns_what_float32_learns(group: ProcessGroup) -> None:
     goal = torch.stack(everyones(centre, group)).mean(0)
     for method in (Dense(group), PowerSGD(group, rank=2)):
         weights = torch.zeros(24, 32)
-        for _ in range(250):
+        for _ in range(120):
             method.reduce(bucket := bucket_of([weights - centre]))
-            weights = weights - 0.07 * bucket.views[0] / group.size()
+            weights = weights - 0.12 * bucket.views[0] / group.size()
         assert (weights - goal).norm() <= 1e-3 * goal.norm()
 
 
@@ -125,6 +125,15 @@ def the_state_is_that_of_any_number_of_ranks(group: ProcessGroup) -> None:
         PowerSGD(fewer, rank=3).load(state, buckets)
         with pytest.raises(DataError, match="residual of p0"):
             resumed.load({"residual/p0": torch.zeros(3)}, buckets)
+
+
+def what_another_method_held_back_of_a_whole_gradient_is_sent_once(group: ProcessGroup) -> None:
+    method, held = PowerSGD(group, rank=4), gradients(SHAPES, 1)
+    zeros = [torch.zeros_like(grad) for grad in held]
+    method.load({"residual/p1": held[1]}, [bucket_of(zeros)])
+    for expected in (held[1], zeros[1]):
+        method.reduce(bucket := bucket_of(zeros))
+        assert torch.allclose(bucket.views[1], expected, rtol=1e-6)
 
 
 def what_is_not_finite_is_so_on_all_ranks_and_forgotten(group: ProcessGroup) -> None:
@@ -172,6 +181,7 @@ CHECKS = (
     updates_turn_to_the_mean_direction,
     a_rank_of_two_learns_what_float32_learns,
     the_state_is_that_of_any_number_of_ranks,
+    what_another_method_held_back_of_a_whole_gradient_is_sent_once,
     what_is_not_finite_is_so_on_all_ranks_and_forgotten,
     a_gradient_of_zeros_is_no_trouble,
     factors_alone_are_sent,

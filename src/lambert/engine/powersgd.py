@@ -56,7 +56,7 @@ class PowerSGD:
         layout.orthonormalise(left)
         for matrix, left_RN, _, share_RM in parts:
             torch.mm(left_RN, matrix.of(flat), out=share_RM)
-        layout.gather(flat, share)
+        layout.gather(flat, residual, share)
         right.copy_(share)
         dist.all_reduce(right, group=self._group)
         if not self._finite(right, flat):
@@ -65,14 +65,16 @@ class PowerSGD:
             torch.addmm(matrix.of(flat), left_RN.T, share_RM, alpha=-1, out=matrix.of(residual))
             torch.mm(left_RN.T, right_RM, out=matrix.of(flat))
             self._starts[matrix.name].copy_(right_RM)
-        layout.scatter(right, flat)
+        layout.scatter(right, flat, residual)
 
     def settle(self, buckets: Sequence[Bucket]) -> None:
         self._residuals.settle(buckets)
 
     def state(self) -> dict[str, Tensor]:
         """`q/NAME` [rank, m]: where the next update's iteration starts, the same on all ranks."""
-        return self._residuals.state() | {f"q/{name}": start.cpu() for name, start in self._starts.items()}
+        return self._residuals.state() | {
+            f"q/{name}": start.to("cpu", copy=True) for name, start in self._starts.items()
+        }
 
     def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         """Starts of another rank than this method's are left: seeds take their place."""
@@ -180,15 +182,17 @@ class _Layout:
             factors.copy_(torch.linalg.qr(factors).Q)
             at += factors.numel()
 
-    def gather(self, flat: Tensor, right: Tensor) -> None:
-        """Copies the gradients that are sent whole to the end of `right`."""
+    def gather(self, flat: Tensor, residual: Tensor, right: Tensor) -> None:
+        """Copies the gradients that are sent whole to the end of `right`, with what another rank or method may have
+        held back of them."""
         for sent, part in zip(self._rest(right), self.whole, strict=True):
-            sent.copy_(flat[part])
+            torch.add(flat[part], residual[part], out=sent)
 
-    def scatter(self, right: Tensor, flat: Tensor) -> None:
-        """Copies them back."""
+    def scatter(self, right: Tensor, flat: Tensor, residual: Tensor) -> None:
+        """Copies their sums back, of which nothing is held."""
         for sent, part in zip(self._rest(right), self.whole, strict=True):
             flat[part].copy_(sent)
+            residual[part].zero_()
 
     def _rest(self, right: Tensor) -> Sequence[Tensor]:
         return torch.split(right, self._right_sizes)[len(self.matrices) :]
