@@ -132,7 +132,7 @@ def four_bits_learn_with_feedback_and_not_without(group: ProcessGroup) -> None:
 
     def distance(method: Method, *, forgets: bool = False) -> float:
         weights = torch.zeros(512)
-        for update in range(150):
+        for update in range(80):
             bucket = bucket_of([torch.where(large > 0, large, weights - centres)])
             if forgets:
                 method.load({}, [bucket])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
+from lambert.engine.dist import TIMEOUT_SECONDS
 from lambert.engine.reduction import Bucket, Method
 
 
@@ -63,17 +65,20 @@ class Hierarchical:
         return {} if self._leads else told
 
 
-def machines(world_size: int, local_size: int) -> tuple[ProcessGroup, ProcessGroup | None]:
+def machines(
+    world_size: int, local_size: int, timeout: float = TIMEOUT_SECONDS
+) -> tuple[ProcessGroup, ProcessGroup | None]:
     """This rank's group within its machine, and on the first rank of a machine the group of those, else none.
 
     Machines have `local_size` ranks each, numbered one after the other. All ranks must call it at the same point.
+    `timeout` in seconds, of every collective in these groups.
     Raises UsageError where machines are not equal.
     """
     if local_size < 1 or world_size % local_size:
         raise UsageError(
             f"{world_size} ranks are not whole machines of {local_size}: start as many on each, or sum in one step."
         )
-    rank, firsts = dist.get_rank(), range(0, world_size, local_size)
-    locals_ = [dist.new_group([*range(first, first + local_size)]) for first in firsts]
-    leaders = dist.new_group([*firsts])
+    rank, firsts, patience = dist.get_rank(), range(0, world_size, local_size), timedelta(seconds=timeout)
+    locals_ = [dist.new_group([*range(first, first + local_size)], timeout=patience) for first in firsts]
+    leaders = dist.new_group([*firsts], timeout=patience)
     return locals_[rank // local_size], leaders if rank % local_size == 0 else None
