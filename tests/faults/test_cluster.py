@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tiny import free_port  # type: ignore[import-not-found]
 
 from lambert.core.errors import UsageError
 from lambert.engine.lock import hold
@@ -26,15 +27,18 @@ from pathlib import Path
 import torch
 
 class Faulty(torch.optim.AdamW):
-    "Slow enough to be struck, and at a step that the environment names, the fault of one rank."
+    "Slow enough to be struck; at steps that the environment names it waits for a file, or one rank has a fault."
 
     def step(self, closure=None):
         super().step(closure)
         time.sleep(0.04)
         done = int(self.state[self.param_groups[0]["params"][0]]["step"])
+        at, gate = os.environ.get("GATE", "0:").split(":")
+        while done == int(at) and not Path(gate).exists():
+            time.sleep(0.02)
         rank, at, what, once = os.environ.get("FAULT", "-1:0::").split(":")
-        if int(rank) in (int(os.environ["RANK"]), 9) and done == int(at) and not (once and Path(once).exists()):
-            if once and int(rank) < 9:
+        if rank == os.environ.get("RANK") and done == int(at) and not (once and Path(once).exists()):
+            if once:
                 Path(once).touch()
             if what == "raise":
                 raise ZeroDivisionError("of the test")
@@ -83,13 +87,13 @@ def start(tmp_path: Path, corpus: Path, small: dict[str, object]) -> Iterator[La
     (tmp_path / "faulty.py").write_text(FAULTY)
     begun: list[Launched] = []
 
-    def started(out: Path, *flags: str, np: int = 2, fault: str = "", **settings: object) -> Launched:
+    def started(out: Path, *flags: str, np: int = 2, fault: str = "", gate: str = "", **settings: object) -> Launched:
         chosen = dict(small) | {
             "corpus": corpus, "out": out, "optim__name": "faulty:build", "train__steps": STEPS, "train__save_every": 5,
             "train__micro_tokens": 192, "log__every": 1, "train__device": "cpu",
         } | settings  # fmt: skip
         verb = [f"--{name.replace('__', '.').replace('_', '-')}={value}" for name, value in chosen.items()]
-        environment = {"FAULT": fault} if fault else {}
+        environment = ({"FAULT": fault} if fault else {}) | ({"GATE": gate} if gate else {})
         begun.append(Launched(tmp_path, ["-np", str(np), *flags, "pretrain", *verb], environment))
         return begun[-1]
 
@@ -263,6 +267,53 @@ def free(out: Path) -> bool:
             return True
     except UsageError:
         return False
+
+
+def test_a_hung_rank_is_replaced(start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]) -> None:
+    out = tmp_path / "run"
+    launched = start(out, fault=f"1:13:SIGSTOP:{tmp_path / 'once'}", train__timeout=10)
+    beginning = wait_until(lambda: done(out) > 0)
+    wait_until((tmp_path / "once").exists)
+    assert wait_until(lambda: done(out) >= 14) <= max(25, 18 + 1.5 * beginning)
+    assert launched.code() == 0
+    said = launched.lines()
+    assert len(said) == 1, launched.text
+    assert "rank 0: " in said[0]
+    assert "rank 1 does not answer" in said[0]
+    assert said[0].endswith("restart 1 of 3")
+    assert left(out) == expected
+
+
+def test_a_machine_leaves_and_comes_back(start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]) -> None:
+    out, gate = tmp_path / "run", tmp_path / "gate"
+    flags = ("--nnodes=1:2", f"--endpoint=127.0.0.1:{free_port()}")
+    first = start(out, *flags, np=1, gate=f"16:{gate}")
+    time.sleep(1)  # the first holds the meeting point
+    second = start(out, *flags, np=1, gate=f"16:{gate}")
+    wait_until(lambda: ranks(out) == 2 and done(out) >= 4)
+    before = len(first.lines())  # one, where the second came too late for the start
+    second.process.kill()
+    wait_until(lambda: done(out) == 15)  # in the 16th it waits for the gate
+    assert ranks(out) == 1
+    went = first.lines()[before:]  # the other's worker was asked to save and leave, and had 4 s for it
+    assert len(went) == 1
+    assert re.search(r"a machine leaves: the others go on without it|rank 1 does not answer.*restart 1 of 3", went[0])
+    third = start(out, *flags, np=1)
+    wait_until(lambda: len(first.lines()) == before + 2)
+    gate.touch()
+    assert first.lines()[-1] == "lambert launch: a machine comes or goes: all save, and the group starts again"
+    assert first.code() == 0
+    assert third.code() == 0
+    assert ranks(out) == 2
+    assert [float(loss) for loss in losses(out)] == pytest.approx([float(loss) for loss in expected[0]], rel=1e-5)
+
+
+def ranks(out: Path) -> int:
+    """Ranks of the group that trains in `out` now."""
+    try:
+        return int(json.loads((out / "environment.json").read_text())["processes"])
+    except (OSError, ValueError):
+        return 0
 
 
 def test_a_second_launch_on_a_run_folder(start: Launch, tmp_path: Path) -> None:

@@ -6,9 +6,13 @@ import shlex
 import socket
 import sys
 import tempfile
+import threading
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lambert.core.errors import LambertError, MachineError, UsageError
 from lambert.engine.rendezvous import LAUNCHED, slurm_meeting
@@ -16,7 +20,10 @@ from lambert.engine.worker import ENDS
 
 VERBS = ("pretrain", "finetune", "evaluate", "predict")
 """Verbs that several processes share."""
+T = TypeVar("T")
 _PORT = 29500
+_REPLY_SECONDS = 5.0
+"""Longer than the time to reach the meeting point, for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,7 @@ def run(config: LaunchConfig, tokens: list[str]) -> None:
     command = tokens[_verb_at(tokens) :]
     if command[0] not in VERBS:
         raise UsageError(f"{command[0]!r} is no verb that several processes share. Those are: {', '.join(VERBS)}.")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported
     processes = _processes(config)
     meeting = config.meeting()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -109,7 +117,7 @@ def run(config: LaunchConfig, tokens: list[str]) -> None:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))),
         # With one store for all, a machine that comes back waits for a key that nobody writes: pytorch#135712.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
+        "TORCH_CPP_LOG_LEVEL": os.environ["TORCH_CPP_LOG_LEVEL"],
     }
     if config.dry_run:
         most = config.machines[1]
@@ -130,6 +138,7 @@ def _supervise(config: LaunchConfig, processes: int, meeting: tuple[str, int], c
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, registry
 
     from lambert.engine.agent import Agent
+    from lambert.engine.signals import polite
 
     logging.disable(logging.CRITICAL)  # of torch's agent: what the user should know, ours says
     least, most = config.machines
@@ -142,8 +151,9 @@ def _supervise(config: LaunchConfig, processes: int, meeting: tuple[str, int], c
         last_call_timeout=3, close_timeout=5, keep_alive_interval=1, keep_alive_max_attempt=3,
     )  # fmt: skip
     try:
-        handler = registry.get_rendezvous_handler(parameters)
-    except RendezvousError as error:
+        with polite(" before there was a group"):
+            handler = _within(config.timeout + _REPLY_SECONDS, lambda: registry.get_rendezvous_handler(parameters))
+    except (RendezvousError, TimeoutError) as error:
         raise MachineError(_no_meeting(meeting, config.timeout)) from error
     spec = WorkerSpec(
         "lambert", processes, handler, entrypoint=sys.executable, args=("-m", "lambert", *command),
@@ -161,6 +171,20 @@ def _supervise(config: LaunchConfig, processes: int, meeting: tuple[str, int], c
             handler.shutdown()
     if agent.outcome is not None:
         raise Ended(agent.outcome.line, agent.outcome.code)
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` gives; TimeoutError where it takes longer: torch waits for ever for an answer in its own tongue."""
+    promise: Future[T] = Future()
+
+    def keep() -> None:
+        try:
+            promise.set_result(work())
+        except Exception as error:
+            promise.set_exception(error)
+
+    threading.Thread(target=keep, name="lambert-meeting", daemon=True).start()
+    return promise.result(seconds)
 
 
 def _processes(config: LaunchConfig) -> int:

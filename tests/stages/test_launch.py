@@ -1,0 +1,172 @@
+"""What `lambert launch` would start, what it refuses, and how soon it gives up where the machines cannot meet."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambert.core.errors import UsageError
+from lambert.engine import worker
+from lambert.stages.launch import LaunchConfig, own
+
+
+@pytest.fixture(autouse=True)
+def _said_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")  # else a call in this process would leave it behind
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "verb"),
+    [
+        ("launch pretrain r.toml --nnodes 3", [], "pretrain"),
+        ("launch -np 2 pretrain -np 3", ["--nproc-per-node", "2"], "pretrain"),
+        ("launch -np=2 --dry-run predict", ["--nproc-per-node=2", "--dry-run"], "predict"),
+        ("launch --run-id pretrain finetune x", ["--run-id", "pretrain"], "finetune"),
+    ],
+)
+def test_its_flags_end_with_the_verb(line: str, flags: list[str], verb: str) -> None:
+    assert own(line.split()) == ["launch", *flags, verb]
+
+
+def test_a_dry_run_says_what_would_be_started(lambert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(9), raising=False)
+    shown = lambert("launch", "--dry-run", "-np", 4, "pretrain", "a b.toml", "--train.steps=3", "--help", "--debug")
+    assert shown.code == 0, shown.err
+    assert "4 on this machine" in shown.out
+    assert "OMP_NUM_THREADS=2 " in shown.out
+    assert shown.out.endswith("-m lambert pretrain 'a b.toml' --train.steps=3 --help --debug\n")
+    assert "1 on this machine" in lambert("launch", "--dry-run", "pretrain").out  # no GPU here, or one
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "OMP_NUM_THREADS=7 " in lambert("launch", "--dry-run", "-np=4", "pretrain").out
+
+
+def test_its_help_is_not_its_verbs(lambert: Any) -> None:
+    shown = lambert("launch", "--help")
+    assert shown.code == 0
+    assert "--max-restarts" in shown.out
+    assert "--train.steps" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["-np", "0", "pretrain"], "--nproc-per-node 0"),
+        (["-np", "two", "pretrain"], "--nproc-per-node two"),
+        (["--nnodes=2:1", "pretrain"], "--nnodes 2:1"),
+        (["--nnodes=0", "pretrain"], "--nnodes 0"),
+        (["--nnodes=2", "pretrain"], "--endpoint HOST:PORT"),
+        (["--nnodes=2", "--endpoint=node1", "pretrain"], "--endpoint node1"),
+        (["--endpoint=node1:99999", "pretrain"], "node1:99999"),
+        (["--max-restarts=-1", "pretrain"], "--max-restarts"),
+        (["--timeout=0", "pretrain"], "--timeout"),
+        (["prepare"], "'prepare'"),
+        (["--nproc=2", "pretrain"], "--nproc"),
+        ([], "VERB"),
+    ],
+)
+def test_wrong_settings(flags: list[str], named: str, lambert: Any) -> None:
+    shown = lambert("launch", *flags)
+    assert shown.code == 2, shown.out
+    assert named in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_slurm_says_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with pytest.raises(UsageError):
+        LaunchConfig(nnodes="2").meeting()
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert LaunchConfig(nnodes="2").meeting() == ("n1", 15_000 + 12 * 31)
+    assert LaunchConfig(nnodes="2", endpoint="[::1]:5").meeting() == ("::1", 5)
+
+
+def launched(*flags: str) -> tuple[int, str, float]:
+    """Exit code, what was said, and seconds."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "lambert", "launch", *flags, "pretrain", "none.toml"],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    return done.returncode, done.stderr, time.monotonic() - began
+
+
+@pytest.mark.timeout(150)
+def test_machines_that_cannot_meet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        code, said, seconds = launched("--nnodes=2", f"--endpoint=127.0.0.1:{taken}", "--timeout=1")
+    assert (code, said.count("\n")) == (4, 1), said
+    assert f"Port {taken} of 127.0.0.1 is in use" in said
+    assert seconds < 45
+    code, said, _ = launched("--nnodes=2", f"--endpoint=127.0.0.1:{taken}", "--timeout=1")
+    assert (code, said.count("\n")) == (4, 1), said
+    assert "Fewer than 2 machines met at" in said
+    code, said, _ = launched("--nnodes=2", "--endpoint=no-such-host.invalid:29500", "--timeout=1")
+    assert (code, said.count("\n")) == (4, 1), said
+    assert "Nobody answers at no-such-host.invalid:29500 within 1 s" in said
+
+
+# --- the worker's side ---
+
+
+def test_without_a_launcher_an_end_is_a_line_and_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LAMBERT_LAUNCHER", raising=False)
+    assert worker.tell(5, "Diverged.") == 5
+    assert capsys.readouterr().err == "lambert: Diverged.\n"
+
+
+@pytest.mark.parametrize(("code", "leaves"), [(0, 0), (1, 1), (2, 0), (3, 0), (4, 4), (5, 0), (75, 0), (130, 0)])
+def test_the_launcher_is_told_what_is_final(
+    code: int, leaves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAMBERT_LAUNCHER", str(os.getppid()))
+    monkeypatch.setenv("LAMBERT_ENDS", str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    assert worker.tell(code, "A line.") == leaves
+    assert capsys.readouterr().err == ""
+    (end,) = worker.told(tmp_path)
+    assert (end.rank, end.pid, end.code, end.line) == (3, os.getpid(), code, "A line.")
+
+
+def test_a_launcher_that_is_gone_is_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAMBERT_LAUNCHER", "1")
+    monkeypatch.setenv("LAMBERT_ENDS", str(tmp_path))
+    assert worker.tell(3, "A line.") == 3
+    assert capsys.readouterr().err == "lambert: A line.\n"
+
+
+FOLLOWS = """
+import os, subprocess, sys, time
+os.environ["LAMBERT_LAUNCHER"] = str(os.getpid())
+code = "from lambert.engine import worker; worker.follow(); import time; print('up', flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_leaves_with_its_launcher() -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", FOLLOWS], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline())
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    launcher.stdout.close()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
