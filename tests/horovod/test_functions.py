@@ -47,12 +47,11 @@ def trained(make: Callable[[Any], torch.optim.Optimizer], steps: int) -> tuple[n
     optimizer = make(model.parameters())
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = lambda: model(torch.randn(2, 3)).sum()  # noqa: E731
 
-        def closure(loss: Callable[[], Tensor] = loss) -> Tensor:
-            value = loss()
-            value.backward()
-            return value
+        def closure() -> Any:
+            loss = model(torch.randn(2, 3)).sum()
+            loss.backward()
+            return loss
 
         optimizer.step(closure)
     return model, optimizer
@@ -122,20 +121,25 @@ def batch_norm_is_that_of_the_joint_batch() -> None:
     ):
         torch.manual_seed(1)
         whole = torch.randn(sum(sizes), *shape) * 3 + 5
+
+        def part_of(tensor: Any, sizes: tuple[int, ...] = sizes) -> Tensor:
+            part: Tensor = tensor.split(sizes)[hvd.rank()]
+            return part
+
         weights = torch.randn(sum(sizes), *shape)
         plain = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d}[len(shape)](4, **options)
         synchronized = hvd.SyncBatchNorm(4, **options)
         for _ in range(2):
             joint = whole.clone().requires_grad_()
-            part = whole.split(sizes)[hvd.rank()].clone().requires_grad_()
+            part = part_of(whole).clone().requires_grad_()
             wanted, found = plain(joint), synchronized(part)
             (wanted * weights).sum().backward()
-            (found * weights.split(sizes)[hvd.rank()]).sum().backward()
-            close(found, wanted.split(sizes)[hvd.rank()])
-            close(part.grad, joint.grad.split(sizes)[hvd.rank()])
+            (found * part_of(weights)).sum().backward()
+            close(found, part_of(wanted))
+            close(part.grad, part_of(joint.grad))
         if options.get("affine", True):
-            close(hvd.allreduce(synchronized.weight.grad, op=hvd.Sum), plain.weight.grad)
-            close(hvd.allreduce(synchronized.bias.grad, op=hvd.Sum), plain.bias.grad)
+            close(hvd.allreduce(gradient(synchronized.weight), op=hvd.Sum), plain.weight.grad)
+            close(hvd.allreduce(gradient(synchronized.bias), op=hvd.Sum), plain.bias.grad)
         if options.get("track_running_stats", True):
             torch.testing.assert_close(dict(synchronized.named_buffers()), dict(plain.named_buffers()))
         close(synchronized.eval()(whole), plain.eval()(whole))
@@ -146,7 +150,12 @@ def batch_norm_is_that_of_the_joint_batch() -> None:
         hvd.SyncBatchNorm(4)(torch.randn(1 - hvd.rank(), 4))
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
+def gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def close(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from lambert.horovod.basics import size
+from lambert.horovod.compression import Compression, Compressor
 from lambert.horovod.operations import (
     Adasum,
     Average,
@@ -22,9 +25,6 @@ from lambert.horovod.operations import (
     synchronize,
 )
 from lambert.horovod.process_sets import ProcessSet, global_process_set
-from torch import Tensor
-
-from lambert.horovod.compression import Compression, Compressor
 
 Closure = Callable[[], Any]
 _NOT_STEPPED = (

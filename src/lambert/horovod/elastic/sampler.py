@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch.utils.data
+
 from lambert.horovod.basics import rank, size
 
 

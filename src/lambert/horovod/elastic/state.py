@@ -2,12 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lambert.horovod.basics import rank
 from torch import nn
 
+from lambert.horovod.basics import rank
 from lambert.horovod.elastic.membership import membership
 from lambert.horovod.elastic.sampler import ElasticSampler
 from lambert.horovod.exceptions import HostsUpdatedInterrupt
@@ -67,6 +67,10 @@ class State:
 
 class ObjectState(State):
     """Python objects, given by keyword and found as attributes."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
         self, bcast_object: Callable[..., Any] = broadcast_object, get_rank: Callable[[], int] = rank, **kwargs: Any

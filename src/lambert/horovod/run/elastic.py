@@ -153,32 +153,32 @@ def run(args: argparse.Namespace) -> int:
 
 def _supervise(job: Job, least: int, patience: float) -> int:
     args, needed, code, finishing = job.args, job.args.num_proc, 0, False
+    may_return = args.host_discovery_script or args.cooldown
     looked = since = time.monotonic()
     while True:
         now = time.monotonic()
         if now - looked > DISCOVERY_SECONDS:
             looked = now
             job.rediscover()
-        running = len(job.workers)
+        running, started = len(job.workers), job.generation >= 0
         failed = job.reap()
-        started = job.generation >= 0
+        code = code if failed is None else failed
         finishing = finishing or (started and failed is None and len(job.workers) < running)
-        code = failed if failed is not None else code if finishing else 0
         if started and not job.workers:
             # Whoever has the state is gone: the ranks have come to their end, or all have failed.
             return code
-        ready = job.ready()
+        ready, possible = job.ready(), len(job.workers) + len(job.free_slots())
+        if not finishing and possible < needed and (not may_return or now - since > patience):
+            say(f"given up: of the {needed} ranks that are needed, {possible} are possible")
+            return code or 1
         if finishing or (started and (not ready or len(ready) < len(job.workers))):
             since = since if ready else now
             if now - since > patience:
                 end([worker for worker in job.workers if worker not in ready])
-        elif len(job.workers) + len(job.free_slots()) >= needed:
+        elif possible >= needed:
             if args.reset_limit and job.generation >= args.reset_limit:
                 say(f"given up after {args.reset_limit} changes of the ranks")
-                return 1
+                return code or 1
             job.form()
-            needed, since = least, time.monotonic()
-        elif now - since > patience or not (args.host_discovery_script or args.cooldown):
-            say(f"given up: {len(job.workers) + len(job.free_slots())} ranks are possible, and {needed} are needed")
-            return 1
+            needed, code, since = least, 0, time.monotonic()
         time.sleep(POLL_SECONDS)
