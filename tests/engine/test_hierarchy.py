@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import assert_same_bits, bucket_of, everyones, gradients, outcomes
+from checks import assert_same_bits, bucket_of, everyones, gradients, outcomes
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError

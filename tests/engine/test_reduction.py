@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import SIZES, assert_same_bits, bucket_of, everyones, gradients, outcomes
+from checks import SIZES, assert_same_bits, bucket_of, everyones, gradients, outcomes
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
