@@ -30,6 +30,8 @@ def step(index: int, loss: float = 2.0) -> Any:
         seconds=0.5,
         wait_seconds=0.05,
         skipped=index == 3,
+        imbalance=1.0,
+        exchange_seconds=(0.0, 0.0),
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether the products of blocks are float8 ones. torch's autocast knows no such type, so this stands beside it."""
+"""How matrix products are taken where torch's autocast has no word for it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,10 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class _Products:
     float8: bool = False
+    """Whether those of the blocks are float8 ones."""
+    one_layout: bool = False
+    """Whether a weight keeps its layout between two updates, however many rows it meets: kernels for other layouts may
+    round differently, and how many rows a rank sees depends on the number of ranks."""
 
 
 PRODUCTS = _Products()

@@ -21,6 +21,7 @@ from lambert.core.randomness import Stream, key, permuted
 Item = TypeVar("Item")
 
 _AHEAD = 2  # updates assembled in advance
+_MULTIPLE = 8  # of micro-batches, where there are more than so many: the ranks of a machine are that many or fewer
 _CLOSING_SECONDS = 5.0  # how long to wait for the thread to notice; it ends by itself after its update
 
 
@@ -68,9 +69,9 @@ def stream(
 
     Each holds `batch_size` sequences; the epochs of the source follow one another without a gap, each in an order
     of its own if `shuffle`. Consecutive sequences form micro-batches of at most `micro_tokens` tokens (at least one
-    sequence), the same for any `world`; they go to the ranks so that each computes about as many tokens. With `shares`,
-    a multiple of `world`, the global batch is cut into so many parts of about as many tokens before, and each rank has
-    its parts, one after the other: sums over parts then need not know of ranks. Batches are assembled in a background
+    sequence; see `even_bounds`), the same for any `world`; they go to the ranks so that each computes about as many
+    tokens. With `shares`, a multiple of `world`, the global batch is cut into so many parts of about as many tokens
+    before, and each rank has its parts, one after the other: sums over parts then need not know of ranks. Batches are assembled in a background
     thread; what fails there is raised here. Closing the generator ends the thread.
     """
     if batch_size < 1:
@@ -143,16 +144,17 @@ def _assembled(
     source: Source, epochs_S: Ints, indices_S: Ints, micro_tokens: int, *, rank: int, world: int, shares: int
 ) -> GlobalBatch:
     lengths_S = source.lengths(epochs_S, indices_S)
-    parts = split(lengths_S, shares) if shares else [(0, len(lengths_S))]
-    cuts = [[low + cut for cut in micro_bounds(lengths_S[low:high], micro_tokens)] for low, high in parts]
-    bounds = [[*pairwise(part)] for part in cuts]
     numbers = iter(range(len(lengths_S)))
-    numbered = [[(next(numbers), low, high) for low, high in part] for part in bounds]
     if shares:
+        parts = [
+            [(next(numbers), low + a, low + b) for a, b in pairwise(micro_bounds(lengths_S[low:high], micro_tokens))]
+            for low, high in split(lengths_S, shares)
+        ]
         each = shares // world
-        ranks = [numbered[r * each : (r + 1) * each] for r in range(world)]
+        ranks = [parts[r * each : (r + 1) * each] for r in range(world)]
     else:
-        ranks = [[share] for share in balanced(numbered[0], lengths_S, world)]
+        cuts = [(next(numbers), low, high) for low, high in even_bounds(lengths_S, micro_tokens)]
+        ranks = [[share] for share in balanced(cuts, lengths_S, world)]
     mine = [
         [(number, source.collate(epochs_S[low:high], indices_S[low:high])) for number, low, high in share]
         for share in ranks[rank]
@@ -162,6 +164,21 @@ def _assembled(
         counts[name] = counts.get(name, 0) + target.count
     loads = [sum(int(lengths_S[low:high].sum()) for part in theirs for _, low, high in part) for theirs in ranks]
     return GlobalBatch(mine, counts, loads, len(lengths_S), 0.0)
+
+
+def even_bounds(lengths_S: Ints, micro_tokens: int) -> list[tuple[int, int]]:
+    """Bounds of micro-batches of at most `micro_tokens` tokens (or one sequence) that hold about as many each: 1, 2, 4 or
+    a multiple of 8, so that small numbers of ranks get equal shares of them."""
+    count = len(micro_bounds(lengths_S, micro_tokens)) - 1
+    while count > 1:
+        count = 1 << (count - 1).bit_length() if count <= _MULTIPLE else -(-count // _MULTIPLE) * _MULTIPLE
+        if count >= len(lengths_S):
+            return [*pairwise(micro_bounds(lengths_S, micro_tokens))]
+        found = [(low, high) for low, high in split(lengths_S, count) if low < high]
+        if all(high - low == 1 or lengths_S[low:high].sum() <= micro_tokens for low, high in found):
+            return found
+        count += 1
+    return [(0, len(lengths_S))]
 
 
 def split(lengths_S: Ints, parts: int) -> list[tuple[int, int]]:

@@ -63,6 +63,10 @@ class ExchangeConfig:
         if not 0 <= self.dense_share < 1:
             raise UsageError(f"exchange.dense_share = {self.dense_share} must be a share in [0, 1).")
 
+    def dense_updates(self, updates: int) -> int:
+        """How many of a run's updates are sent in bfloat16, at its beginning."""
+        return round(self.dense_share * updates) if self.method in ("int4", "powersgd") else 0
+
 
 METHODS: dict[str, Callable[[ExchangeConfig, torch.distributed.ProcessGroup | None], Method]] = {
     "float32": lambda config, group: Dense(group, torch.float32),
@@ -206,7 +210,7 @@ class Ranks(Exchange):
         self._worst.fill_(len(self.gradients.names))
 
     def last_pass(self) -> None:
-        self._armed = True
+        self._armed = not self._deterministic  # where the sum over shares is only then taken
 
     def finish(self) -> None:
         self._armed = False

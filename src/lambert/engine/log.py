@@ -33,7 +33,9 @@ class RunLog:
     A row of metrics.jsonl has the keys step, time (seconds since 1970), sequences and tokens (since the first update),
     loss, loss/<objective>, lr, grad_norm, skipped (updates, since the first), sequences_per_second, tokens_per_second
     and wait_share (means since the row before), utilisation (share of `peak_flops`, or null), memory_mb (peak) and
-    checkpoint_pause_seconds (that saving held training up since the row before). A held-out row has step and
+    checkpoint_pause_seconds (that saving held training up since the row before). Several ranks add, as means of an
+    update, imbalance (tokens of the rank with most of them over their mean), exchange_seconds (gradients were on their
+    way) and exchange_wait_seconds (of these, what the backward pass did not hide). A held-out row has step and
     heldout/<name>. A value that is not finite is null.
 
     On continuation, rows after `start` are dropped and a torn last line is mended; `state` is what `state()` gave then.
@@ -140,6 +142,11 @@ class RunLog:
             self._text.write(f"{_now()} {text}")
             self._bar.note(text)
 
+    def say(self, text: str) -> None:
+        """As `note`; nothing where there is nothing to say."""
+        if text:
+            self.note(text)
+
     def state(self) -> dict[str, Any]:
         """Plain values for the checkpoint, from which a continued log counts on."""
         self._settle()
@@ -178,6 +185,7 @@ class RunLog:
             "utilisation": flops / seconds / peak if flops is not None and peak else None,
             "wait_share": min(1.0, interval.wait_seconds / seconds),
             "memory_mb": _memory_mb(self._world.device),
+            **(interval.between_ranks() if self._world.size > 1 else {}),
             "checkpoint_pause_seconds": round(interval.pause_seconds, 4),
         }
 
@@ -209,12 +217,23 @@ class _Interval:
         self.sequences = self.tokens = 0
         self.seconds = self.wait_seconds = self.pause_seconds = 0.0
         self.flops: float | None = 0.0
+        self.updates = 0
+        self.imbalance = self.exchange_seconds = self.exchange_wait_seconds = 0.0
 
     def add(self, step: Step) -> None:
+        self.updates += 1
+        self.imbalance += step.imbalance
+        self.exchange_seconds += step.exchange_seconds[0]
+        self.exchange_wait_seconds += step.exchange_seconds[1]
         self.sequences += step.sequences
         self.tokens += step.tokens
         self.seconds += step.seconds
         self.wait_seconds += step.wait_seconds
+
+    def between_ranks(self) -> dict[str, float]:
+        """Means over the updates."""
+        names = ("imbalance", "exchange_seconds", "exchange_wait_seconds")
+        return {name: round(getattr(self, name) / max(1, self.updates), 5) for name in names}
 
 
 class _Lines:

@@ -1,4 +1,4 @@
-"""Which rank holds up the others."""
+"""Which rank holds up the others, or has nothing to do."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,8 @@ _SILENCE = 1000
 
 
 class Stragglers:
-    """Fed with every step, it names a rank whose passes take longer than the others' for as much work."""
+    """Fed with every step, it names a rank whose passes take longer than the others' for as much work, and says of the
+    first where ranks have no work."""
 
     def __init__(self) -> None:
         self._paces: list[float] = []
@@ -23,11 +24,17 @@ class Stragglers:
 
     def watch(self, step: Step) -> str:
         """A line to log, or nothing."""
-        ranks = [(seconds, load) for seconds, load in zip(step.rank_seconds, step.loads, strict=True)]
+        self._seen += 1
+        idle = step.loads.count(0)
+        if idle and self._seen == 1:
+            return (
+                f"{idle} of {len(step.loads)} ranks have nothing to do: an update of {step.tokens:,} tokens is cut into "
+                f"fewer micro-batches. Set train.micro_tokens to {max(1, step.tokens // len(step.loads)):,} or less."
+            )
+        ranks = [*zip(step.rank_seconds, step.loads, strict=True)]
         if len(ranks) == 1 or not all(seconds and load for seconds, load in ranks):
             return ""
         paces = [seconds / load for seconds, load in ranks]
-        self._seen += 1
         if not self._paces:
             self._paces = paces
         self._paces = [mean + (pace - mean) / _PATIENCE for mean, pace in zip(self._paces, paces, strict=True)]

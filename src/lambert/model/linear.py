@@ -78,7 +78,7 @@ class _Weight:
         """The weight for this product: in oneDNN's own order once it has met rows enough for that to pay."""
         self._rows[use] += rows.shape[0]
         weight = self.weight_FD if use == "forward" else self.weight_FD.t()
-        if use not in self._laid_out and self._rows[use] * min(weight.shape) >= _WORTH:
+        if use not in self._laid_out and not PRODUCTS.one_layout and self._rows[use] * min(weight.shape) >= _WORTH:
             self._laid_out[use] = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows.shape[0])
         return self._laid_out.get(use, weight)
 

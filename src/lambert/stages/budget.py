@@ -23,6 +23,11 @@ _SHARE = 0.8
 kernel short of memory kills, and that cannot be caught."""
 _FAST = {"cpu": 2048, "cuda": 65_536}
 """Tokens beyond which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: ours, not measured."""
+_LEAST = {"cpu": 1024, "cuda": 16_384}
+"""Tokens down to which an update that could be computed at once is cut up for the sake of ranks. CPU: measured, two
+halves of 1,600 tokens take up to 8% longer than the whole, four quarters a quarter longer. GPU: ours, not measured."""
+_PARTS = 4
+"""Micro-batches that an update is cut into at least, where they are not too small."""
 _LOOKED_AT, _COLLATED = 4096, 8
 """Sequences whose lengths are looked at, and of those the longest, whose targets are counted."""
 
@@ -56,9 +61,10 @@ class Budget:
     """The most tokens that a device computes at once: `setting`, or where that is 0 found by `find`. It is the same on
     all ranks, is kept in the checkpoints, and lowered once where memory runs out all the same."""
 
-    def __init__(self, setting: int = 0) -> None:
+    def __init__(self, setting: int = 0, *, deterministic: bool = False) -> None:
+        """`deterministic`: it depends on the setting and the kind of device, not on what memory there is."""
         self.tokens = setting
-        self._setting, self._lowered = setting, False
+        self._setting, self._fixed, self._lowered = setting, deterministic, False
 
     def state(self) -> dict[str, int]:
         """Plain values for the checkpoint."""
@@ -76,7 +82,9 @@ class Budget:
 
         A value that the run has already stays, since dropout depends on it, unless it does not fit any more.
         """
-        if self._setting:
+        if self._fixed:
+            self.tokens = self._setting or _FAST.get(world.device.type, _FAST["cpu"])
+        if self._setting or self._fixed:
             return ""
         sample = Sample.of(source)
         each = kept_per_token(model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted)
@@ -87,7 +95,8 @@ class Budget:
         before = self.tokens
         # A power of two, so that a little more or less memory does not make another run of it.
         most = min(_FAST.get(world.device.type, _FAST["cpu"]), max(1, int(_SHARE * fitting)))
-        self.tokens = shared(1 << most.bit_length() - 1, batch_size * sample.mean, sample.longest, world.size)
+        least = _LEAST.get(world.device.type, _LEAST["cpu"])
+        self.tokens = shared(1 << most.bit_length() - 1, least, batch_size * sample.mean, sample.longest)
         found = f"up to {self.tokens:,} tokens ({room / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"
         if not before:
             return f"micro-batches of {found}"
@@ -99,7 +108,7 @@ class Budget:
     def lower(self, error: OutOfMemory) -> str:
         """Halves it after `error` and gives a line about it; raises `error` the second time, and where the micro-batch
         was a single sequence."""
-        if self._lowered or error.tokens <= error.longest:
+        if self._fixed or self._lowered or error.tokens <= error.longest:
             raise error
         self._lowered = True
         before, self.tokens = self.tokens, min(self.tokens, error.tokens) // 2
@@ -109,13 +118,10 @@ class Budget:
         )
 
 
-def shared(most: int, update_tokens: float, longest: int, ranks: int) -> int:
-    """The micro-batch, of at most `most` tokens, with which an update of about so many tokens gives all ranks equally
-    many. Half a sequence is added, which is what a micro-batch leaves empty at its end on average."""
-    if ranks == 1:
-        return most
-    rounds = math.ceil(update_tokens / (ranks * max(most - longest // 2, 1)))
-    return min(most, math.ceil(update_tokens / (ranks * rounds)) + longest // 2)
+def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
+    """The micro-batch, of `least` to `most` tokens, of which an update of about so many tokens has at least a few that
+    ranks can share. It does not depend on how many ranks there are: dropout is drawn for each micro-batch."""
+    return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))
 
 
 def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World) -> int:

@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lambert.core.shards import sha256
 from lambert.corpus import tokenizer as tokenizers
 from lambert.engine.dist import World
+from lambert.engine.exchange import ExchangeConfig
 from lambert.engine.guard import GuardConfig
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Asked, StopRequest, polite
@@ -38,6 +40,7 @@ class FinetuneConfig:
     task: TaskConfig = field(default_factory=TaskConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -52,35 +55,36 @@ def run(config: FinetuneConfig) -> None:
 
 
 def _train(config: FinetuneConfig, stop: StopRequest) -> None:
-    world = World.detect(config.train.device)
-    folder = model_folder(config.init)
-    tokenizer = tokenizers.load(folder)
-    task, data = learn(config.task, tokenizer, config.data)
-    dev = task.read(config.dev) if config.dev else None
-    heads = {task.head: task.labels}
-    model = weights.load(folder, heads, tokenizer.get_vocab_size(), config.seed)
-    check_positions(task.config.max_length, model)
-    if config.scratch:
-        model = weights.fresh(model.config, heads, config.seed)
+    with World.detect(config.train.device, config.train.timeout) as world:
+        with world.together("reading its data"):
+            folder = model_folder(config.init)
+            tokenizer = tokenizers.load(folder)
+            task, data = learn(config.task, tokenizer, config.data)
+            dev = task.read(config.dev) if config.dev else None
+            heads = {task.head: task.labels}
+            model = weights.load(folder, heads, tokenizer.get_vocab_size(), config.seed)
+            check_positions(task.config.max_length, model)
+            if config.scratch:
+                model = weights.fresh(model.config, heads, config.seed)
 
-    def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
-        if dev is None:
-            return {}
-        try:
-            found = outputs(model, dev, precision, world, micro_tokens, lambda sequences: stop.check())
-            return task.score(dev, task.predictions(dev, found))
-        except Asked:
-            return {}
+        def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
+            if dev is None:
+                return {}
+            try:
+                found = outputs(model, dev, precision, world, micro_tokens, lambda sequences: stop.check())
+                return task.score(dev, task.predictions(dev, found))
+            except Asked:
+                return {}
 
-    if world.is_first:
-        _say(config.data, data)
-        if config.dev is not None:
-            _say(config.dev, dev)
-    with open_run(config, world):
-        scores = fit(config, model, data, score, world, stop)
-        if scores is not None and world.is_first:
-            extra: dict[str, Any] = task.model_config()
-            publish_run(config, model, tokenizer, extra, scores)
+        if world.is_first:
+            _say(config.data, data)
+            if config.dev is not None:
+                _say(config.dev, dev)
+        with open_run(config, world, {"the labelled data": sha256(config.data)}):
+            scores = fit(config, model, data, score, world, stop)
+            if scores is not None and world.is_first:
+                extra: dict[str, Any] = task.model_config()
+                publish_run(config, model, tokenizer, extra, scores)
 
 
 def _say(path: Path, data: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lambert.core import config as settings
 from lambert.core.errors import DataError, UsageError
-from lambert.core.shards import Split, read_manifest
+from lambert.core.shards import Split, read_manifest, sha256
 from lambert.core.specials import Specials
 from lambert.corpus import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
@@ -16,6 +16,7 @@ from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import once, places
 from lambert.engine.dist import World
+from lambert.engine.exchange import ExchangeConfig
 from lambert.engine.guard import GuardConfig
 from lambert.engine.loop import evaluate
 from lambert.engine.precision import Precision
@@ -52,6 +53,7 @@ class PretrainConfig:
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -66,31 +68,32 @@ def run(config: PretrainConfig) -> None:
 
 
 def _train(config: PretrainConfig, stop: StopRequest) -> None:
-    world = World.detect(config.train.device)
-    manifest = read_manifest(config.corpus)
-    tokenizer = tokenizers.load(config.corpus)
-    model = _model(config, tokenizer)
-    if config.packing.sequence_length > model.config.positions:
-        raise UsageError(
-            f"packing.sequence_length = {config.packing.sequence_length} exceeds the model's {model.config.positions} "
-            "positions. Shorten it, or pre-train a model with more (model.positions)."
-        )
-    specials = tokenizers.specials(tokenizer)
-    source = _source(config.corpus, config.packing, config.masking, specials, config.seed)
-    heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
+    with World.detect(config.train.device, config.train.timeout) as world:
+        with world.together("reading its data"):
+            manifest = read_manifest(config.corpus)
+            tokenizer = tokenizers.load(config.corpus)
+            model = _model(config, tokenizer)
+            if config.packing.sequence_length > model.config.positions:
+                raise UsageError(
+                    f"packing.sequence_length = {config.packing.sequence_length} exceeds the model's "
+                    f"{model.config.positions} positions. Shorten it, or pre-train a model with more (model.positions)."
+                )
+            specials = tokenizers.specials(tokenizer)
+            source = _source(config.corpus, config.packing, config.masking, specials, config.seed)
+            heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
+            moments = _init_run(config) if config.keep_moments else None
 
-    def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
-        if heldout is None:
-            return {}
-        limit = config.train.evaluate_sequences
-        batches = once(heldout, micro_tokens=micro_tokens, rank=world.rank, world=world.size, sequences=limit)
-        return evaluate(model, batches, precision, world, stop)
+        def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
+            if heldout is None:
+                return {}
+            limit = config.train.evaluate_sequences
+            batches = once(heldout, micro_tokens=micro_tokens, rank=world.rank, world=world.size, sequences=limit)
+            return evaluate(model, batches, precision, world, stop)
 
-    with open_run(config, world):
-        moments = _init_run(config) if config.keep_moments else None
-        scores = fit(config, model, source, score, world, stop, moments)
-        if scores is not None and world.is_first:
-            publish_run(config, model, tokenizer, {}, scores)
+        with open_run(config, world, {"the corpus": sha256(config.corpus / "manifest.json")}):
+            scores = fit(config, model, source, score, world, stop, moments)
+            if scores is not None and world.is_first:
+                publish_run(config, model, tokenizer, {}, scores)
 
 
 def texts(run: Path, step: int) -> list[str]:

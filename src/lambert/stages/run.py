@@ -1,7 +1,7 @@
 """The settings that pre-training and fine-tuning share, and the run folder: whose it is, and what is kept in it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,11 @@ import torch
 from lambert.core import config as settings
 from lambert.core.errors import DivergedError, UsageError
 from lambert.core.files import write_whole
-from lambert.engine import checkpoint, lock
+from lambert.engine import agreement, checkpoint, lock
+from lambert.engine import exchange as exchanges
 from lambert.engine.compiler import Setting
-from lambert.engine.dist import World
+from lambert.engine.dist import TIMEOUT_SECONDS, World
+from lambert.engine.exchange import Exchange, ExchangeConfig
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.log import RunLog
 from lambert.engine.precision import Precision
@@ -46,6 +48,17 @@ class TrainConfig:
     masks. Where it fails, the run is eager and says so."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
+    threads: int = 0
+    """Threads of a process on a CPU; 0: what OMP_NUM_THREADS says, or one a core, in a deterministic run one."""
+    deterministic: bool = False
+    """The same bits on any number of ranks that divides `shares`: sums are a tree over fixed parts of each global
+    batch. It costs smaller micro-batches and that gradients are not sent while the backward pass still runs."""
+    shares: int = 8
+    """Parts of a global batch in a deterministic run, a power of two: the most ranks that it can have."""
+    timeout: float = TIMEOUT_SECONDS
+    """Seconds that ranks wait for one that hangs, before all of them leave."""
+    compare_every: int = 1000
+    """Updates between comparisons of the ranks' weights, which must be the same bits; 0: never."""
     evaluate_every: int = 0
     """Updates between scores on held-out data; 0: at the end only."""
     evaluate_sequences: int = 2048
@@ -59,10 +72,14 @@ class TrainConfig:
         for name in ("batch_size", "keep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"train.{name} = {getattr(self, name)} must be at least 1.")
+        if self.timeout <= 0:
+            raise UsageError(f"train.timeout = {self.timeout} must be above 0 seconds.")
+        if self.shares < 1 or self.shares & (self.shares - 1):
+            raise UsageError(f"train.shares = {self.shares} must be a power of two.")
         for name in ("steps", "epochs"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise UsageError(f"train.{name} = {getattr(self, name)} must be above 0.")
-        for name in ("micro_tokens", "evaluate_every", "evaluate_sequences", "save_every"):
+        for name in ("micro_tokens", "evaluate_every", "evaluate_sequences", "save_every", "threads", "compare_every"):
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name} = {getattr(self, name)} must not be negative.")
 
@@ -74,6 +91,19 @@ class TrainConfig:
         if not ends:
             raise UsageError("How long to train? Set train.steps or train.epochs.")
         return min(ends)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises UsageError where so many ranks cannot share the global batch evenly, with the nearest that can."""
+        whole, what = (self.shares, "shares") if self.deterministic else (self.batch_size, "batch_size")
+        if whole % ranks:
+            fitting = [n for n in range(1, whole + 1) if whole % n == 0]
+            below, above = max(n for n in fitting if n < ranks or n == 1), [n for n in fitting if n > ranks][:1]
+            sizes = [ranks * (whole // ranks), ranks * (whole // ranks + 1)]
+            other = "" if self.deterministic else f", or a batch_size of {' or '.join(str(n) for n in sizes if n)}"
+            raise UsageError(
+                f"{ranks} ranks cannot share train.{what} = {whole} evenly: start "
+                f"{' or '.join(map(str, [below, *above]))}{other}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +136,8 @@ class RunConfig(Protocol):
     @property
     def train(self) -> TrainConfig: ...
     @property
+    def exchange(self) -> ExchangeConfig: ...
+    @property
     def guard(self) -> GuardConfig: ...
     @property
     def log(self) -> LogConfig: ...
@@ -119,23 +151,27 @@ FREE = (
     "train.micro_tokens",
     "train.compile",
     "train.device",
+    "train.timeout",
+    "train.compare_every",
+    "exchange.",
     "train.save_every",
     "train.evaluate_",
     "train.keep",
 )
-"""Settings that may change when a run is continued: none of them moves what is learnt beyond rounding and
-the draw of dropout's masks."""
+"""Settings that may change when a run is continued: none of them moves what is learnt beyond rounding, the draw of
+dropout's masks, and how the gradients travel on the network there is now."""
 BEGUN = ("metrics.jsonl", "checkpoints", "model")
 """What a run leaves: a folder without any of them holds no run yet, only the settings of one that never began."""
 
 
 @contextmanager
-def open_run(config: RunConfig, world: World) -> Iterator[None]:
-    """Holds the run folder and writes config.toml, or compares it where the run goes on. At the end the ranks part.
+def open_run(config: RunConfig, world: World, data: Mapping[str, str]) -> Iterator[None]:
+    """Holds the run folder and writes config.toml, or compares it where the run goes on.
 
     Raises UsageError, on all ranks, where the folder is in use, belongs to a run with other settings, or holds
-    something else.
+    something else; and where ranks differ in settings, `data` (hashes of what they read), code or libraries.
     """
+    agreement.compare(world, settings.dotted(settings.as_dict(config)) | dict(data) | agreement.software())
     problem = world.broadcast_text(_foreign(config) if world.is_first else "")
     if problem:
         raise UsageError(problem)
@@ -143,7 +179,6 @@ def open_run(config: RunConfig, world: World) -> Iterator[None]:
         if world.is_first:
             write_whole(config.out / CONFIG, settings.text(config))
         yield
-    world.close()
 
 
 def _foreign(config: RunConfig) -> str:
@@ -177,16 +212,21 @@ class Run:
     guard: Guard
     budget: Budget
     saver: checkpoint.Saver
+    exchange: Exchange
 
     @classmethod
-    def begin(cls, config: RunConfig, model: Model, world: World) -> "Run":
-        """The run before its first update, with the same weights on every rank."""
+    def begin(cls, config: RunConfig, model: Model, world: World, steps: int) -> "Run":
+        """The run of `steps` updates before its first, with the same weights on every rank."""
+        options = config.train
         model.to(world.device)
         world.broadcast(model.parameters())
-        precision = Precision(config.train.precision, world.device)
-        guard, budget = Guard(config.guard, lambda: precision.scale), Budget(config.train.micro_tokens)
-        saver = checkpoint.Saver(config.out, keep=config.train.keep, world=world)
-        return cls(config, world, model, build(model, config.optim), precision, guard, budget, saver)
+        precision = Precision(options.precision, world.device)
+        guard = Guard(config.guard, lambda: precision.scale)
+        budget = Budget(options.micro_tokens, deterministic=options.deterministic)
+        saver = checkpoint.Saver(config.out, keep=options.keep, world=world)
+        dense = config.exchange.dense_updates(steps)
+        exchange = exchanges.build(model, world, config.exchange, dense=dense, deterministic=options.deterministic)
+        return cls(config, world, model, build(model, config.optim), precision, guard, budget, saver, exchange)
 
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one."""
@@ -196,7 +236,13 @@ class Run:
         kept = found.restore(self.model, self.optimizer, self.precision)
         self.guard.load(kept["guard"])
         self.budget.load(kept["budget"])
+        self._resume_exchange(found)
         return found.step, kept["log"]
+
+    def _resume_exchange(self, found: checkpoint.Checkpoint) -> None:
+        """What error feedback held back goes on, where gradients still travel by the same method."""
+        if found.values["extra"].get("exchange") == self.exchange.method:
+            self.exchange.load(found.exchange())
 
     def take_moments(self, run: Path) -> None:
         """Takes over the weights and the optimizer's moments of another run, and neither its options nor its loss
@@ -211,9 +257,11 @@ class Run:
 
     def save(self, done: int, log: RunLog, *, final: bool = False) -> None:
         """Saves a checkpoint after `done` updates; one that fails is fatal only where it is the `final` one."""
+        self.exchange.settle(self.optimizer)
+        states = {"log": log.state(), "guard": self.guard.state(), "budget": self.budget.state()}
         pause = self.saver.save(
-            done, model=self.model, optimizer=self.optimizer, precision=self.precision,
-            extra={"log": log.state(), "guard": self.guard.state(), "budget": self.budget.state()}, final=final,
+            done, model=self.model, optimizer=self.optimizer, precision=self.precision, exchange=self.exchange.state(),
+            extra=states | {"exchange": self.exchange.method}, final=final,
         )  # fmt: skip
         log.paused(pause.seconds)
 
@@ -228,6 +276,7 @@ class Run:
             )
         kept = found.restore(self.model, self.optimizer, self.precision)
         self.guard.rolled_back(kept["guard"])
+        self._resume_exchange(found)
         log.rewind(found.step, kept["log"])
         log.note(f"diverged: back to update {found.step:,}, learning rate times {self.guard.lr_scale:g}")
         return found.step

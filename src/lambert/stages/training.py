@@ -11,17 +11,20 @@ import torch
 
 from lambert.core.batch import Source
 from lambert.core.errors import UsageError
+from lambert.core.products import PRODUCTS
 from lambert.data.stream import GlobalBatch, places, stream
-from lambert.engine import archive, checkpoint
+from lambert.engine import agreement, archive, checkpoint
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device import product_ceiling
 from lambert.engine.dist import World
+from lambert.engine.exchange import Exchange
 from lambert.engine.incidents import Incidents
 from lambert.engine.log import RunLog
 from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.memory import release
 from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import StopRequest
+from lambert.engine.stragglers import Stragglers
 from lambert.model import attention, flops
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule
@@ -52,9 +55,16 @@ def fit(
     if config.guard.action == "roll back" and not options.save_every:
         raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")
     steps = options.updates(source.size(0))
-    run = Run.begin(config, model, world)
+    run = Run.begin(config, model, world, steps)
     run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
+    if options.deterministic or options.threads:
+        torch.set_num_threads(options.threads or 1)
+    if options.deterministic:
+        torch.use_deterministic_algorithms(True)
+        PRODUCTS.one_layout = True
     done, logged = run.resume()
+    if done == 0:  # a run may go on with any number of ranks, when some are lost
+        options.check_ranks(world.size)
     if done:
         stop.standing = f"; {_left(done)}"
     if done == 0 and moments_of is not None:
@@ -79,16 +89,20 @@ def fit(
     ):  # fmt: skip
         if done:
             log.note(f"continuing after update {done:,} of {steps:,}")
-        for text in (found, *_said(compilation, model, options.precision, world)):
+        for text in (*ranks(world, run.exchange), found, *_said(compilation, model, options.precision, world)):
             if text:
                 log.note(text)
         if compilation.active:  # scores are seldom taken: graphs of their own would not pay
             score = torch.compiler.set_stance("force_eager")(score)
+        slow = Stragglers()
         while done < steps:
             for step, work in _updates(run, source, log, done, steps):
                 done = step.index
                 log.step(step, work)
                 run.saver.report()
+                log.say(slow.watch(step))
+                if step.due(options.compare_every) and not run.exchange.local:
+                    agreement.compare_weights(world, model, done)
                 answer = run.guard.watch(step)
                 scoring = step.due(options.evaluate_every) and done < steps
                 pausing = done == steps or step.due(options.save_every) or scoring or stop.agreed(world)
@@ -98,6 +112,7 @@ def fit(
                     done = run.roll_back(log)
                     break
                 if scoring:
+                    run.exchange.settle(run.optimizer)
                     log.scores(done, score(model, run.precision, run.budget.tokens))
                 if stop.agreed(world):
                     run.save(done, log, final=True)
@@ -146,6 +161,15 @@ def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
         yield compilation
 
 
+def ranks(world: World, exchange: Exchange) -> Iterator[str]:
+    """What the user of several ranks is told: who they are, why that was taken to be so, and how gradients travel."""
+    if world.size > 1:
+        machines = (
+            f"{world.size // world.local_size} machines of {world.local_size}" if world.local_size > 1 else "ranks"
+        )
+        yield f"{world.size} ranks ({machines}; {world.reason}), gradients by {exchange.method}"
+
+
 def _facts(compilation: Compilation) -> dict[str, object]:
     """For environment.json."""
     return {"compiled": compilation.active, "compile_seconds": round(compilation.seconds, 3)}
@@ -178,12 +202,13 @@ def _updates(run: Run, source: Source, log: RunLog, done: int, steps: int) -> It
         batches = stream(
             source, batch_size=config.train.batch_size, micro_tokens=run.budget.tokens, seed=config.seed,
             start=done, rank=world.rank, world=world.size, stop=steps,
+            shares=config.train.shares if config.train.deterministic else 0,
         )  # fmt: skip
         try:
             for step in train(
                 run.model, run.optimizer, _priced(batches, run.model, costs),
                 schedule=lambda applied: run.guard.lr_scale * rate(applied), clip=config.optim.clip,
-                precision=run.precision, world=world, seed=config.seed, start=done, steps=steps,
+                precision=run.precision, world=world, seed=config.seed, start=done, steps=steps, exchange=run.exchange,
             ):  # fmt: skip
                 done = step.index
                 yield step, costs.popleft()
