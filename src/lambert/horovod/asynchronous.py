@@ -90,7 +90,8 @@ def allreduce_(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Tensor:  # fmt: skip
     """Overwrites `tensor` with its reduction over the ranks, and gives it back."""
-    synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+    op = reduction(op, average)
+    synchronize(allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
     return tensor
 
 
@@ -117,7 +118,8 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:  # fmt: skip
     """Overwrites the tensors with their reductions over the ranks, all in one operation, and gives them back."""
-    synchronize(grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set))
+    op = reduction(op, average)
+    synchronize(grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set))
     return list(tensors)
 
 

@@ -73,6 +73,7 @@ class Negotiator:
         self._counts: dict[tuple[int, str], int] = {}
         self._join: Entry | None = None
         self._running: list[Work] = []
+        self._hosts: list[str] = []
         self._closed: str | None = None
         self._threads = [
             threading.Thread(target=self._send_loop, name="lambert.horovod sender", daemon=True),
@@ -80,6 +81,16 @@ class Negotiator:
         ]
         for thread in self._threads:
             thread.start()
+
+    def meet(self, seconds: float) -> list[str]:
+        """Waits until all ranks are there, and gives their hosts. HorovodInternalError where they do not come."""
+        with self._lock:
+            self._completed.wait_for(lambda: self._hosts or self._closed, seconds)
+            hosts, reason = self._hosts, self._closed or "not all ranks have come"
+        if not hosts:
+            self.close(reason, 0)
+            raise HorovodInternalError(reason)
+        return hosts
 
     def name(self, kind: str, process_set: int, name: str | None) -> str:
         """The name to match by. Without one: a count, for each kind and process set, so that ranks count alike."""
@@ -203,7 +214,11 @@ class Negotiator:
         if kind == "closed":
             self._fail(content[0])
             return True
-        if kind == "joined":
+        if kind == "welcome":
+            with self._lock:
+                self._hosts = content[0]
+                self._completed.notify_all()
+        elif kind == "joined":
             entry, self._join = self._join, None
             assert entry is not None
             entry.result = content[0]

@@ -4,7 +4,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -119,10 +118,8 @@ def _meet(place: Place, seconds: float) -> Session:
     address, port, token = store.get("coordinator").decode().split()
     connection = socket.create_connection((address, int(port)), timeout=seconds)
     channel = Channel(connection)
-    channel.send(["hello", token, place.rank, place.host])
-    hosts = _welcome(channel, seconds)
     connection.settimeout(None)
-
+    channel.send(["hello", token, place.rank, place.host])
     executor = Executor(
         place.rank,
         store,
@@ -145,15 +142,8 @@ def _meet(place: Place, seconds: float) -> Session:
     change(0, list(range(place.size)))
     cycle = _number("HOROVOD_CYCLE_TIME", HOROVOD_CYCLE_TIME) / 1000
     negotiator = Negotiator(channel, executor.run, cycle, changed)
+    hosts = negotiator.meet(seconds)
     return Session(place, hosts, sets, negotiator, executor, coordinator)
-
-
-def _welcome(channel: Channel, seconds: float) -> list[str]:
-    deadline = time.monotonic() + seconds
-    while True:
-        channel.socket.settimeout(max(0.001, deadline - time.monotonic()))
-        for _, hosts in channel.receive():
-            return list(hosts)
 
 
 def _store(place: Place, seconds: float) -> HashStore | TCPStore:
