@@ -11,6 +11,7 @@ _MIB = 1024 * 1024
 UNDERSTOOD = {
     "fusion_threshold_mb": "HOROVOD_FUSION_THRESHOLD",
     "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
     "timeline_filename": "HOROVOD_TIMELINE",
     "timeline_mark_cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
     "no_stall_check": "HOROVOD_STALL_CHECK_DISABLE",
@@ -41,7 +42,6 @@ FLAGS_IGNORED = [
     "--no-log-hide-timestamp",
 ]
 VALUES_IGNORED = [
-    "--cache-capacity",
     "--autotune-log-file",
     "--autotune-warmup-samples",
     "--autotune-steps-per-sample",
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--alias", action="store_true", help="make `import horovod.torch` mean lambert.horovod in the command"
     )
-    p.add_argument("--start-timeout", type=whole_number, help="seconds for all ranks to find one another (default: 30)")
+    p.add_argument("--start-timeout", type=whole_number, help="seconds for all ranks to find one another (default: 120)")
     p.add_argument("--output-filename", metavar="FOLDER", help="also write FOLDER/rank.N/stdout and stderr")
     p.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="time before lines")
     p.add_argument("--network-interface", "--network-interfaces", dest="nics", action="append", help="to talk over")
@@ -102,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     tuned = p.add_argument_group("passed to the ranks as HOROVOD_* variables")
     tuned.add_argument("--fusion-threshold-mb", type=number)
     tuned.add_argument("--cycle-time-ms", type=number)
+    tuned.add_argument("--cache-capacity", type=whole_number)
     tuned.add_argument("--timeline-filename")
     tuned.add_argument("--timeline-mark-cycles", action="store_true")
     tuned.add_argument("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false")
