@@ -37,7 +37,7 @@ def main() -> None:
     methods = args.methods or list(dict.fromkeys(row["method"] for row in rows))
     batch_size = calibration["batch_size"]
     unlimited = 8e-6 / calibration["byte"]
-    lowest = min(bits_per_second(rate) for rate, _ in seconds) / 1e6
+    lowest = min(unlimited / 10, *(bits_per_second(rate) / 1e6 for rate, _ in seconds))
     curve = np.geomspace(lowest / 2, unlimited, 100)
 
     figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
@@ -60,6 +60,9 @@ def main() -> None:
         "measured (points) and predicted (lines)",
         fontsize=10,
     )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,g}")
+        axis.set_minor_formatter("")
     axes.grid(visible=True, which="both", linewidth=0.3)
     axes.legend(fontsize=8)
     for ending in ("svg", "png"):

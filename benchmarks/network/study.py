@@ -121,7 +121,10 @@ def train(args: argparse.Namespace, method: str, rate: str, seed: int, *, dense:
     rows = [row for row in lines if "loss" in row]
     heldout = [row["heldout/mlm"] for row in lines if "heldout/mlm" in row]
     late = rows[args.warm_up :]
-    seconds = [args.batch_size / row["sequences_per_second"] for row in late]
+    single = [args.batch_size / row["sequences_per_second"] for row in late]
+    period = METHODS.get(method, {}).get("sync_every", 1)  # of updates, one of which has the exchange in it
+    ends = range(period, len(single) + 1, period)
+    seconds = [statistics.fmean(single[end - period : end]) for end in ends]
     times, sent = zip(*samples, strict=True)
     first, last = np.interp([late[0]["time"], late[-1]["time"]], times, sent)
     figures = {
@@ -131,7 +134,7 @@ def train(args: argparse.Namespace, method: str, rate: str, seed: int, *, dense:
         "sent": round((last - first) / max(1, len(late) - 1)),
         "finite": all(row["loss"] is not None and math.isfinite(row["loss"]) for row in rows),
     }
-    for name in ("exchange_seconds", "exposed_seconds"):
+    for name in ("exchange_seconds", "exchange_wait_seconds"):
         if name in late[-1]:
             figures[name] = round(statistics.median(row[name] for row in late), 5)
     if dense:
@@ -182,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="speed: runs of each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="loss")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--updates", type=int, default=16)
+    parser.add_argument("--updates", type=int, default=22)
     parser.add_argument("--warm-up", type=int, default=6, help="updates that are not timed")
     parser.add_argument("--batch-size", type=int, default=8, help="sequences of an update, over all ranks")
     parser.add_argument("--length", type=int, default=64, help="tokens of a sequence")
@@ -194,8 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of a run")
     args = parser.parse_args(arguments)
-    if args.updates - args.warm_up < 2:
-        parser.error("--updates must be at least 2 more than --warm-up")
+    if args.updates - args.warm_up < 8:
+        parser.error("--updates must be at least 8 more than --warm-up")
     if args.work == "speed" and not args.evaluate_sequences:
         args.evaluate_sequences = 16
     shared = settings(args)
