@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+import lambert.horovod as hvd
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.horovod.run import main
+from lambert.horovod.run.function import run as run_function
 from lambert.horovod.run.hosts import Host, discover, fill, parse_hosts, places, read_hostfile
 from lambert.horovod.run.options import parse, variables
 
@@ -220,3 +223,40 @@ def test_a_horovod_script_runs_as_it_is(tmp_path: Path, capfd: pytest.CaptureFix
     assert run("-np", "2", "--alias", "--timeline-filename", str(trace), sys.executable, str(script)) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:2 1.5", "[1]<stdout>:2 1.5"]
     assert "allreduce.x" in trace.read_text()
+
+
+def total(first: float, *, more: float) -> tuple[int, float]:
+    hvd.init()
+    return hvd.rank(), float(hvd.allreduce(torch.tensor(first + hvd.rank()), op=hvd.Sum)) + more
+
+
+@pytest.mark.timeout(90)
+def test_a_function_runs_on_every_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_function(total, (3.0,), {"more": 0.5}, num_proc=2) == [(0, 7.5), (1, 7.5)]
+    with pytest.raises(UsageError, match="no MPI"):
+        run_function(total, use_mpi=True)
+    with pytest.raises(UsageError, match="this machine only"):
+        run_function(total, hosts=f"{FAR}:1")
+
+
+@pytest.mark.timeout(90)
+def test_a_script_that_starts_itself_runs_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import horovod, horovod.torch as hvd\n"
+        "def work(x):\n"
+        "    hvd.init()\n"
+        "    if x == hvd.rank(): raise ValueError('no')\n"
+        "    return x * hvd.rank()\n"
+        "if __name__ == '__main__':\n"
+        "    print(horovod.run(work, args=(7,), np=2, use_gloo=True))\n"
+        "    horovod.run(work, args=(0,), np=1)\n"
+    )
+    folder = str(Path(hvd.__file__).parent / "aliased")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *sys.path])}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=80, check=False
+    )
+    assert "[0, 7]" in done.stdout
+    assert "ValueError: no" in done.stderr
+    assert "a rank failed with exit code 1" in done.stderr

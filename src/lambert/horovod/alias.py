@@ -37,6 +37,7 @@ def install_alias() -> None:
         module = sys.modules.setdefault(package, ModuleType(package, "Lambert's Horovod API under Horovod's name."))
         module.__path__ = []
     sys.modules["horovod"].common = sys.modules["horovod.common"]  # type: ignore[attr-defined]
+    sys.modules["horovod"].run = importlib.import_module("lambert.horovod.run.function").run  # type: ignore[attr-defined]
     for alias, name in ALIASES.items():
         sys.modules[alias] = importlib.import_module(name)
         parent, _, child = alias.rpartition(".")

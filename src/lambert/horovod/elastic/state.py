@@ -45,7 +45,8 @@ class State:
     def check_host_updates(self) -> None:
         """Raises `HostsUpdatedInterrupt` on all ranks alike when hosts have appeared or are about to go."""
         if membership.elastic:
-            changed, only_removed = self._bcast_object(membership.hosts_changed(), name="elastic.hosts")
+            seen = membership.hosts_changed() if self._rank() == 0 else None
+            changed, only_removed = self._bcast_object(seen, name="elastic.hosts")
             if changed:
                 raise HostsUpdatedInterrupt(only_removed)
 

@@ -1,0 +1,58 @@
+"""`horovod.run`: a function, instead of a command, once per rank.
+
+The function, its arguments and its results go through pickle files in a folder of the user's own (mode 700). Like
+multiprocessing, the ranks import the module of the function; where that is the script that runs, they run it under
+another name than `__main__`, so it needs the usual `if __name__ == "__main__":`.
+"""
+
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import UsageError
+from lambert.horovod.run import main
+from lambert.horovod.run.hosts import is_local, parse_hosts
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    hosts: str | None = None,
+    np: int | None = None,
+    start_timeout: int | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    executable: str | None = None,
+) -> list[Any]:
+    """What `func(*args, **kwargs)` returns on each rank, by rank. Runs on this machine.
+
+    `RuntimeError` when a rank fails, `UsageError` for hosts that are not this one and for MPI. `np` is the older
+    `num_proc`; `use_gloo` changes nothing.
+    """
+    if use_mpi:
+        raise UsageError("horovod.run: there is no MPI here: leave use_mpi out, ranks talk over gloo or NCCL")
+    if hosts and not all(is_local(host.name) for host in parse_hosts(hosts)):
+        raise UsageError("horovod.run runs functions on this machine only: start a command with lambert horovodrun -H")
+    ranks = num_proc if np is None else np
+    options = ["-np", str(ranks)]
+    options += ["-H", hosts] if hosts else []
+    options += ["--start-timeout", str(start_timeout)] if start_timeout else []
+    options += ["--output-filename", output_filename] if output_filename else []
+    options += ["--verbose"] if verbose else []
+    script = getattr(sys.modules["__main__"], "__file__", None) if func.__module__ == "__main__" else None
+    with tempfile.TemporaryDirectory(prefix="lambert-run-") as name:
+        folder = Path(name)
+        (folder / "call").write_bytes(pickle.dumps((func, tuple(args), dict(kwargs or {}))))
+        (folder / "setting").write_bytes(pickle.dumps((sys.path, script, "horovod" in sys.modules)))
+        code = main([*options, executable or sys.executable, "-m", "lambert.horovod.run.task", name])
+        if code:
+            raise RuntimeError(f"horovod.run: a rank failed with exit code {code}; its output says why")
+        return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(ranks)]
