@@ -71,9 +71,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--alias", action="store_true", help="make `import horovod.torch` mean lambert.horovod in the command"
     )
-    p.add_argument(
-        "--start-timeout", type=whole_number, help="seconds in which the ranks have to meet (default: 120)"
-    )
+    p.add_argument("--start-timeout", type=whole_number, help="seconds in which the ranks have to meet (default: 120)")
     p.add_argument("--output-filename", metavar="FOLDER", help="also write FOLDER/rank.N/stdout and stderr")
     p.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="time before lines")
     p.add_argument("--network-interface", "--network-interfaces", dest="nics", action="append", help="to talk over")
