@@ -305,6 +305,25 @@ def parameters_outlive_their_optimizers() -> None:
     assert not any(p._post_accumulate_grad_hooks and len(p._post_accumulate_grad_hooks) > 1 for p in model.parameters())
 
 
+def layers_that_are_unfrozen_or_added_are_reduced_from_then_on() -> None:
+    for op in (hvd.Average, hvd.Adasum):
+        model = net()
+        model[0].requires_grad_(False)
+        plain = torch.optim.SGD([*model[0].parameters(), *model[2].parameters()], lr=0.1)
+        optimizer = hvd.DistributedOptimizer(plain, op=op)
+        for step, batch in enumerate(batches(6)):
+            if step == 2:
+                model[0].requires_grad_(True)
+            if step == 4:
+                optimizer.add_param_group({"params": model[4].parameters()})
+            model.zero_grad()
+            model(mine(batch)).square().mean().backward()
+            optimizer.step()
+        here, there = hvd.allgather_object([p.tolist() for p in model.parameters()])
+        assert here == there
+        assert all(p.ne(q).any() for p, q in zip(model.parameters(), net().parameters(), strict=True))
+
+
 def state_from_before_is_kept() -> None:
     model = net()
     plain = adamw(model)
@@ -345,6 +364,7 @@ CHECKS = [
     sparse_gradients_are_reduced,
     adasum_joins_steps,
     parameters_outlive_their_optimizers,
+    layers_that_are_unfrozen_or_added_are_reduced_from_then_on,
     state_from_before_is_kept,
     ranks_outside_a_process_set_step_alone,
 ]

@@ -58,10 +58,19 @@ class _Reduced(torch.optim.Optimizer):
         self._group_of = {p: tuple(group) for group in groups for p in group}
         # An elastic job that starts alone may grow.
         self._reduces = process_set.included() and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
-        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        self._trained = list(dict.fromkeys(trained)) if self._reduces else []
+        self._trained: list[Tensor] = []
+        self._hooks: list[Any] = []
+        # Removed with the optimizer: a parameter outlives its optimizers and must not feed the old ones.
+        weakref.finalize(self, _remove, self._hooks)
         self._restart()
-        # Weak, and removed with the optimizer: a parameter outlives its optimizers and must not feed the old ones.
+        self._watch()
+
+    def _watch(self) -> None:
+        """Takes up the parameters that are trained and were not before: all at first, later unfrozen or added ones."""
+        if not self._reduces:
+            return
+        listed = dict.fromkeys(p for group in self.param_groups for p in group["params"] if p.requires_grad)
+        new = [p for p in listed if p not in self._passes_left]
         me = weakref.ref(self)
 
         def completed(parameter: Tensor) -> None:
@@ -69,8 +78,12 @@ class _Reduced(torch.optim.Optimizer):
             if optimizer is not None:
                 optimizer._completed(parameter)
 
-        hooks = [p.register_post_accumulate_grad_hook(completed) for p in self._trained]
-        weakref.finalize(self, _remove, hooks)
+        if new:
+            self._parameter_names = _names(self, None) | self._parameter_names
+        for p in new:
+            self._trained.append(p)
+            self._passes_left[p] = self.backward_passes_per_step
+            self._hooks.append(p.register_post_accumulate_grad_hook(completed))
 
     def _restart(self) -> None:
         self._pending: dict[tuple[Tensor, ...], tuple[Any, list[Any]]] = {}
@@ -123,6 +136,7 @@ class _Reduced(torch.optim.Optimizer):
 
         Follow it with `with optimizer.skip_synchronize(): optimizer.step()`.
         """
+        self._watch()
         waiting = {p for group in self._pending for p in group}
         for p in self._trained:
             if p not in waiting:
@@ -221,6 +235,7 @@ class _AdasumReduced(torch.optim.Optimizer):
         before = [p.detach().clone() for p in trained]
         loss = super().step(closure)
         pending = []
+        self._parameter_names = _names(self, None) | self._parameter_names
         for p, start in zip(trained, before, strict=True):
             sent, context = self._compression.compress(p.detach() - start)
             pending.append((allreduce_async_(sent, name=self._parameter_names[p], op=Adasum), context))
