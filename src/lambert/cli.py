@@ -80,6 +80,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if arguments is None and tokens and tokens[0] in COMPUTES:
         keep_memory()
     if arguments is None:
+        # torch tells a rank that lost the others so in twenty lines of its own, and in a user's one anyway.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         worker.follow()
     debug = "--debug" in tokens
     if tokens[:1] != ["launch"]:  # which hands it on
@@ -188,7 +190,18 @@ def _one_line(text: str) -> str:
 def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exc()
-    sys.exit(worker.tell(exit_code, _one_line(message)))
+    _exit(worker.tell(exit_code, _one_line(message)))
+
+
+def _exit(code: int) -> NoReturn:
+    """As sys.exit; at once where a process group still stands, whose threads hang or abort at the interpreter's end
+    when others of it are gone."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _crash(tokens: list[str]) -> NoReturn:
@@ -198,4 +211,4 @@ def _crash(tokens: list[str]) -> NoReturn:
         where = "The traceback is in crash.txt: please report it."
     except OSError:
         where = text
-    sys.exit(worker.tell(1, f"bug: {_one_line(text.splitlines()[-1])}. {where}"))
+    _exit(worker.tell(1, f"bug: {_one_line(text.splitlines()[-1])}. {where}"))

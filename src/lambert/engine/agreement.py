@@ -65,7 +65,7 @@ def compare_weights(world: World, model: nn.Module, update: int) -> None:
     name = next(name for name, *values in zip(sums, *said, strict=True) if len(set(values)) > 1)
     raise MachineError(
         f"After update {update:,} the weights of rank {', '.join(map(str, wrong))} are not those of the others, first "
-        f"in {name}: faulty memory or network? Restart from the last checkpoint, without that machine if it happens again."
+        f"in {name}: faulty memory or network? Go on from the last checkpoint, without that machine if it happens again."
     )
 
 

@@ -3,13 +3,14 @@
 import importlib
 import json
 import os
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed
@@ -21,12 +22,18 @@ from lambert.core.batch import Batch, Target
 from lambert.core.errors import DataError, DivergedError, LambertError, MachineError, SavedAndStopped, UsageError
 from lambert.engine.rendezvous import Place, place
 
+Answer = TypeVar("Answer")
+
 TIMEOUT_SECONDS = 120.0
 """How long a collective waits for a rank that hangs. Torch's own default is 30 minutes, paid in idle machines."""
 _MEETING_SECONDS = 50.0
 """How long the ranks wait for one another at the start."""
-_CONFESSION_SECONDS = 3.0
+_CONFESSION_SECONDS = 2.0
 """How long a rank that lost the others waits to learn which of them is to blame."""
+
+
+class Lost(MachineError):
+    """A collective failed: other ranks are gone, or do not answer. What is left of the group answers to nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +91,19 @@ class World:
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrites `tensors` with those of the first rank."""
 
-    def broadcast_text(self, text: str) -> str:
-        """The first rank's text, on every rank. Bytes travel, never pickles."""
+    def broadcast_text(self, text: str, seconds: float | None = None) -> str:
+        """The first rank's text, on every rank. Bytes travel, never pickles. The others wait `seconds` for it, where it
+        may take longer than a collective."""
         return text
 
     def gather_text(self, text: str) -> list[str]:
         """Every rank's text, on every rank, by rank."""
         return [text]
+
+    def gather_tensors(self, named: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
+        """Every rank's named tensors, of any shapes and types, on every rank, by rank. Of several ranks they lie in the
+        host's memory."""
+        return [named]
 
     def add(self, numbers: Sequence[int]) -> list[int]:
         """The sums of the ranks' numbers. They travel over the host, so the device need not be waited for."""
@@ -122,7 +135,8 @@ class World:
 class Group(World):
     """Several processes on `torch.distributed`: NCCL between GPUs, Gloo between hosts.
 
-    A collective that fails raises MachineError, which names the ranks that left, and why, or that do not answer.
+    A collective that fails raises Lost, which names the ranks that left, and why, or that do not answer; or
+    SavedAndStopped where they were asked to stop.
     """
 
     store: Store = field(default_factory=HashStore)
@@ -131,24 +145,31 @@ class Group(World):
     """Seconds that a collective waits."""
 
     def sum(self, tensor: Tensor) -> Tensor:
-        with self.collective("a sum"):
+        with self.collective("at a sum"):
             torch.distributed.all_reduce(tensor)
         return tensor
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        with self.collective("a broadcast"):
+        with self.collective("at a broadcast"):
             for tensor in tensors:
                 torch.distributed.broadcast(tensor.detach(), src=0)
 
-    def broadcast_text(self, text: str) -> str:
+    def broadcast_text(self, text: str, seconds: float | None = None) -> str:
         content = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
         length = torch.tensor([len(text.encode())])
-        with self.collective("a broadcast"):
-            torch.distributed.broadcast(length, src=0)
+        with self.collective("at a broadcast"):
+            self._broadcast_patiently(length, self.timeout if seconds is None else seconds)
             if not self.is_first:
                 content = torch.zeros(max(1, int(length)), dtype=torch.uint8)
             torch.distributed.broadcast(content, src=0)
-        return bytes(content[: int(length)].tolist()).decode()
+        return content[: int(length)].numpy().tobytes().decode()
+
+    def _broadcast_patiently(self, tensor: Tensor, seconds: float) -> None:
+        options = torch.distributed.BroadcastOptions()
+        options.timeout = timedelta(seconds=seconds)
+        group = torch.distributed.group.WORLD
+        assert group is not None
+        group.broadcast([tensor], options).wait(options.timeout)
 
     def gather_text(self, text: str) -> list[str]:
         content = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
@@ -156,9 +177,27 @@ class Group(World):
         padded = torch.zeros(width, dtype=torch.uint8)
         padded[: len(content)] = content
         texts = [torch.empty_like(padded) for _ in range(self.size)]
-        with self.collective("a gathering"):
+        with self.collective("at a gathering"):
             torch.distributed.all_gather(texts, padded)
         return [bytes(found.tolist()).rstrip(b"\0").decode() for found in texts]
+
+    def gather_tensors(self, named: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+        forms = {name: [str(tensor.dtype).removeprefix("torch."), tensor.shape] for name, tensor in own.items()}
+        gathered: list[Mapping[str, Tensor]] = []
+        for rank, text in enumerate(self.gather_text(json.dumps(forms))):
+            found = own
+            if rank != self.rank:
+                found = {
+                    name: torch.empty(shape, dtype=getattr(torch, dtype))
+                    for name, (dtype, shape) in json.loads(text).items()
+                }
+            with self.collective("at a gathering"):
+                for tensor in found.values():
+                    if tensor.numel():
+                        torch.distributed.broadcast(tensor.reshape(-1).view(torch.uint8), src=rank)
+            gathered.append(found)
+        return gathered
 
     def add(self, numbers: Sequence[int]) -> list[int]:
         values = torch.tensor([*numbers])
@@ -189,11 +228,11 @@ class Group(World):
 
     @contextmanager
     def collective(self, what: str) -> Iterator[None]:
-        """In here ranks meet. Raises MachineError, which says who did not come, where torch raises RuntimeError."""
+        """In here ranks meet. Raises Lost, which says who did not come, where torch raises RuntimeError."""
         try:
             yield
         except RuntimeError as error:
-            raise MachineError(f"Rank {self.rank} lost the others at {what}: {self._blame(error)}") from error
+            raise self._blame(what, error) from error
 
     def close(self) -> None:
         torch.distributed.destroy_process_group()
@@ -203,40 +242,68 @@ class Group(World):
     ) -> None:
         if error is None:
             self.close()
-            return
-        with suppress(RuntimeError):  # the rank that holds the store may be the one that is gone
-            self.store.set(_key(self.rank), _line(error) or type(error).__name__)
-            self.close()  # ends the others' wait, who then look into the store
+        elif not isinstance(error, Lost):
+            said = json.dumps([_line(error) or type(error).__name__, getattr(error, "exit_code", 1)])
+            # The rank that holds the store may be gone, and what waits for it never returns.
+            _bounded(lambda: self.store.set(_key(self.rank), said))
+            _bounded(self.close)  # ends the others' wait, who then look into the store
             if self.is_first:  # and takes the store with it when it leaves
-                self._others(_CONFESSION_SECONDS)
+                _bounded(self._others)
 
-    def _blame(self, error: RuntimeError) -> str:
-        """Which ranks left, and what they said; or which do not answer."""
-        try:
-            self.store.set(_key(self.rank), "")
-            said = self._others(_CONFESSION_SECONDS)
-        except RuntimeError:
-            return f"rank 0 is gone, which they meet at ({_line(error)}). Its own last lines say why."
-        left = [f"rank {rank} left: {text}" for rank, text in sorted(said.items()) if text]
+    def _blame(self, what: str, error: RuntimeError) -> LambertError:
+        """Names the ranks that left, and what they said, or that do not answer. Where they were asked to stop, so is
+        this one."""
+        lost = f"Rank {self.rank} lost the others {what}"
+
+        def ask() -> dict[int, tuple[str, int]]:
+            self.store.set(_key(self.rank), json.dumps(["", 0]))
+            return self._others()
+
+        said = _bounded(ask)
+        if said is None:
+            return Lost(f"{lost}: rank 0, where all meet, does not answer: killed, hung or cut off ({_line(error)}).")
+        left = [(rank, text, code) for rank, (text, code) in sorted(said.items()) if text]
         if left:
-            return "; ".join(left)
+            told = "; ".join(f"rank {rank} left: {text}" for rank, text, _ in left)
+            code = left[0][2]
+            return _again(told, code) if code in _STOPPED else Lost(f"{lost}: {told}")
         silent = [rank for rank in range(self.size) if rank != self.rank and rank not in said]
         if silent:
             names = ", ".join(map(str, silent))
-            return f"rank {names} does not answer: killed, hung or cut off ({_line(error)})."
-        return f"{_line(error)}. All ranks are there: look at the network between them."
+            return Lost(f"{lost}: rank {names} does not answer: killed, hung or cut off ({_line(error)}).")
+        return Lost(f"{lost}, who lost it too ({_line(error)}). Look at the network between them.")
 
-    def _others(self, seconds: float) -> dict[int, str]:
-        """What other ranks said when they left: "" of one that lost the others itself. Waits for all, or so long."""
-        said: dict[int, str] = {}
-        until = time.monotonic() + seconds
+    def _others(self) -> dict[int, tuple[str, int]]:
+        """What other ranks said when they left, with their exit codes; ("", 0) of one that lost the others itself.
+        Waits until all have, or so long."""
+        said: dict[int, tuple[str, int]] = {}
+        until = time.monotonic() + _CONFESSION_SECONDS
         while True:
             for rank in range(self.size):
                 if rank not in said and rank != self.rank and self.store.check([_key(rank)]):
-                    said[rank] = self.store.get(_key(rank)).decode()
+                    text, code = json.loads(self.store.get(_key(rank)))
+                    said[rank] = text, code
             if len(said) == self.size - 1 or time.monotonic() > until:
                 return said
             time.sleep(0.05)
+
+
+def _bounded(work: Callable[[], Answer]) -> Answer | None:
+    """What `work` gives, or None where it fails or takes much longer than ranks wait for one another."""
+    answers: list[Answer] = []
+
+    def run() -> None:
+        with suppress(RuntimeError):
+            answers.append(work())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_CONFESSION_SECONDS + 0.5)
+    return answers[0] if answers else None
+
+
+_STOPPED = (75, 130)
+"""Exit codes of SavedAndStopped."""
 
 
 def _key(rank: int) -> str:
@@ -245,7 +312,7 @@ def _key(rank: int) -> str:
 
 def _again(text: str, code: int) -> LambertError:
     """The error of another rank, which left with this exit code."""
-    if code in (75, 130):
+    if code in _STOPPED:
         return SavedAndStopped(text, code)
     return {kind.exit_code: kind for kind in (UsageError, DataError, DivergedError)}.get(code, MachineError)(text)
 
@@ -257,6 +324,7 @@ def _met(here: Place, device: torch.device, timeout: float) -> Store:
     importlib.import_module("torch._dynamo")
     os.environ |= {"MASTER_ADDR": here.address, "MASTER_PORT": str(here.port)}
     try:
+        store: Store
         store, _, _ = next(
             rendezvous("env://", here.rank, here.size, timeout=timedelta(seconds=min(timeout, _MEETING_SECONDS)))
         )

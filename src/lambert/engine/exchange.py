@@ -63,20 +63,24 @@ class ExchangeConfig:
         if not 0 <= self.dense_share < 1:
             raise UsageError(f"exchange.dense_share = {self.dense_share} must be a share in [0, 1).")
 
-    def dense_updates(self, updates: int) -> int:
-        """How many of a run's updates are sent in bfloat16, at its beginning."""
-        return round(self.dense_share * updates) if self.method in ("int4", "powersgd") else 0
+    def dense_updates(self, method: str, updates: int) -> int:
+        """How many of a run's `updates` are sent in bfloat16 before `method` begins."""
+        return round(self.dense_share * updates) if method in ("int4", "powersgd") else 0
 
 
-METHODS: dict[str, Callable[[ExchangeConfig, torch.distributed.ProcessGroup | None], Method]] = {
-    "float32": lambda config, group: Dense(group, torch.float32),
-    "bfloat16": lambda config, group: Dense(group, torch.bfloat16),
-    "float16": lambda config, group: Dense(group, torch.float16),
-    "int8": lambda config, group: Quantized(group, bits=8),
-    "int4": lambda config, group: Quantized(group, bits=4),
-    "powersgd": lambda config, group: PowerSGD(group, rank=config.rank),
+METHODS: dict[str, Callable[[ExchangeConfig, torch.distributed.ProcessGroup | None, torch.device | None], Method]] = {
+    "float32": lambda config, group, compile_for: Dense(group, torch.float32),
+    "bfloat16": lambda config, group, compile_for: Dense(group, torch.bfloat16),
+    "float16": lambda config, group, compile_for: Dense(group, torch.float16),
+    "int8": lambda config, group, compile_for: Quantized(group, bits=8, compile_for=compile_for),
+    "int4": lambda config, group, compile_for: Quantized(group, bits=4, compile_for=compile_for),
+    "powersgd": lambda config, group, compile_for: PowerSGD(group, rank=config.rank),
 }
-"""Functions (settings, process group) that build a method."""
+"""Functions (settings, process group, device to compile kernels for or none) that build a method."""
+
+_COMPILED = 4e10
+"""Elements over all updates from which compiling kernels, some 30 s, takes less than they save: 0.8 ns each (measured;
+docs/design/0006)."""
 
 
 class Exchange:
@@ -154,16 +158,18 @@ class Ranks(Exchange):
     """Of one of several ranks. Every rank must make and call it alike."""
 
     def __init__(
-        self, net: nn.Module, world: Several, config: ExchangeConfig, *, dense: int = 0, deterministic: bool = False
+        self, net: nn.Module, world: Several, config: ExchangeConfig, *, updates: int = 0, deterministic: bool = False
     ) -> None:
-        """The first `dense` updates are sent in bfloat16. `deterministic`: float32 sums whose order is that of a binary
-        tree over the ranks."""
+        """For a run of so many `updates`. `deterministic`: float32 sums whose order is that of a binary tree over the
+        ranks."""
         super().__init__(net, deterministic=deterministic)
         self._world, self._deterministic = world, deterministic
-        self._config, self._dense, self._update = config, dense, 0
+        self._config, self._updates, self._update = config, updates, 0
         # A group of its own, since the loop's small collectives go on meanwhile.
         self._whole = torch.distributed.new_group(timeout=timedelta(seconds=world.timeout))
-        self._machines = machines(world.size, world.local_size) if _nested(world, config, deterministic) else None
+        self._machines = (
+            machines(world.size, world.local_size, world.timeout) if _nested(world, config, deterministic) else None
+        )
         self._buckets = self.gradients.buckets(config.bucket_mb)
         self._bucket_of = [bucket.index for bucket in reversed(self._buckets) for _ in bucket.views]
         self._missing = [0] * len(self._buckets)
@@ -182,10 +188,12 @@ class Ranks(Exchange):
         self._method = Butterfly(self._whole) if self._deterministic else self._built(name)
 
     def _built(self, name: str) -> Method:
+        pays = self._updates * self.gradients.flat.numel() >= _COMPILED
+        compile_for = self.gradients.flat.device if pays else None
         if self._machines is None:
-            return METHODS[name](self._config, self._whole)
+            return METHODS[name](self._config, self._whole, compile_for)
         within, between = self._machines
-        return Hierarchical(within, between, METHODS[name](self._config, between))
+        return Hierarchical(within, between, METHODS[name](self._config, between, compile_for))
 
     def attach(self) -> None:
         for place, parameter in enumerate(self.gradients.parameters):
@@ -218,7 +226,8 @@ class Ranks(Exchange):
         self._send(len(self._buckets))
         assert self._courier is not None
         began = time.perf_counter()
-        self._courier.wait()
+        with self._world.collective(f"summing the gradients of update {self._update + 1:,}"):
+            self._courier.wait()
         self._waited = time.perf_counter() - began
 
     def report(self, losses_SK: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
@@ -273,7 +282,7 @@ class Ranks(Exchange):
         bad_P = ~torch.isfinite(torch.stack(torch._foreach_norm(list(bucket.views))))
         places_P = torch.arange(first, first + len(bad_P), device=bad_P.device)
         self._worst.copy_(torch.where(bad_P, places_P, self._worst).min())
-        early = self._update < self._dense and not self._deterministic
+        early = self._update < self._config.dense_updates(self.method, self._updates)
         (self._early if early else self._method).reduce(bucket)
 
 
@@ -358,10 +367,10 @@ def _nested(world: World, config: ExchangeConfig, deterministic: bool) -> bool:
 
 
 def build(
-    net: nn.Module, world: World, config: ExchangeConfig, *, dense: int = 0, deterministic: bool = False
+    net: nn.Module, world: World, config: ExchangeConfig, *, updates: int = 0, deterministic: bool = False
 ) -> Exchange:
-    """The exchange of this world."""
+    """The exchange of this world, for a run of so many `updates`."""
     if not isinstance(world, Several):
         return Exchange(net, deterministic=deterministic)
     kind = Averaging if config.sync_every > 1 else Ranks
-    return kind(net, world, config, dense=dense, deterministic=deterministic)
+    return kind(net, world, config, updates=updates, deterministic=deterministic)

@@ -7,8 +7,9 @@ from lambert.core.errors import UsageError
 from lambert.core.gradients import collect, release, reserve
 from lambert.engine.reduction import Bucket
 
-_ALIGNMENT = 16
-"""Elements: every gradient begins at a multiple of 64 bytes, so that vectorised kernels take their fast path."""
+_ALIGNMENT = 128
+"""Elements: every gradient begins where a vectorised kernel takes its fast path, and where a block of what an exchange
+sends in 8 or 4 bits does."""
 
 
 class Gradients:
@@ -37,10 +38,17 @@ class Gradients:
         ]
         """P gradients, shaped as their parameters."""
         self._starts = starts
+        self._gaps = [
+            self.flat[start + parameter.numel() : end]
+            for start, end, parameter in zip(starts, starts[1:], self.parameters, strict=False)
+            if start + parameter.numel() < end
+        ]
 
     def clear(self) -> None:
         """Makes the gradients so far nought. On a CPU, where memory is what the update waits for, nothing is written:
         the first gradient that arrives replaces what is there."""
+        if self._gaps:
+            torch._foreach_zero_(self._gaps)  # a sum that was not finite anywhere fills them too
         if self.flat.device.type == "cpu":
             for parameter, view in zip(self.parameters, self.views, strict=True):
                 reserve(parameter, view)

@@ -247,7 +247,7 @@ def _accumulate(
     counts_K = torch.tensor([max(1, count) for count in counts], device=world.device)
     divisors_K = torch.tensor([max(1, n) for n in own], device=world.device) if exchange.local else counts_K
     last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
-    for share, losses_K in zip(update.shares, losses_SK, strict=True):
+    for place, share in enumerate(update.shares):
         exchange.gradients.clear()
         for index, batch in share:
             torch.manual_seed(int(key(seed, Stream.DROPOUT, number, index)))
@@ -257,7 +257,7 @@ def _accumulate(
                 exchange.last_pass()
             if sums_K.requires_grad:  # not so where this micro-batch happens to have no target
                 precision.backward((sums_K / divisors_K).sum())
-            losses_K += sums_K.detach() / counts_K
+            losses_SK[place] += sums_K.detach() / counts_K
         exchange.add()
 
 

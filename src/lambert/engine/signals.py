@@ -30,6 +30,11 @@ _OVER = 0
 class Asked(BaseException):
     """A signal breaks off what is being done. It is no Exception, so that nobody takes it for a failure of theirs."""
 
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        """What the process leaves with in the end."""
+
 
 class StopRequest:
     """Whether, and by what signal, this run was asked to stop.
@@ -70,7 +75,7 @@ class StopRequest:
     def check(self) -> None:
         """Raises Asked where this process was asked to stop."""
         if self:
-            raise Asked(f"stopped by {self.reason}")
+            raise Asked(f"stopped by {self.reason}", self._code)
 
     def agreed(self, world: World) -> bool:
         """Whether any rank was asked to stop: call it on all ranks, at the same step, and all leave together."""
@@ -81,9 +86,12 @@ class StopRequest:
         """The error to raise once everything is saved: what was `saved`, and how to go on (`again`: a command)."""
         return self._error(f"; {saved}", again)
 
+    @property
+    def _code(self) -> int:
+        return 130 if self.number == signal.SIGINT else _REQUEUE
+
     def _error(self, standing: str, again: str) -> SavedAndStopped:
-        code = 130 if self.number == signal.SIGINT else _REQUEUE
-        return SavedAndStopped(f"Stopped by {self.reason}{standing}. To continue: {again}", code)
+        return SavedAndStopped(f"Stopped by {self.reason}{standing}. To continue: {again}", self._code)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self._heard:  # what follows a second one is the listening thread's

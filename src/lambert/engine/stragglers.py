@@ -28,8 +28,8 @@ class Stragglers:
         idle = step.loads.count(0)
         if idle and self._seen == 1:
             return (
-                f"{idle} of {len(step.loads)} ranks have nothing to do: an update of {step.tokens:,} tokens is cut into "
-                f"fewer micro-batches. Set train.micro_tokens to {max(1, step.tokens // len(step.loads)):,} or less."
+                f"{idle} of {len(step.loads)} ranks have nothing to do: an update of {step.tokens:,} tokens is cut "
+                f"into fewer micro-batches. Set train.micro_tokens to {step.tokens // len(step.loads):,} or less."
             )
         ranks = [*zip(step.rank_seconds, step.loads, strict=True)]
         if len(ranks) == 1 or not all(seconds and load for seconds, load in ranks):

@@ -224,8 +224,7 @@ class Run:
         guard = Guard(config.guard, lambda: precision.scale)
         budget = Budget(options.micro_tokens, deterministic=options.deterministic)
         saver = checkpoint.Saver(config.out, keep=options.keep, world=world)
-        dense = config.exchange.dense_updates(steps)
-        exchange = exchanges.build(model, world, config.exchange, dense=dense, deterministic=options.deterministic)
+        exchange = exchanges.build(model, world, config.exchange, updates=steps, deterministic=options.deterministic)
         return cls(config, world, model, build(model, config.optim), precision, guard, budget, saver, exchange)
 
     def resume(self) -> tuple[int, dict[str, Any]]:
