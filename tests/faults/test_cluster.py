@@ -157,7 +157,7 @@ def test_a_killed_rank_is_replaced(start: Launch, tmp_path: Path, expected: tupl
     beginning = wait_until(lambda: done(out) > 0)
     wait_until((tmp_path / "once").exists)
     again = wait_until(lambda: done(out) >= 14)
-    assert again <= max(10, 1.5 * beginning), "on a busy machine the start itself takes longer"
+    assert again <= max(10, 2 * beginning), "on a busy machine the start itself takes longer"
     assert launched.code() == 0
     said = launched.lines()
     assert len(said) == 1, launched.text
@@ -251,9 +251,7 @@ def test_workers_do_not_outlive_their_launcher(
     workers = launched.workers()
     launched.process.kill()
     launched.process.wait()
-    assert gone(workers[:1] if hung else workers, 5)
-    if hung:
-        workers[1].kill()
+    assert gone(workers, 5)
     wait_until(lambda: free(out), 2)
     if not hung:
         assert start(out).code() == 0
@@ -274,7 +272,7 @@ def test_a_hung_rank_is_replaced(start: Launch, tmp_path: Path, expected: tuple[
     launched = start(out, fault=f"1:13:SIGSTOP:{tmp_path / 'once'}", train__timeout=10)
     beginning = wait_until(lambda: done(out) > 0)
     wait_until((tmp_path / "once").exists)
-    assert wait_until(lambda: done(out) >= 14) <= max(25, 18 + 1.5 * beginning)
+    assert wait_until(lambda: done(out) >= 14) <= max(25, 20 + 2 * beginning)
     assert launched.code() == 0
     said = launched.lines()
     assert len(said) == 1, launched.text
@@ -293,11 +291,10 @@ def test_a_machine_leaves_and_comes_back(start: Launch, tmp_path: Path, expected
     wait_until(lambda: ranks(out) == 2 and done(out) >= 4)
     before = len(first.lines())  # one, where the second came too late for the start
     second.process.kill()
-    wait_until(lambda: done(out) == 15)  # in the 16th it waits for the gate
-    assert ranks(out) == 1
+    wait_until(lambda: ranks(out) == 1 and done(out) == 15)  # in the 16th it waits for the gate
     went = first.lines()[before:]  # the other's worker was asked to save and leave, and had 4 s for it
     assert len(went) == 1
-    assert re.search(r"a machine leaves: the others go on without it|rank 1 does not answer.*restart 1 of 3", went[0])
+    assert re.search(r"a machine leaves: the others go on without it|restart 1 of 3", went[0])
     third = start(out, *flags, np=1)
     wait_until(lambda: len(first.lines()) == before + 2)
     gate.touch()

@@ -24,7 +24,8 @@ BROKEN_SECONDS = 5
 """How long the others may take to leave when a rank has crashed, stopped ones included; torch waits for 30."""
 HEALTHY_SECONDS = 120
 """How long all may take to save and leave when a machine comes or goes."""
-PATIENCE = {75: 600.0, 130: 600.0}
+_STOPPED = (75, 130)
+PATIENCE = dict.fromkeys(_STOPPED, 600.0)
 """Seconds for the other ranks to end by themselves when one has ended for good: long where they may be saving."""
 PATIENCE_SECONDS = 10.0
 """The same, for other ends."""
@@ -150,9 +151,9 @@ class Agent(LocalElasticAgent):
                 end = replace(end, line=_described(end))
         if end is None:
             return result
-        if end.code in (75, 130) and not self.asked and self._elastic and _shared(worker_group):
+        if end.code in _STOPPED and not self.asked and self._elastic and _shared(worker_group):
             say("a machine leaves: the others go on without it")
-            self._restart_workers(worker_group)
+            super()._restart_workers(worker_group)
             return RunResult(state=WorkerState.HEALTHY)
         self.outcome = end
         self._remaining_restarts = 0
@@ -161,7 +162,9 @@ class Agent(LocalElasticAgent):
 
     def _final(self, group: WorkerGroup) -> End | None:
         """The first end that another try would not change; its line names the rank, unless all ended alike."""
-        ends = [end for end in told(self._ends) if end.code in FINAL]
+        crashed = any(code and code not in FINAL for code in self._first.values()) and not self.asked
+        # After a crash torch asks the others to stop, which is no end of the group.
+        ends = [end for end in told(self._ends) if end.code in FINAL and not (crashed and end.code in _STOPPED)]
         if ends:
             alike = len(ends) == len(group.workers) and len({end.line for end in ends}) == 1
             return ends[0] if alike else replace(ends[0], line=f"rank {ends[0].rank}: {ends[0].line}")
@@ -172,20 +175,17 @@ class Agent(LocalElasticAgent):
         return None
 
     def _crash(self, group: WorkerGroup) -> End:
-        """The first crash: of a rank that was killed, or else of the one that ended first."""
-        said = {end.rank: end for end in told(self._ends)}
+        """The first crash: of a rank that was killed, or else had a bug, or else of the one that ended first."""
         pids = self._pcontext.pids() if self._pcontext else {}
-        crashes = []
+        crashes = [end for end in told(self._ends) if end.code not in FINAL]
+        said = {end.rank for end in crashes}
         for local_rank, code in self._first.items():
             rank = group.workers[local_rank].global_rank
-            if code < 0:
-                line = f"was killed by {signal.Signals(-code).name}"
-                moment = time.time() if -code == signal.SIGTERM else 0.0
-                crashes.append(End(rank, pids[local_rank], 4, line, moment))
-            elif code > 0:
-                nothing = End(rank, pids[local_rank], 1, f"left with exit code {code}", time.time())
-                crashes.append(said.get(rank, nothing))
-        return min(crashes, key=lambda end: end.moment)
+            if code and rank not in said:
+                line = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+                crashes.append(End(rank, pids[local_rank], code, line, time.time()))
+        first = min(crashes, key=lambda end: (end.code >= 0, end.code == -signal.SIGTERM, end.code != 1, end.moment))
+        return replace(first, code=first.code if first.code in (1, 4) else 4)
 
     def _publish(self, group: WorkerGroup, end: End) -> None:
         """Tells the other machines, and waits a little for them to hear it: the store may leave with this process."""

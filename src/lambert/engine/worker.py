@@ -42,15 +42,15 @@ class End:
 
 
 def follow() -> None:
-    """Ties this process to the `lambert launch` that started it, if one did: it is asked to save and leave (SIGTERM)
-    when its launcher dies, and is gone GRACE_SECONDS later, even out of a collective that waits for others."""
+    """Ties this process to the `lambert launch` that started it, if one did: when its launcher dies it is asked to save
+    and leave (SIGTERM), and it is gone GRACE_SECONDS later, even out of a collective that waits for others."""
     launcher = _launcher()
     if not launcher:
         return
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != launcher:  # it died before
-        os._exit(75)
+        # A stopped process must wake up to leave. Not SIGTERM: the kernel sends it once for each thread of the
+        # launcher, and a second one would end the process before it has saved.
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGCONT)
     threading.Thread(target=_follow, args=(launcher,), name="lambert-launcher", daemon=True).start()
 
 
@@ -83,8 +83,7 @@ def _launcher() -> int:
 
 def _follow(launcher: int) -> None:
     while os.getppid() == launcher:
-        time.sleep(0.5)
-    if sys.platform != "linux":
-        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
