@@ -19,6 +19,9 @@ ALIASES = {
 }
 """Horovod's modules, and ours of the same contents."""
 
+API_VERSION = "0.28.1"
+"""The version of Horovod whose API this is, for programs that ask `horovod.__version__`."""
+
 
 def install_alias() -> None:
     """Makes `import horovod.torch`, and what programs import beside it, mean `lambert.horovod`, in this process.
@@ -36,6 +39,7 @@ def install_alias() -> None:
     for package in ("horovod", "horovod.common"):
         module = sys.modules.setdefault(package, ModuleType(package, "Lambert's Horovod API under Horovod's name."))
         module.__path__ = []
+    sys.modules["horovod"].__version__ = API_VERSION  # type: ignore[attr-defined]
     sys.modules["horovod"].common = sys.modules["horovod.common"]  # type: ignore[attr-defined]
     sys.modules["horovod"].run = importlib.import_module("lambert.horovod.run.function").run  # type: ignore[attr-defined]
     for alias, name in ALIASES.items():

@@ -263,6 +263,8 @@ def _allreduce(
     size = len(registered_ranks(process_set))
     if op == Adasum and size & (size - 1):
         raise NotImplementedError(f"Adasum takes a number of ranks that is a power of two, not {size}")
+    if op == Adasum and not all(tensor.is_floating_point() for tensor in tensors):
+        raise ValueError("Adasum takes floating-point tensors")
     _check_reducible(tensors)
     return _request("allreduce", name, tensors, process_set, op, prescale, postscale)
 
@@ -344,3 +346,5 @@ def _wait(entry: Entry) -> None:
         raise HorovodInternalError(entry.error)
     if entry.finished is not None:
         entry.finished.wait()
+        for output in entry.outputs:
+            output.record_stream(torch.cuda.current_stream(output.device))

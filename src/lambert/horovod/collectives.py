@@ -79,6 +79,7 @@ def alltoall(group: Any, me: int, work: Work) -> Finish:
     sent = list(work.requests[me].numbers)
     received = [request.numbers[me] for request in work.requests]
     output = tensor.new_empty((sum(received), *tensor.shape[1:]))
+    entry.outputs.append(output)
     wait = _exchange(group, output, tensor[: sum(sent)].contiguous(), received, sent)
 
     def finish() -> None:

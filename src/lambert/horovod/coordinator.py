@@ -56,6 +56,15 @@ class Coordinator(threading.Thread):
 
     def run(self) -> None:
         """Answers messages until a rank leaves, tells the others, and waits until they have heard it."""
+        try:
+            self._answer()
+        finally:
+            for channel in self._channels.values():
+                channel.close()
+            self._listener.close()
+            self._selector.close()
+
+    def _answer(self) -> None:
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         checks = [s for s in (self._settings.stall_check_seconds, self._settings.stall_shutdown_seconds) if s > 0]
         interval = min(checks) / 4 if checks else None
@@ -71,10 +80,6 @@ class Coordinator(threading.Thread):
             elif interval and not self._closed and time.monotonic() - checked >= interval:
                 checked = time.monotonic()
                 self._check_stalls(checked)
-        for channel in self._channels.values():
-            channel.close()
-        self._listener.close()
-        self._selector.close()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()

@@ -114,7 +114,7 @@ class Negotiator:
             self._outbox.append(entry)
             if len(self._outbox) == 1:
                 self._to_send.notify()
-        timeline.begin(request.name, f"NEGOTIATE_{request.kind.upper()}")
+            timeline.begin(request.name, f"NEGOTIATE_{request.kind.upper()}")
 
     def join(self) -> Entry:
         """Says that this rank has no more data; the entry is done, with the last rank to say so, when all have."""
@@ -232,7 +232,8 @@ class Negotiator:
                 if work is not None:
                     works.append(work)
             for work in works:
-                timeline.end(work.request.name)
+                if work.entry is not None:
+                    timeline.end(work.request.name)
             self._running = works
             self._run(works, self._finish)
             self._running = []
@@ -264,8 +265,8 @@ class Negotiator:
                 if entry is not None:
                     entry.result = result
         if match.error is not None or work.request.kind in ("barrier", "add_process_set", "remove_process_set"):
-            timeline.end(match.name)
             if entry is not None:
+                timeline.end(match.name)
                 entry.error = match.error
                 self._complete(entry)
             return None
