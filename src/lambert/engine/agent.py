@@ -60,7 +60,8 @@ class Agent(LocalElasticAgent):
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # torch would stop the workers after its time-out
         ear, mouth = os.pipe()
         os.set_blocking(mouth, False)
-        before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+        before = {number: signal.signal(number, lambda *_: None) for number in heeded}
         wakes = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(ear,), name="lambert-signals", daemon=True).start()
         try:
@@ -134,7 +135,7 @@ class Agent(LocalElasticAgent):
             if end is None or time.time() - end.moment < PATIENCE.get(end.code, PATIENCE_SECONDS):
                 return result
             self._stop_workers(worker_group)
-        elif end is None and result.state != WorkerState.SUCCEEDED:
+        elif end is None and result.state == WorkerState.FAILED:
             end = self._crash(worker_group)
             if self._remaining_restarts and not self.asked:
                 restart = worker_group.spec.max_restarts - self._remaining_restarts + 1
