@@ -392,6 +392,8 @@ def initialized() -> Iterator[None]:
 def test_one_rank_trains_as_without() -> None:
     same(together(3), alone(3))
     same(together(3, op=hvd.Adasum), alone(3))
+    with pytest.raises(TypeError, match="copy its state_dict"):
+        copy.deepcopy(hvd.DistributedOptimizer(adamw(net())))
 
 
 @pytest.mark.usefixtures("initialized")

@@ -24,6 +24,7 @@ from lambert.horovod.operations import (
     sparse_allreduce_async,
     synchronize,
 )
+from lambert.horovod.parameters import groups_of, names_of
 from lambert.horovod.process_sets import ProcessSet, global_process_set
 
 Closure = Callable[[], Any]
@@ -33,7 +34,16 @@ _NOT_STEPPED = (
 )
 
 
-class _Reduced(torch.optim.Optimizer):
+class _Wrapping(torch.optim.Optimizer):
+    _parameter_names: dict[Tensor, str]
+    _compression: type[Compressor]
+    backward_passes_per_step: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a DistributedOptimizer is neither copied nor pickled: copy its state_dict()")
+
+
+class _Reduced(_Wrapping):
     """What the dynamic classes add to the wrapped optimizer: each gradient is reduced as soon as it is complete."""
 
     def _distribute(
@@ -79,7 +89,7 @@ class _Reduced(torch.optim.Optimizer):
                 optimizer._completed(parameter)
 
         if new:
-            self._parameter_names = _names(self, None) | self._parameter_names
+            self._parameter_names = names_of(self, None) | self._parameter_names
         for p in new:
             self._trained.append(p)
             self._passes_left[p] = self.backward_passes_per_step
@@ -203,7 +213,7 @@ class _Reduced(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
 
-class _AdasumReduced(torch.optim.Optimizer):
+class _AdasumReduced(_Wrapping):
     """Steps on the rank's own gradients and joins the *changes* of the parameters by Adasum (Maleki et al., 2020)."""
 
     def _distribute(
@@ -235,7 +245,7 @@ class _AdasumReduced(torch.optim.Optimizer):
         before = [p.detach().clone() for p in trained]
         loss = super().step(closure)
         pending = []
-        self._parameter_names = _names(self, None) | self._parameter_names
+        self._parameter_names = names_of(self, None) | self._parameter_names
         for p, start in zip(trained, before, strict=True):
             sent, context = self._compression.compress(p.detach() - start)
             pending.append((allreduce_async_(sent, name=self._parameter_names[p], op=Adasum), context))
@@ -292,7 +302,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if num_groups:
         warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    names = _names(optimizer, named_parameters)
+    names = names_of(optimizer, named_parameters)
     adasum = op == Adasum and size() > 1
     if adasum and process_set != global_process_set:
         raise NotImplementedError("Adasum works over all ranks only, not over a process set")
@@ -304,7 +314,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if adasum:
         wrapped._distribute(names, compression, backward_passes_per_step)
     else:
-        lists = _groups(optimizer, groups)
+        lists = groups_of(optimizer, groups)
         wrapped._distribute(
             names,
             compression,
@@ -316,44 +326,3 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             process_set,
         )
     return wrapped
-
-
-def _names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
-    groups = enumerate(optimizer.param_groups)
-    own = {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group["params"])}
-    if named is None:
-        return own
-    pairs = list(named)
-    if any(not isinstance(pair, tuple) for pair in pairs):
-        raise ValueError("named_parameters takes (name, parameter) pairs, as model.named_parameters() gives them")
-    seen: set[str] = set()
-    twice = sorted({name for name, _ in pairs if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
-    if twice:
-        raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}")
-    names = {p: name for name, p in pairs}
-    missing = [tuple(p.shape) for p in own if p not in names]
-    if missing:
-        raise ValueError(
-            f"named_parameters lacks {len(missing)} of the optimizer's {len(own)} parameters; the first has the shape "
-            f"{missing[0]}: pass the names of the whole model, or none"
-        )
-    return names
-
-
-def _groups(optimizer: torch.optim.Optimizer, groups: int | list[list[Tensor]] | None) -> list[list[Tensor]]:
-    if groups is None:
-        return []
-    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if isinstance(groups, int):
-        if groups < 1:
-            raise ValueError(f"groups must be a positive number or a list of lists of tensors, not {groups}")
-        share, more = divmod(len(trained), groups)
-        ends = [(i + 1) * share + min(i + 1, more) for i in range(groups)]
-        return [trained[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]
-    listed = [p for group in groups for p in group]
-    if any(not isinstance(p, Tensor) for p in listed):
-        raise ValueError("groups takes lists of tensors")
-    if len(set(listed)) < len(listed):
-        raise ValueError("a parameter stands more than once in groups")
-    known = set(trained)
-    return [own for group in groups if (own := [p for p in group if p in known])]
