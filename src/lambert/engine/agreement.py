@@ -64,7 +64,7 @@ def compare_weights(world: World, model: nn.Module, update: int) -> None:
     wrong = [rank for rank, theirs in enumerate(said) if theirs != usual]
     name = next(name for name, *values in zip(sums, *said, strict=True) if len(set(values)) > 1)
     raise MachineError(
-        f"After update {update:,} the weights of rank {', '.join(map(str, wrong))} are not those of the others, first "
+        f"After update {update:,} the weights of rank {', '.join(map(str, wrong))} are not the others', first "
         f"in {name}: faulty memory or network? Go on from the last checkpoint, without that machine if it happens again."
     )
 

@@ -90,6 +90,8 @@ class Exchange:
     """Whether each rank updates its own weights by its own share of the batch."""
     method = "none"
     """Name of the method in use."""
+    decided = True
+    """Whether that is what the recipe names or the run had before; else it is to be timed (`stages/tuning.py`)."""
 
     def __init__(self, net: nn.Module, *, deterministic: bool = False) -> None:
         """`deterministic`: gradients of an update's shares are added up as a binary tree, whichever rank has which."""
@@ -103,6 +105,9 @@ class Exchange:
     def detach(self) -> None:
         """After the last update: parameters are torch's again."""
         self.gradients.release()
+
+    def use(self, name: str) -> None:
+        """Sends by the method of this name from the next update on; what another one held back is dropped."""
 
     def begin(self, update: int) -> None:
         """Before the first pass of update number `update`, from 0."""
@@ -181,9 +186,9 @@ class Ranks(Exchange):
         self._waited = 0.0
         self._early = self._built("bfloat16")
         self.use("float32" if config.method == "auto" else config.method)
+        self.decided = config.method != "auto" or deterministic
 
     def use(self, name: str) -> None:
-        """Sends by the method of this name from the next update on."""
         self.method = "butterfly" if self._deterministic else name
         self._method = Butterfly(self._whole) if self._deterministic else self._built(name)
 

@@ -20,6 +20,7 @@ from lambert.engine.exchange import Exchange, ExchangeConfig
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.log import RunLog
 from lambert.engine.precision import Precision
+from lambert.engine.sharding import shard
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.optim.optimizers import build
@@ -55,6 +56,9 @@ class TrainConfig:
     batch. It costs smaller micro-batches and that gradients are not sent while the backward pass still runs."""
     shares: int = 8
     """Parts of a global batch in a deterministic run, a power of two: the most ranks that it can have."""
+    shard_optimizer: bool = False
+    """Each rank keeps the optimizer's moments of its share of the parameters only: less memory on each, the same bits,
+    and updated weights travel. Checkpoints hold all of them as ever."""
     timeout: float = TIMEOUT_SECONDS
     """Seconds that ranks wait for one that hangs, before all of them leave."""
     compare_every: int = 1000
@@ -151,6 +155,7 @@ FREE = (
     "train.micro_tokens",
     "train.compile",
     "train.device",
+    "train.shard_optimizer",
     "train.timeout",
     "train.compare_every",
     "exchange.",
@@ -225,7 +230,10 @@ class Run:
         budget = Budget(options.micro_tokens, deterministic=options.deterministic)
         saver = checkpoint.Saver(config.out, keep=options.keep, world=world)
         exchange = exchanges.build(model, world, config.exchange, updates=steps, deterministic=options.deterministic)
-        return cls(config, world, model, build(model, config.optim), precision, guard, budget, saver, exchange)
+        optimizer = build(model, config.optim)
+        if options.shard_optimizer:
+            optimizer = shard(optimizer, exchange, world)
+        return cls(config, world, model, optimizer, precision, guard, budget, saver, exchange)
 
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one."""
@@ -239,8 +247,13 @@ class Run:
         return found.step, kept["log"]
 
     def _resume_exchange(self, found: checkpoint.Checkpoint) -> None:
-        """What error feedback held back goes on, where gradients still travel by the same method."""
-        if found.values["extra"].get("exchange") == self.exchange.method:
+        """Gradients travel as they did, where the recipe leaves it open and there are as many ranks; what was held back
+        goes on, where the method is the same."""
+        method, ranks = found.values["extra"]["exchange"]
+        if not self.exchange.decided and ranks == self.world.size:
+            self.exchange.use(method)
+            self.exchange.decided = True
+        if method == self.exchange.method:
             self.exchange.load(found.exchange())
 
     def take_moments(self, run: Path) -> None:
@@ -260,7 +273,7 @@ class Run:
         states = {"log": log.state(), "guard": self.guard.state(), "budget": self.budget.state()}
         pause = self.saver.save(
             done, model=self.model, optimizer=self.optimizer, precision=self.precision, exchange=self.exchange.state(),
-            extra=states | {"exchange": self.exchange.method}, final=final,
+            extra=states | {"exchange": (self.exchange.method, self.world.size)}, final=final,
         )  # fmt: skip
         log.paused(pause.seconds)
 

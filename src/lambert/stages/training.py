@@ -29,6 +29,7 @@ from lambert.model import attention, flops
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule
 from lambert.stages.run import Run, RunConfig
+from lambert.stages.tuning import tune
 
 _TRIED = 4
 """Sequences that compiling is tried on."""
@@ -89,9 +90,10 @@ def fit(
     ):  # fmt: skip
         if done:
             log.note(f"continuing after update {done:,} of {steps:,}")
-        for text in (*ranks(world, run.exchange), found, *_said(compilation, model, options.precision, world)):
-            if text:
-                log.note(text)
+        for text in (found, *_said(compilation, model, options.precision, world)):
+            log.say(text)
+        for text in (*tune(run, partial(_batches, run, source), steps), *ranks(world, run.exchange)):
+            log.note(text)
         if compilation.active:  # scores are seldom taken: graphs of their own would not pay
             score = torch.compiler.set_stance("force_eager")(score)
         slow = Stragglers()
@@ -162,12 +164,9 @@ def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
 
 
 def ranks(world: World, exchange: Exchange) -> Iterator[str]:
-    """What the user of several ranks is told: who they are, why that was taken to be so, and how gradients travel."""
+    """What the user of several ranks is told: how many, why that was taken to be so, and how gradients travel."""
     if world.size > 1:
-        machines = (
-            f"{world.size // world.local_size} machines of {world.local_size}" if world.local_size > 1 else "ranks"
-        )
-        yield f"{world.size} ranks ({machines}; {world.reason}), gradients by {exchange.method}"
+        yield f"{world.size} ranks, {world.local_size} a machine ({world.reason}), gradients by {exchange.method}"
 
 
 def _facts(compilation: Compilation) -> dict[str, object]:
@@ -199,11 +198,7 @@ def _updates(run: Run, source: Source, log: RunLog, done: int, steps: int) -> It
     rate = schedule(config.optim, steps)
     while True:
         costs: deque[int] = deque()
-        batches = stream(
-            source, batch_size=config.train.batch_size, micro_tokens=run.budget.tokens, seed=config.seed,
-            start=done, rank=world.rank, world=world.size, stop=steps,
-            shares=config.train.shares if config.train.deterministic else 0,
-        )  # fmt: skip
+        batches = _batches(run, source, done, steps)
         try:
             for step in train(
                 run.model, run.optimizer, _priced(batches, run.model, costs),
@@ -216,6 +211,15 @@ def _updates(run: Run, source: Source, log: RunLog, done: int, steps: int) -> It
         except OutOfMemory as error:
             log.note(run.budget.lower(error))
         release(world.device)
+
+
+def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> Iterator[GlobalBatch]:
+    """This rank's share of the global batches from update `start` on, up to `stop` or endless."""
+    options, world = run.config.train, run.world
+    return stream(
+        source, batch_size=options.batch_size, micro_tokens=run.budget.tokens, seed=run.config.seed, start=start,
+        rank=world.rank, world=world.size, stop=stop, shares=options.shares if options.deterministic else 0,
+    )  # fmt: skip
 
 
 def _priced(updates: Iterator[GlobalBatch], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:
