@@ -15,6 +15,7 @@ from lambert.core.errors import DataError
 from lambert.engine.dist import World
 from lambert.engine.loop import OutOfMemory
 from lambert.engine.memory import free_memory
+from lambert.engine.sharding import Sharded
 from lambert.model.heads import Model
 from lambert.model.memory import kept_per_token, kept_per_weight
 
@@ -130,5 +131,7 @@ def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World) 
     if world.device.type != "cuda":  # the ranks of a machine share its memory
         free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     coming = kept_per_weight(dtype) * sum(parameter.numel() for parameter in model.parameters())
+    if isinstance(optimizer, Sharded):
+        coming -= optimizer.spared
     there = [value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value)]
     return max(0, free - coming + sum(value.nbytes for value in there))

@@ -1,0 +1,177 @@
+"""The optimizer's state, shared out over the ranks: each keeps the moments of some parameters and updates those.
+
+Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", SC 2020, section
+5.1. There a share is an equal piece of all weights in a row; here it is whole parameters, so that what an optimizer
+computes of whole tensors, as LAMB's trust ratios, is what it is without sharing.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lambert.core.errors import UsageError
+from lambert.engine.dist import Group, World
+from lambert.engine.exchange import Exchange
+from lambert.engine.gradients import Gradients
+
+_MOMENTS, _STEP = 2 * 4, 4
+"""Bytes that LAMB and Adam keep: two float32 a weight, and a counter a parameter."""
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)}
+
+
+def owners(sizes: Sequence[int], ranks: int) -> list[int]:
+    """The rank that keeps the moments of each parameter, given their numbers of weights: the largest first, each to the
+    rank that has least so far (Graham, "Bounds on multiprocessing timing anomalies", 1969, section 5)."""
+    loads, found = [0] * ranks, [0] * len(sizes)
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        found[place] = loads.index(min(loads))
+        loads[found[place]] += sizes[place]
+    return found
+
+
+def moment_bytes(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Bytes of LAMB's or Adam's moments on each rank, for parameters of so many weights."""
+    held = [0] * ranks
+    for owner, size in zip(owners(sizes, ranks), sizes, strict=True):
+        held[owner] += _MOMENTS * size + _STEP
+    return held
+
+
+class Sharded(Optimizer):
+    """An optimizer of which each rank runs its share; a step leaves the same weights on all ranks, the same bits as
+    without sharing.
+
+    `param_groups` are those of all parameters, and what is set there holds; `state` is of this rank's share alone. All
+    ranks must step alike. A step spends the gradients: updated weights travel in their buffer.
+    """
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def __init__(self, inner: Optimizer, gradients: Gradients, world: Group) -> None:
+        """Takes over `inner`, which was built over all parameters of `gradients`."""
+        super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
+        self.inner = inner
+        """What updates this rank's share."""
+        self._world, self._parameters = world, gradients.parameters
+        self._owners = owners([parameter.numel() for parameter in gradients.parameters], world.size)
+        self._shares = self._laid_out(gradients.flat)
+        self.own = {p for p, owner in zip(self._parameters, self._owners, strict=True) if owner == world.rank}
+        """The parameters of this rank's share."""
+        for group in inner.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter in self.own]
+            group.pop("param_names", None)
+        for parameter in inner.state.keys() - self.own:
+            del inner.state[parameter]
+        self.state = inner.state
+
+    @property
+    def spared(self) -> int:
+        """Bytes of LAMB's or Adam's moments that other ranks keep for this one."""
+        return _MOMENTS * sum(parameter.numel() for parameter in self._parameters if parameter not in self.own)
+
+    def _laid_out(self, flat: Tensor) -> list[tuple[Tensor, list[Tensor], list[Tensor]]]:
+        """For each rank its part of the buffer, its parameters, and their places in that part."""
+        shares, start = [], 0
+        for rank in range(self._world.size):
+            owned: list[Tensor] = [p for p, owner in zip(self._parameters, self._owners, strict=True) if owner == rank]
+            part = flat[start : start + sum(p.numel() for p in owned)]
+            places = torch.split(part, [p.numel() for p in owned]) if owned else ()
+            shares.append((part, owned, [place.view(p.shape) for place, p in zip(places, owned, strict=True)]))
+            start += part.numel()
+        return shares
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """The protocol of torch.amp.GradScaler."""
+        return bool(getattr(self.inner, "_step_supports_amp_scaling", False))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of all weights on all ranks. Gives back what `closure`, if any, returned.
+
+        Raises MachineError where a rank is lost.
+        """
+        for group, all_of_it in zip(self.inner.param_groups, self.param_groups, strict=True):
+            group |= {name: value for name, value in all_of_it.items() if name not in ("params", "param_names")}
+        self.inner.grad_scale, self.inner.found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
+        loss = self.inner.step(closure)
+        _, owned, places = self._shares[self._world.rank]
+        if owned:
+            torch._foreach_copy_(places, owned)
+        with self._world.collective("sharing the updated weights"):
+            sent = [
+                torch.distributed.broadcast(part, src=rank, async_op=True) if owned else None
+                for rank, (part, owned, _) in enumerate(self._shares)
+            ]
+            for rank, (work, (_, owned, places)) in enumerate(zip(sent, self._shares, strict=True)):
+                if work is not None:
+                    work.wait()
+                    if rank != self._world.rank:
+                        torch._foreach_copy_(owned, places)
+        return loss
+
+    def gathered(self) -> dict[Tensor, dict[str, Any]]:
+        """The state of all parameters on the first rank, that of the others' shares in the host's memory; elsewhere of
+        this rank's share. All ranks must call it."""
+        mine = {
+            place: {slot: _described(value) for slot, value in self.state[parameter].items()}
+            for place, parameter in enumerate(self._parameters)
+            if parameter in self.state
+        }
+        described: dict[int, dict[str, Any]] = {}
+        for text in self._world.gather_text(json.dumps(mine)):
+            described |= {int(place): slots for place, slots in json.loads(text).items()}
+        found: dict[Tensor, dict[str, Any]] = {}
+        for place, slots in sorted(described.items()):
+            parameter, owner = self._parameters[place], self._owners[place]
+            if owner == self._world.rank:
+                found[parameter] = self.state[parameter]
+            if owner == 0:
+                continue
+            if owner == self._world.rank:
+                self._send(found[parameter])
+            elif self._world.is_first:
+                found[parameter] = {slot: self._receive(about, parameter, owner) for slot, about in slots.items()}
+            # The others wait here, parameter by parameter: a slow network takes longer over all than a collective may.
+            self._world.largest(0)
+        return found
+
+    def _send(self, slots: Mapping[str, Any]) -> None:
+        with self._world.collective("sending the optimizer's state"):
+            for value in slots.values():
+                if isinstance(value, Tensor):
+                    torch.distributed.send(value.contiguous(), dst=0)
+
+    def _receive(self, about: Mapping[str, Any], parameter: Tensor, owner: int) -> Any:
+        if "value" in about:
+            return about["value"]
+        device = torch.device("cpu") if about["host"] else parameter.device
+        tensor = torch.empty(about["shape"], dtype=_DTYPES[about["dtype"]], device=device)
+        with self._world.collective("receiving the optimizer's state"):
+            torch.distributed.recv(tensor, src=owner)
+        return tensor.cpu()
+
+
+def shard(optimizer: Optimizer, exchange: Exchange, world: World) -> Optimizer:
+    """The optimizer with its state shared out over the ranks of this world; itself where there is only one.
+
+    Raises UsageError where each rank updates weights of its own between exchanges.
+    """
+    if exchange.local:
+        raise UsageError(
+            "train.shard_optimizer = true needs exchange.sync_every = 1: between two exchanges every rank updates all "
+            "of its own weights, by all moments. Set one or the other."
+        )
+    return Sharded(optimizer, exchange.gradients, world) if isinstance(world, Group) else optimizer
+
+
+def _described(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Tensor):
+        return {"value": value}
+    return {"dtype": str(value.dtype), "shape": [*value.shape], "host": value.device.type == "cpu"}
