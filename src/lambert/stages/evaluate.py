@@ -1,6 +1,7 @@
 """`lambert evaluate`: a fine-tuned model and labelled data to the official scores and a predictions file."""
 
 import json
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from lambert.core.errors import UsageError
 from lambert.engine.dist import World
 from lambert.engine.progress import progress
 from lambert.engine.signals import polite
-from lambert.stages.inference import InferenceConfig, load_task, outputs, ready
+from lambert.stages.inference import InferenceConfig, compare_ranks, load_task, outputs, ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +30,29 @@ class EvaluateConfig:
 
 
 def run(config: EvaluateConfig) -> None:
-    """Prints the scores and writes the predictions. Raises SavedAndStopped after a signal."""
+    """Prints the scores and writes the predictions; of several ranks the first does. Raises SavedAndStopped after a
+    signal."""
     with polite(" before the end; nothing was written"):
         _score(config)
 
 
 def _score(config: EvaluateConfig) -> None:
-    model, task = load_task(config.model, config.task)
-    if task.config.name == "mask":
-        raise UsageError(f"{config.model} is not fine-tuned: `lambert finetune` gives it a task to be scored on.")
-    world = World.detect(config.inference.device)
-    data = task.read(config.data)
-    model, precision = ready(model, config.inference.precision, world.device)
-    with progress(data.size(0), "evaluate", unit="sequences", quiet=config.json) as bar:
-        found = outputs(model, data, precision, world, config.inference.micro_tokens, bar.advance)
-        predictions = task.predictions(data, found)
+    with World.detect(config.inference.device) as world:
+        with world.together("reading the model and the data"):
+            model, task = load_task(config.model, config.task)
+            if task.config.name == "mask":
+                raise UsageError(
+                    f"{config.model} is not fine-tuned: `lambert finetune` gives it a task to be scored on."
+                )
+            data = task.read(config.data)
+            model, precision = ready(model, config.inference.precision, world.device)
+        compare_ranks(world, config.model, config.data)
+        with progress(data.size(0), "evaluate", unit="sequences", quiet=config.json or not world.is_first) as bar:
+            found = outputs(model, data, precision, world, config.inference.micro_tokens, bar.advance)
+            if not world.is_first:
+                deque(found, maxlen=0)
+                return
+            predictions = task.predictions(data, found)
     scores = task.score(data, predictions)
     if config.predictions is not None:
         for path in task.write(config.predictions, data, predictions):

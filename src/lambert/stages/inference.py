@@ -16,7 +16,10 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.errors import DataError, UsageError
+from lambert.core.shards import sha256
 from lambert.corpus import tokenizer as tokenizers
+from lambert.data.stream import split
+from lambert.engine.agreement import compare, software
 from lambert.engine.dist import World
 from lambert.engine.precision import Precision
 from lambert.model import folder as layout
@@ -24,6 +27,9 @@ from lambert.model import weights
 from lambert.model.frozen import freeze
 from lambert.model.heads import Model
 from lambert.tasks import Task, create, described
+
+_DECISIVE = (".safetensors", ".bin", ".json", ".txt")
+"""Endings of the files of a model folder that decide what it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,16 @@ def ready(model: Model, precision: str, device: torch.device) -> tuple[Model, Pr
     return model.to(device), Precision(precision, device)
 
 
+def compare_ranks(world: World, model: Path, data: Path | None = None) -> None:
+    """Raises UsageError on all ranks where the code, the model folder or the data file are not the same on all: each
+    would answer for a share of another whole."""
+    if world.size == 1:
+        return
+    files = [path for path in sorted(model_folder(model).iterdir()) if path.suffix in _DECISIVE]
+    facts = {f"the model's {path.name}": sha256(path) for path in files}
+    compare(world, software() | facts | ({"the data": sha256(data)} if data else {}))
+
+
 def outputs(
     model: Model,
     source: Source,
@@ -90,44 +106,47 @@ def outputs(
     micro_tokens: int,
     advance: Callable[[int], None] = lambda sequences: None,
 ) -> Iterator[Mapping[str, Tensor]]:
-    """`model.outputs` of every sequence of a Source, in order, batch by batch; tells `advance` how many are done.
+    """`model.outputs` of every sequence of a Source, in order, batch by batch, on every rank; each computes its share.
 
-    On the processor each core takes batches of its own, which share `micro_tokens`: threads that divide every product
-    among them wait for one another at the end of each.
+    Batches are the same for any number of ranks, so outputs are too, to the bit. Tells `advance` now and then how many
+    more are done, on all ranks at once. On the processor each core takes batches of its own, which share
+    `micro_tokens`: threads that divide every product among them wait for one another at the end of each.
     """
     if micro_tokens < 1:
         raise UsageError(f"micro_tokens = {micro_tokens} tokens is too few: choose 1 or more.")
     model.eval()
-    streams = torch.get_num_threads() if world.device.type == "cpu" else 1
+    # Of the machine with the fewest, so that all ranks cut alike.
+    streams = -world.largest(-torch.get_num_threads() if world.device.type == "cpu" else -1)
     indices_S = np.arange(source.size(0))
     epochs_S = np.zeros_like(indices_S)
-    cuts = even_bounds(source.lengths(epochs_S, indices_S), max(1, micro_tokens // streams), streams)
-    batches = (source.collate(epochs_S[low:high], indices_S[low:high]) for low, high in pairwise(cuts))
+    cuts = batch_bounds(source.lengths(epochs_S, indices_S), max(1, micro_tokens // streams), streams)
+    own = cuts[world.rank :: world.size]
+    batches = (source.collate(epochs_S[low:high], indices_S[low:high]) for low, high in own)
     run = partial(_outputs, model, precision, world)
-    streams = min(streams, len(cuts) - 1)
-    for batch, found in map(run, batches) if streams <= 1 else _side_by_side(run, batches, streams):
-        yield found
-        advance(batch.sequences)
+    streams = min(streams, len(cuts))
+    computed = map(run, batches) if streams <= 1 else _side_by_side(run, batches, streams)
+    for first in range(0, len(cuts), world.size):
+        round_cuts = cuts[first : first + world.size]
+        yield from world.gather_tensors(next(computed, {}))[: len(round_cuts)]
+        advance(sum(high - low for low, high in round_cuts))
 
 
-def even_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[int]:
-    """Where batches begin, and at the end S: a multiple of `streams` of them where there are sequences enough, of about
-    equal numbers of tokens, `micro_tokens` or less but for what it takes to end with a sequence."""
-    size, total = len(lengths_S), int(lengths_S.sum())
-    count = min(size, math.ceil(total / micro_tokens / streams) * streams)
+def batch_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[tuple[int, int]]:
+    """Bounds of batches: a multiple of `streams` of them where there are sequences enough, of about equal numbers of
+    tokens, `micro_tokens` or less but for what it takes to end with a sequence."""
+    size = len(lengths_S)
+    count = min(size, math.ceil(int(lengths_S.sum()) / micro_tokens / streams) * streams)
     if count == size:
-        return list(range(size + 1))
-    # A sequence goes to the batch that holds its middle.
-    firsts = np.searchsorted(np.cumsum(lengths_S) - lengths_S / 2, np.arange(1, count) * total / count)
-    return sorted({0, size, *firsts.tolist()})
+        return [*pairwise(range(size + 1))]
+    return [(low, high) for low, high in split(lengths_S, count) if low < high]
 
 
-Found = tuple[Batch, Mapping[str, Tensor]]
+Found = Mapping[str, Tensor]
 
 
 def _outputs(model: Model, precision: Precision, world: World, batch: Batch) -> Found:
     with torch.inference_mode(), precision.autocast():
-        return batch, model.outputs(world.put(batch))
+        return model.outputs(world.put(batch))
 
 
 def _side_by_side(run: Callable[[Batch], Found], batches: Iterator[Batch], streams: int) -> Iterator[Found]:

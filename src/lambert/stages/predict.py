@@ -1,16 +1,25 @@
 """`lambert predict`: JSON lines from standard input, one answer a line to standard output, in constant memory."""
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from lambert.core.batch import Source
 from lambert.core.errors import DataError, UsageError
 from lambert.engine.dist import World
 from lambert.engine.signals import polite
-from lambert.stages.inference import InferenceConfig, load_task, outputs, ready
-from lambert.tasks import predict
+from lambert.stages.inference import InferenceConfig, compare_ranks, load_task, outputs, ready
+from lambert.tasks import Outputs, Task, predict
+
+_INPUT_SECONDS = 365 * 86_400.0
+"""How long the input may pause."""
+_END = "[]"
+"""What the other ranks are given for a chunk when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +46,53 @@ def run(config: PredictConfig) -> None:
 
 
 def _answer(config: PredictConfig) -> None:
-    model, task = load_task(config.model, config.task)
-    world = World.detect(config.inference.device)
-    model, precision = ready(model, config.inference.precision, world.device)
-    answers = predict(
-        task,
-        lambda source: outputs(model, source, precision, world, config.inference.micro_tokens),
-        _lines(sys.stdin),
-        chunk=config.chunk,
-    )
-    for answer in answers:
-        print(json.dumps(answer, ensure_ascii=False), flush=True)
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+        raise DataError(
+            "Started again after a crash of one process, when lines had been read that are gone now. Start the command "
+            "anew, with the lines that have no answer."
+        )
+    with World.detect(config.inference.device) as world:
+        with world.together("reading the model"):
+            model, task = load_task(config.model, config.task)
+            model, precision = ready(model, config.inference.precision, world.device)
+        compare_ranks(world, config.model)
+
+        def outputs_of(source: Source) -> Outputs:
+            return outputs(model, source, precision, world, config.inference.micro_tokens)
+
+        if world.is_first:
+            _lead(task, outputs_of, world, config.chunk)
+        else:
+            _follow(task, outputs_of, world, config.chunk)
+
+
+def _lead(task: Task[Any, Any], outputs_of: Callable[[Source], Outputs], world: World, chunk: int) -> None:
+    """Reads standard input, hands every chunk that can be answered to the other ranks, and prints the answers."""
+    lines: list[str] = []
+
+    def heard() -> Iterator[str]:
+        for line in _lines(sys.stdin):
+            lines.append(line)
+            yield line
+
+    def shared(source: Source) -> Outputs:
+        world.broadcast_text(json.dumps(lines))
+        lines.clear()
+        return outputs_of(source)
+
+    try:
+        for answer in predict(task, shared, heard(), chunk=chunk):
+            print(json.dumps(answer, ensure_ascii=False), flush=True)
+    except (DataError, BrokenPipeError):  # the others have nothing to add to it
+        world.broadcast_text(_END)
+        raise
+    world.broadcast_text(_END)
+
+
+def _follow(task: Task[Any, Any], outputs_of: Callable[[Source], Outputs], world: World, chunk: int) -> None:
+    """Computes this rank's share of every chunk."""
+    while lines := json.loads(world.broadcast_text("", _INPUT_SECONDS)):
+        deque(predict(task, outputs_of, lines, chunk=chunk), maxlen=0)
 
 
 def _lines(stream: Iterable[str]) -> Iterator[str]:
