@@ -12,6 +12,7 @@ from horovod_ranks import outcomes
 from torch import Tensor
 
 import lambert.horovod as hvd
+from lambert.horovod import session
 
 RANKS = 2
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -81,6 +82,8 @@ def operations_match_by_name_and_not_by_order() -> None:
         handles = {i: hvd.allreduce_async(torch.full((i + 1,), float(i)), name=f"by_name.{i}") for i in names}
         for i, handle in sorted(handles.items()):
             equal(hvd.synchronize(handle), torch.full((i + 1,), float(i)))
+    repeated = session.current().negotiator._known
+    assert all((0, f"allreduce.by_name.{i}") in repeated for i in range(40))
 
 
 def a_name_may_change_its_shape() -> None:
