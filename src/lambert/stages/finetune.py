@@ -67,11 +67,15 @@ def _train(config: FinetuneConfig, stop: StopRequest) -> None:
             if config.scratch:
                 model = weights.fresh(model.config, heads, config.seed)
 
+        def check(sequences: int) -> None:
+            if stop.agreed(world):  # a rank that left alone would be waited for
+                stop.check()
+
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
                 return {}
             try:
-                found = outputs(model, dev, precision, world, micro_tokens, lambda sequences: stop.check())
+                found = outputs(model, dev, precision, world, micro_tokens, check)
                 return task.score(dev, task.predictions(dev, found))
             except Asked:
                 return {}
