@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 from lambert.engine import agreement
 from lambert.engine.dist import World
-from lambert.engine.exchange import Exchange, ExchangeConfig, Name, build
+from lambert.engine.exchange import Exchange, build
 from lambert.engine.loop import Step, train
+from lambert.engine.methods import ExchangeConfig, Name
 from lambert.engine.precision import Precision
 from lambert.engine.stragglers import Stragglers
+from lambert.model.config import EncoderConfig
+from lambert.model.weights import fresh
 
 SIZES = (1, 2, 4)
 STEPS = 8
@@ -143,6 +146,28 @@ def struck(world: World) -> Any:
     return found
 
 
+def tied(world: World) -> Any:
+    """Weights of a BERT with a tied decoder: its table sent whole at the end, or its dense part first and then rows.
+    Two updates: the first is watched, and later ones amplify the order of sums through bfloat16 weights."""
+    found = {}
+    for name, apart in (("whole", False), ("apart", True)):
+        config = EncoderConfig(vocabulary=600, hidden=32, layers=2, heads=2, intermediate=64, positions=16)
+        model = fresh(config, {"mlm": 0, "nsp": 0}, seed=5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        exchange = build(model, world, ExchangeConfig(bucket_mb=0.05))
+        late = getattr(exchange, "_late", None)
+        if late is not None and not apart:
+            late.active = False
+        list(
+            train(
+                model, optimizer, whole(world), schedule=lambda n: 0.1, clip=0.0, precision=Precision("bfloat16"),
+                world=world, seed=3, start=0, steps=2, exchange=exchange,
+            )
+        )  # fmt: skip
+        found[name] = (weights(model), None if late is None else late.active)
+    return found
+
+
 def caught(work: Callable[[], object]) -> tuple[str, str]:
     try:
         work()
@@ -172,7 +197,7 @@ def agreed(world: World) -> Any:
     }
 
 
-CHECKS = (exact, compressed, continued, local, struck, agreed)
+CHECKS = (exact, compressed, continued, local, struck, tied, agreed)
 
 
 def _all(out: Path) -> None:
@@ -255,6 +280,18 @@ def test_a_gradient_that_is_not_finite_names_parameter_and_rank(found: Callable[
         assert skipped == (False, True, False)
         assert [*faults] == [{}, {size - 1: "dense.weight"}, {}]
         assert names[1] is not None
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="gradients in place need bfloat16")
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_tied_table_sent_in_two_parts_gives_the_same_weights(found: Callable[..., Any], size: int) -> None:
+    for rank in range(size):
+        said = found("tied", size, rank)
+        (whole_table, off), (apart, on) = said["whole"], said["apart"]
+        assert (off, on) == (False, True)
+        assert (apart - whole_table).abs().max() <= 1e-6
+        assert torch.equal(apart, found("tied", size)["apart"][0])
+        assert (apart - found("tied", 1)["apart"][0]).abs().max() <= 1e-3  # in bfloat16
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -3,10 +3,12 @@
 A backward pass that writes there itself saves torch a gradient of its own, clearing the buffer, and adding to it.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-_PLACE = "gradient_place"
+_PLACE, _WATCH = "gradient_place", "gradient_watch"
 _CACHED = 2**18  # elements, a MB in float32, which stay in a core's cache from one operation to the next
 
 
@@ -20,6 +22,37 @@ def release(parameter: Tensor) -> None:
     """What becomes of the gradient is torch's affair again."""
     if hasattr(parameter, _PLACE):
         delattr(parameter, _PLACE)
+
+
+class Watch(Protocol):
+    """Who wants to know how the gradient of a table comes about, whose rows are read and which a decoder is tied to."""
+
+    def written(self) -> None:
+        """A gradient of all of the table was added to its place."""
+
+    def takes(self, ids_T: Tensor, grad_TD: Tensor) -> bool:
+        """Offers the gradients [T, D] of the rows `ids_T`; where they are taken, nobody else adds them."""
+
+
+def watch(parameter: Tensor, watching: Watch | None) -> None:
+    """From now on `watching` is told of the gradient of `parameter`; or with None nobody is."""
+    if watching is not None:
+        setattr(parameter, _WATCH, watching)
+    elif hasattr(parameter, _WATCH):
+        delattr(parameter, _WATCH)
+
+
+def add_rows(parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
+    """Adds `grad_TD` to the rows `ids_T` of the gradient so far and gives None, or where no place is reserved, a
+    gradient of the size of `parameter`."""
+    watching: Watch | None = getattr(parameter, _WATCH, None)
+    if watching is not None and watching.takes(ids_T, grad_TD):
+        return None
+    into_VD = started(parameter)
+    if into_VD is None:
+        return torch.zeros_like(parameter).index_add_(0, ids_T, grad_TD)
+    into_VD.index_add_(0, ids_T, grad_TD.to(into_VD.dtype))
+    return None
 
 
 def started(parameter: Tensor) -> Tensor | None:
@@ -40,8 +73,11 @@ def accumulate(parameter: Tensor, grad: Tensor) -> Tensor | None:
         rows = max(1, _CACHED * len(grad) // grad.numel())
         for total, part in zip(torch.split(parameter.grad, rows), torch.split(grad, rows), strict=True):
             total.add_(part.to(total.dtype))
-        return None
-    parameter.grad = place.copy_(grad)
+    else:
+        parameter.grad = place.copy_(grad)
+    watching: Watch | None = getattr(parameter, _WATCH, None)
+    if watching is not None:
+        watching.written()
     return None
 
 

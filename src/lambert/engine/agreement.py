@@ -63,9 +63,10 @@ def compare_weights(world: World, model: nn.Module, update: int) -> None:
     usual = max(said, key=said.count)
     wrong = [rank for rank, theirs in enumerate(said) if theirs != usual]
     name = next(name for name, *values in zip(sums, *said, strict=True) if len(set(values)) > 1)
+    ranks = ", ".join(map(str, wrong))
     raise MachineError(
-        f"After update {update:,} the weights of rank {', '.join(map(str, wrong))} are not the others', first "
-        f"in {name}: faulty memory or network? Go on from the last checkpoint, without that machine if it happens again."
+        f"After update {update:,} the weights of rank {ranks} are not the others', first in {name}: faulty memory or "
+        "network? Go on from the last checkpoint; if it happens again, without that machine."
     )
 
 

@@ -7,80 +7,25 @@ DistributedDataParallel.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lambert.core.errors import UsageError
 from lambert.core.gradients import collect
 from lambert.engine.courier import Courier
 from lambert.engine.dist import Group as Several
 from lambert.engine.dist import World
 from lambert.engine.gradients import Gradients, PairwiseSum
 from lambert.engine.hierarchy import Hierarchical, machines
-from lambert.engine.powersgd import PowerSGD
-from lambert.engine.quantized import Quantized
-from lambert.engine.reduction import Bucket, Butterfly, Dense, Method
-
-Name = Literal["float32", "bfloat16", "float16", "int8", "int4", "powersgd"]
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeConfig:
-    """How gradients travel between ranks. What is sent in fewer bits is faster on a slow network and not exact."""
-
-    method: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4", "powersgd"] = "float32"
-    """float32 is exact; bfloat16 and float16 (scaled) send half, int8 a quarter and int4 an eighth, both with what is
-    rounded off sent later (error feedback); powersgd sends matrices of a low rank, with error feedback. auto times
-    float32 and what `tolerates` names on the link there is, and takes the fastest."""
-    tolerates: tuple[Name, ...] = ()
-    """Methods that this recipe has been shown to reach the same loss with: what auto may choose besides float32."""
-    rank: int = 32
-    """powersgd: rank of the matrices sent."""
-    dense_share: float = 0.1
-    """int4 and powersgd: share of the updates, at the beginning, that are sent in bfloat16: a young net's gradients
-    change fast, and what is held back would come too late."""
-    bucket_mb: float = 4.0
-    """Gradients that travel together, in MB of float32."""
-    machines: Literal["auto", "on", "off"] = "auto"
-    """First sum within each machine, then between machines. auto: on hosts without NCCL, where machines have several
-    ranks each."""
-    sync_every: int = 1
-    """Updates between exchanges. 1: every update sums the gradients of all ranks. More: each rank takes so many updates
-    on its share of the batches, and then the changes of the weights are averaged (local SGD): not the same training,
-    for links too slow for anything else."""
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or self.bucket_mb <= 0 or self.sync_every < 1:
-            raise UsageError("exchange.rank and exchange.sync_every must be at least 1, exchange.bucket_mb above 0.")
-        if not 0 <= self.dense_share < 1:
-            raise UsageError(f"exchange.dense_share = {self.dense_share} must be a share in [0, 1).")
-
-    def dense_updates(self, method: str, updates: int) -> int:
-        """How many of a run's `updates` are sent in bfloat16 before `method` begins."""
-        return round(self.dense_share * updates) if method in ("int4", "powersgd") else 0
-
-
-METHODS: dict[str, Callable[[ExchangeConfig, torch.distributed.ProcessGroup | None, torch.device | None], Method]] = {
-    "float32": lambda config, group, compile_for: Dense(group, torch.float32),
-    "bfloat16": lambda config, group, compile_for: Dense(group, torch.bfloat16),
-    "float16": lambda config, group, compile_for: Dense(group, torch.float16),
-    "int8": lambda config, group, compile_for: Quantized(group, bits=8, compile_for=compile_for),
-    "int4": lambda config, group, compile_for: Quantized(group, bits=4, compile_for=compile_for),
-    "powersgd": lambda config, group, compile_for: PowerSGD(group, rank=config.rank),
-}
-"""Functions (settings, process group, device to compile kernels for or none) that build a method."""
-
-_COMPILED = 4e10
-"""Elements over all updates from which compiling kernels, some 30 s, takes less than they save: 0.8 ns each (measured;
-docs/design/0006)."""
+from lambert.engine.laterows import LateRows
+from lambert.engine.methods import COMPILED, METHODS, ExchangeConfig
+from lambert.engine.reduction import Bucket, Butterfly, Method
 
 
 class Exchange:
@@ -180,6 +125,9 @@ class Ranks(Exchange):
         self._missing = [0] * len(self._buckets)
         self._next = len(self._buckets)
         self._armed = False
+        self._order = [*self._buckets]
+        self._table = max(range(len(self.gradients.names)), key=lambda place: self.gradients.views[place].numel())
+        self._late = self._late_rows()
         self._worst = torch.full((), len(self.gradients.names), device=self.gradients.flat.device)
         self._nodes: list[tuple[Any, Any]] = []
         self._courier: Courier | None = None
@@ -193,19 +141,26 @@ class Ranks(Exchange):
         self._method = Butterfly(self._whole) if self._deterministic else self._built(name)
 
     def _built(self, name: str) -> Method:
-        pays = self._updates * self.gradients.flat.numel() >= _COMPILED
+        pays = self._updates * self.gradients.flat.numel() >= COMPILED
         compile_for = self.gradients.flat.device if pays else None
         if self._machines is None:
             return METHODS[name](self._config, self._whole, compile_for)
         within, between = self._machines
         return Hierarchical(within, between, METHODS[name](self._config, between, compile_for))
 
+    def _late_rows(self) -> LateRows | None:
+        """Of the largest parameter, if it travels alone and could be a table whose rows are read."""
+        table, bucket = self.gradients.parameters[self._table], self._buckets[self._bucket_of[self._table]]
+        if self.local or self._deterministic or table.device.type != "cpu" or table.dim() != 2 or len(bucket.views) > 1:
+            return None
+        return LateRows(table, self._world, partial(self._ready, self._table))
+
     def attach(self) -> None:
         for place, parameter in enumerate(self.gradients.parameters):
             # The node that ends a backward pass for this parameter, with whatever uses it had, and also where the
             # gradient went to its place without torch. Kept, since torch only holds it for as long as a graph does.
             node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-            self._nodes.append((node, node.register_hook(partial(self._ready, place))))  # type: ignore[union-attr]
+            self._nodes.append((node, node.register_hook(partial(self._passed, place))))  # type: ignore[union-attr]
         self._courier = Courier(self.gradients.flat.device)
 
     def detach(self) -> None:
@@ -221,9 +176,13 @@ class Ranks(Exchange):
         self._update, self._next, self._armed = update, 0, False
         self._missing = [len(bucket.views) for bucket in self._buckets]
         self._worst.fill_(len(self.gradients.names))
+        if self._late is not None:
+            self._late.begin()
 
     def last_pass(self) -> None:
         self._armed = not self._deterministic  # where the sum over shares is only then taken
+        if self._late is not None:
+            self._late.watch()
 
     def finish(self) -> None:
         self._armed = False
@@ -233,7 +192,17 @@ class Ranks(Exchange):
         began = time.perf_counter()
         with self._world.collective(f"summing the gradients of update {self._update + 1:,}"):
             self._courier.wait()
+        if self._late is not None:
+            self._add_late_rows(self._late)
         self._waited = time.perf_counter() - began
+
+    def _add_late_rows(self, late: LateRows) -> None:
+        known = late.active is not None
+        if not late.finish(self.gradients.views[self._table]):
+            self._worst.clamp_(max=self._table)
+        if late.active and not known:  # from now on the table's dense part is the first that is ready
+            first = self._buckets[self._bucket_of[self._table]]
+            self._order = [first, *(bucket for bucket in self._buckets if bucket is not first)]
 
     def report(self, losses_SK: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
         ranks, rank = self._world.size, self._world.rank
@@ -264,21 +233,26 @@ class Ranks(Exchange):
     def seconds(self) -> tuple[float, float]:
         return (0.0 if self._courier is None else self._courier.busy), self._waited
 
-    def _ready(self, place: int, *_: object) -> None:
+    def _passed(self, place: int, *_: object) -> None:
         """A backward pass is done with this parameter."""
+        if self._late is None or not self._late.active or place != self._table:  # else its dense part is under way
+            self._ready(place)
+
+    def _ready(self, place: int) -> None:
+        """What is in the gradient of this parameter now may travel."""
         if not self._armed:
             return
         collect(self.gradients.parameters[place], self.gradients.views[place])
         self._missing[self._bucket_of[place]] -= 1
         high = self._next
-        while high < len(self._buckets) and not self._missing[high]:
+        while high < len(self._order) and not self._missing[self._order[high].index]:
             high += 1
         self._send(high)
 
     def _send(self, high: int) -> None:
         """Hands on the buckets up to `high` that have not been yet: in order, which is the same on all ranks."""
         assert self._courier is not None
-        for bucket in self._buckets[self._next : high]:
+        for bucket in self._order[self._next : high]:
             self._courier.take(partial(self._sum, bucket))
         self._next = max(self._next, high)
 

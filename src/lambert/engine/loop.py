@@ -17,8 +17,9 @@ from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
 from lambert.engine.device import Reading, Stopwatch
 from lambert.engine.dist import World
-from lambert.engine.exchange import Exchange, ExchangeConfig, build
+from lambert.engine.exchange import Exchange, build
 from lambert.engine.memory import ran_out
+from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lambert.core.gradients import started
+from lambert.core.gradients import add_rows
 
 
 def embed(ids_T: Tensor, table: nn.Embedding) -> Tensor:
@@ -32,8 +32,4 @@ class _Rows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[None, Tensor | None]:
         (ids_T,) = ctx.saved_tensors
-        into_VD = started(ctx.table_VD)
-        if into_VD is not None:
-            into_VD.index_add_(0, ids_T, grad_TD.to(into_VD.dtype))
-            return None, None
-        return None, torch.zeros_like(ctx.table_VD).index_add_(0, ids_T, grad_TD)
+        return None, add_rows(ctx.table_VD, ids_T, grad_TD)

@@ -7,8 +7,8 @@ from typing import Any
 from lambert.core.shards import sha256
 from lambert.corpus import tokenizer as tokenizers
 from lambert.engine.dist import World
-from lambert.engine.exchange import ExchangeConfig
 from lambert.engine.guard import GuardConfig
+from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Asked, StopRequest, polite
 from lambert.model import weights

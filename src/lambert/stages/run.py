@@ -16,9 +16,10 @@ from lambert.engine import agreement, checkpoint, lock
 from lambert.engine import exchange as exchanges
 from lambert.engine.compiler import Setting
 from lambert.engine.dist import TIMEOUT_SECONDS, World
-from lambert.engine.exchange import Exchange, ExchangeConfig
+from lambert.engine.exchange import Exchange
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.log import RunLog
+from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
 from lambert.engine.sharding import shard
 from lambert.model.heads import Model
