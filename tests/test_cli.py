@@ -144,7 +144,7 @@ def letters(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]", "", text)
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", [name for name, verb in cli.VERBS.items() if verb.takes != "script"])
 def test_help_explains_every_setting(verb: str, lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "2000")
     shown = lambert(verb, "--help")
@@ -159,6 +159,13 @@ def test_help_explains_every_setting(verb: str, lambert: Lambert, monkeypatch: p
         assert len(text) > 10, f"{name} has no docstring"
         flag = "from" if name == "source" else name
         assert any(letters(flag) in line and letters(text) in line for line in lines), name
+
+
+def test_horovodrun_has_horovods_options(lambert: Lambert) -> None:
+    shown = lambert("horovodrun", "--help")
+    assert shown.code == 0
+    assert all(option in shown.out for option in ("-np", "--min-np", "--timeline-filename", "--fusion-threshold-mb"))
+    assert lambert("horovodrun", "-np", "2").code == 2
 
 
 def test_help_and_version(lambert: Lambert) -> None:

@@ -15,6 +15,7 @@ BELOW = {
     "model": {"core"},
     "optim": {"core"},
     "engine": {"core"},
+    "horovod": {"core"},
     "tasks": {"core", "corpus", "data", "model", "optim", "engine"},
     "stages": {"core", "corpus", "data", "model", "optim", "engine", "tasks"},
 }

@@ -33,7 +33,8 @@ class Verb:
     settings: str
     line: str
     takes: str = "recipe"
-    """"recipe": an optional TOML file; "runs": run folders; "verb": behind its flags another verb; "": nothing."""
+    """"recipe": an optional TOML file; "runs": run folders; "verb": behind its flags another verb; "script":
+    everything, without settings of ours; "": nothing."""
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
@@ -50,6 +51,7 @@ VERBS = {
     "export": Verb("convert", "ExportConfig", "A model folder to another format, verified.", takes=""),
     "bench": Verb("bench", "BenchConfig", "Speed of each kind of work, share of this device's ceiling, memory, peers."),
     "launch": Verb("launch", "LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
+    "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
     "report": Verb("report", "ReportConfig", "Run folders to one self-contained HTML page.", takes="runs"),
     "doctor": Verb("doctor", "DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""),
 }
@@ -118,6 +120,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def call(tokens: list[str]) -> None:
     chosen = tokens[0] if tokens else ""
+    if chosen == "horovodrun":
+        from lambert.horovod.run import main as horovodrun
+
+        _exit(horovodrun(tokens[1:]))
     app = App(
         name="lambert", help=HELP, version=__version__, result_action="return_value", suppress_keyboard_interrupt=False
     )

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 from lambert.core.errors import SavedAndStopped
+from lambert.engine import worker
 from lambert.engine.dist import World
+from lambert.engine.rendezvous import LAUNCHED
 
 AGAIN = "the same command again."
 
@@ -113,11 +115,13 @@ class StopRequest:
                 if not self._patient:
                     self._heard = first
                     error = self._error(self.standing, self._again)
-                    _leave(f"lambert: {error}\n", error.exit_code)
+                    os._exit(worker.tell(error.exit_code, str(error)))
                 continue
             number = os.read(ear, 1)[0]
             if number == _OVER:
                 return
+            if first and number in _SIGNALS and LAUNCHED in os.environ:
+                continue  # Slurm signals processes and their launcher, which hands it on; a second one is the launcher's
             if first and number in _SIGNALS:
                 # Nothing half-written has a good name, so no clean-up is waited for.
                 _leave("\nAsked a second time: leaving at once, what was not saved is lost.\n", 128 + number)
