@@ -121,7 +121,7 @@ class StopRequest:
             if number == _OVER:
                 return
             if first and number in _SIGNALS and LAUNCHED in os.environ:
-                continue  # Slurm signals processes and their launcher, which hands it on; a second one is the launcher's
+                continue  # Slurm signals processes and their launcher, which hands it on and hears a second one
             if first and number in _SIGNALS:
                 # Nothing half-written has a good name, so no clean-up is waited for.
                 _leave("\nAsked a second time: leaving at once, what was not saved is lost.\n", 128 + number)
