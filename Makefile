@@ -1,5 +1,6 @@
 # make demo   raw text to a scored model in minutes      make test   the tests
 # make lint   ruff, mypy, import directions              make setup  the environment only
+# make test-cluster  ranks that are killed, hung, cut off or not alike (minutes; the network's need root)
 # make pins   refresh constraints.txt
 #
 #   PYTHON=python3.12   another interpreter (3.11 to 3.14)
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test lint pins
+.PHONY: help setup demo demo-short test test-cluster lint pins
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -45,7 +46,12 @@ demo-short: $(VENV)/setup
 	@$(BIN)/python demo/run.py --short
 
 test: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(CLUSTER:%=--ignore=%)
+
+# One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
+CLUSTER := tests/faults/test_cluster.py tests/faults/test_bad_clusters.py tests/faults/test_network.py
+test-cluster: $(VENV)/setup-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CLUSTER)
 
 lint: $(VENV)/setup-dev
 	@$(BIN)/ruff check src tests demo benchmarks
