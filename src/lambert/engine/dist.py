@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +15,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from lambert.core.batch import Batch, Target
 from lambert.core.errors import DataError, DivergedError, LambertError, MachineError, SavedAndStopped, UsageError
+from lambert.engine.meeting import meet, roll_call
 from lambert.engine.rendezvous import Place, place
 
 Answer = TypeVar("Answer")
@@ -65,12 +64,9 @@ class World:
         processes cannot meet.
         """
         here = place()
-        where = _device(device, here.local_rank)
-        if where.type == "cuda":
-            torch.cuda.set_device(where)
         if here.size == 1:
-            return World(device=where, reason=here.reason)
-        store = _met(here, where, timeout)
+            return World(device=_device(device, here.local_rank), reason=here.reason)
+        where, store = _met(here, device, timeout)
         group = Group(here.rank, here.size, here.local_rank, here.local_size, where, here.reason, store, timeout)
         equal = group.largest(here.local_size) == -group.largest(-here.local_size)
         return group if equal else replace(group, local_size=1)
@@ -317,31 +313,36 @@ def _again(text: str, code: int) -> LambertError:
     return {kind.exit_code: kind for kind in (UsageError, DataError, DivergedError)}.get(code, MachineError)(text)
 
 
-def _met(here: Place, device: torch.device, timeout: float) -> Store:
-    """The ranks' common store, once all of them are there and torch's default group stands."""
+def _met(here: Place, device: str, timeout: float) -> tuple[torch.device, Store]:
+    """Where this rank computes, and the ranks' common store, once all are there and torch's default group stands."""
     # The first optimizer step imports this; imported with a group at hand it keeps the group's threads alive beyond
     # `close`, and one that meets the end of the interpreter aborts the process, one run in ten.
     importlib.import_module("torch._dynamo")
-    os.environ |= {"MASTER_ADDR": here.address, "MASTER_PORT": str(here.port)}
+    where, problem = torch.device("cpu"), None
     try:
-        store: Store
-        store, _, _ = next(
-            rendezvous("env://", here.rank, here.size, timeout=timedelta(seconds=min(timeout, _MEETING_SECONDS)))
-        )
+        where = _device(device, here.local_rank)
+    except UsageError as error:
+        problem = error
+    seconds = min(timeout, _MEETING_SECONDS)
+    store = meet(here, seconds)
+    text, code = roll_call(here, store, where.type, problem, seconds)
+    if text:
+        raise _again(text, code)
+    try:
         torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo",
             store=PrefixStore("lambert", store),
             rank=here.rank,
             world_size=here.size,
             timeout=timedelta(seconds=timeout),
-            device_id=device if device.type == "cuda" else None,
+            device_id=where if where.type == "cuda" else None,
         )
     except (RuntimeError, ValueError) as error:
-        text = (
-            f"Rank {here.rank} of {here.size} could not meet the others at {here.address}:{here.port}: {_line(error)}."
-        )
-        raise MachineError(f"{text} Are all ranks started, with the same address, and is that port free?") from error
-    return store
+        raise MachineError(
+            f"Rank {here.rank} of {here.size} met the others at {here.address}:{here.port}, and cannot reach them: "
+            f"{_line(error)}. May the machines open connections to one another?"
+        ) from error
+    return where, store
 
 
 def _device(name: str, local_rank: int) -> torch.device:
@@ -362,6 +363,8 @@ def _device(name: str, local_rank: int) -> torch.device:
             )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError("device = 'mps' needs an Apple GPU, and torch finds none here; try device = 'cpu'.")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 
