@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,19 @@ def tied(world: World) -> Any:
     return found
 
 
+def nested(world: World) -> Any:
+    """Weights where four ranks are two machines of two, and where they are four machines."""
+    found = {}
+    for name in ("float32", "int8"):
+        for machines in ("on", "off"):
+            net = Tiny()
+            halves = replace(world, local_size=2) if world.size == 4 else world
+            exchange = build(net, halves, ExchangeConfig(method=name, machines=machines))
+            losses = [step.loss for step in trained(net, halves, exchange, whole(world))]
+            found[name, machines] = (weights(net), losses, sorted(exchange.state()))
+    return found
+
+
 def caught(work: Callable[[], object]) -> tuple[str, str]:
     try:
         work()
@@ -197,7 +211,7 @@ def agreed(world: World) -> Any:
     }
 
 
-CHECKS = (exact, compressed, continued, local, struck, tied, agreed)
+CHECKS = (exact, compressed, continued, local, struck, tied, nested, agreed)
 
 
 def _all(out: Path) -> None:
@@ -292,6 +306,17 @@ def test_a_tied_table_sent_in_two_parts_gives_the_same_weights(found: Callable[.
         assert (apart - whole_table).abs().max() <= 1e-6
         assert torch.equal(apart, found("tied", size)["apart"][0])
         assert (apart - found("tied", 1)["apart"][0]).abs().max() <= 1e-3  # in bfloat16
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("float32", 1e-6), ("int8", 0.1)])
+def test_sums_within_machines_and_then_between_them(found: Callable[..., Any], name: str, tolerance: float) -> None:
+    (one, losses, _), (two, theirs, kept) = (found("nested", 4)[name, machines] for machines in ("off", "on"))
+    assert (one - two).abs().max() <= tolerance * one.abs().max()
+    assert theirs == pytest.approx(losses, rel=max(1e-6, tolerance / 5))
+    for rank in range(4):
+        weights_there, _, kept_there = found("nested", 4, rank)[name, "on"]
+        assert torch.equal(weights_there, two)
+        assert kept_there == (kept if rank % 2 == 0 else [])  # leaders hold back; others are told when it is saved
 
 
 @pytest.mark.parametrize("size", [2, 4])
