@@ -120,6 +120,15 @@ def test_bytes_that_are_no_text(
     assert "not UTF-8" in capsys.readouterr().err
 
 
+def test_lines_that_a_crash_took_along_are_not_passed_over(
+    tuned: Callable[[str], Path], lambert: Lambert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    refused = lambert("predict", model=tuned("classify"), stdin='{"text": "the river"}')
+    assert (refused.code, refused.out, refused.err.count("\n")) == (3, "", 1)
+    assert "with the lines that have no answer" in refused.err
+
+
 def test_settings_that_cannot_be(tuned: Callable[[str], Path], lambert: Lambert) -> None:
     assert "chunk = 0" in lambert("predict", model=tuned("classify"), chunk=0).err
     assert lambert("predict", model="nowhere").code == 3

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,9 +17,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny import free_port, start  # type: ignore[import-not-found]
+
+from lambert.engine.dist import World
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -36,15 +40,27 @@ class Said:
     code: int
     out: str
     err: str
+    batches: int = 0
+    """Batches that it computed."""
 
 
 def command(tokens: list[str], stdin: str) -> Said:
     from lambert import cli
+    from lambert.stages import inference
 
-    out, err = io.StringIO(), io.StringIO()
+    out, err, batches = io.StringIO(), io.StringIO(), count()
+    original = inference._outputs
+
+    def counted(*arguments: Any) -> Any:
+        next(batches)
+        return original(*arguments)
+
     before, sys.stdin = sys.stdin, io.StringIO(stdin)
     code: Any = -1
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("os._exit", sys.exit):
+    with (
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("os._exit", sys.exit),
+        mock.patch.object(inference, "_outputs", counted),
+    ):  # fmt: skip
         try:
             cli.main(tokens)
         except SystemExit as left:
@@ -52,7 +68,7 @@ def command(tokens: list[str], stdin: str) -> Said:
         except BaseException:
             traceback.print_exc()
     sys.stdin = before
-    return Said(code, out.getvalue(), err.getvalue())
+    return Said(code, out.getvalue(), err.getvalue(), next(batches))
 
 
 def struck(tokens: list[str], stdin: str) -> Said:
@@ -86,9 +102,30 @@ def killed(tokens: list[str], stdin: str) -> Said:
         return command(tokens, stdin)
 
 
-def restarted(tokens: list[str], stdin: str) -> Said:
-    with mock.patch.dict(os.environ, TORCHELASTIC_RESTART_COUNT="1"):
-        return command(tokens, stdin)
+def shared(tokens: list[str], stdin: str) -> Said:
+    """What `World` shares, in a group whose collectives wait for a second."""
+    with World.detect("cpu", timeout=1) as world:
+        if world.is_first:
+            time.sleep(1.5)
+        text = world.broadcast_text("at last" if world.is_first else "", 30)
+        alike = all(
+            theirs.keys() == expected.keys() and all(same_bits(theirs[name], expected[name]) for name in expected)
+            for theirs, expected in zip(world.gather_tensors(tensors(world.rank)), map(tensors, range(2)), strict=True)
+        )
+    return Said(0, json.dumps([text, alike]), "")
+
+
+def tensors(rank: int) -> dict[str, torch.Tensor]:
+    """Tensors that differ by rank in number, shape and type."""
+    draw = torch.Generator().manual_seed(rank)
+    found = {"wide": torch.randn(3 + rank, 2, generator=draw).T, "none": torch.zeros(0, 4), "one": torch.tensor(rank)}
+    if rank:
+        found |= {"short": torch.randn(5, generator=draw).bfloat16(), "so": torch.tensor([True, False, True])}
+    return found
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
 @dataclass
@@ -127,7 +164,7 @@ def ran(
     folder = tmp_path_factory.mktemp("ranks")
     model, dev = tuned("classify"), labelled("classify", "dev")
     evaluate = ["evaluate", "--model", model, "--data", dev, *SMALL]
-    predict = ["predict", "--model", model, "--chunk", "3", *SMALL]
+    predict = ["predict", "--model", model, "--chunk", "3", "--inference.micro-tokens", "10"]
     (folder / "bad.tsv").write_text(dev.read_text() + "one cell too few\n")
     (folder / "other.tsv").write_text(dev.read_text().replace("river", "boat"))
     finetune = [
@@ -143,12 +180,12 @@ def ran(
         "masks": both("predict", "--model", pretrained, "--inference.micro-tokens", "8", stdin=masks()),
         "bad data": both(*evaluate, second={dev: folder / "bad.tsv"}),
         "other data": both(*evaluate, second={dev: folder / "other.tsv"}),
-        "restarted": both(*predict, stdin=QUESTIONS[0], way=restarted),
+        "shared": both(way=shared),
         "struck": both(*finetune, way=struck),
         "finetune": both(*finetune),
         "no memory": both(*evaluate, way=killed),  # the last: the group is lost
     }
-    jobs["restarted"].ways[0] = restarted
+    jobs["shared"].ways[0] = shared
     processes = [start(work, folder, jobs, rank=rank, world=2, port=0) for rank in range(2)]
     for process in processes:
         process.join(100)
@@ -177,12 +214,13 @@ def folder_of(ran: Any) -> Path:
 
 def test_evaluate(ran: Any, tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert) -> None:
     flags = {"model": tuned("classify"), "data": labelled("classify", "dev"), "inference__micro_tokens": 50}
-    alone = lambert("evaluate", **flags, predictions=tmp_path / "p.jsonl")
+    alone_at = tmp_path / "p.jsonl"
+    alone = lambert("evaluate", **flags, predictions=alone_at)
     first, second = ran("evaluate")
     written = folder_of(ran) / "p.jsonl"
-    first = Said(first.code, first.out.replace(str(written), str(tmp_path / "p.jsonl")), progress_left_out(first.err))
+    first = Said(first.code, first.out.replace(str(written), str(alone_at)), progress_left_out(first.err))
     assert_said_once(first, second, alone=alone)
-    assert written.read_bytes() == (tmp_path / "p.jsonl").read_bytes()
+    assert written.read_bytes() == alone_at.read_bytes()
 
 
 def progress_left_out(text: str) -> str:
@@ -195,7 +233,7 @@ def test_evaluate_spans(ran: Any, tuned: Callable[[str], Path], labelled: Labell
 
 
 def test_predict(ran: Any, tuned: Callable[[str], Path], pretrained: Path, lambert: Lambert) -> None:
-    flags = {"model": tuned("classify"), "chunk": 3, "inference__micro_tokens": 50}
+    flags = {"model": tuned("classify"), "chunk": 3, "inference__micro_tokens": 10}
     assert_said_once(*ran("predict"), alone=lambert("predict", stdin="\n".join(QUESTIONS), **flags))
     assert ran("predict")[0].out.count("\n") == len(QUESTIONS)
     alone = lambert("predict", stdin=masks(), model=pretrained, inference__micro_tokens=8)
@@ -223,10 +261,15 @@ def test_what_fails_on_one_rank_ends_both(ran: Any) -> None:
     assert not any("Traceback" in said.err or said.out for said in (*bad, *other, *memory))
 
 
-def test_lines_that_are_gone_are_not_passed_over(ran: Any) -> None:
-    for said in ran("restarted"):
-        assert (said.code, said.out) == (3, "")
-        assert "the lines that have no answer" in said.err
+def test_what_ranks_tell_one_another(ran: Any) -> None:
+    assert [json.loads(said.out) for said in ran("shared")] == [["at last", True]] * 2
+
+
+def test_each_rank_computes_its_share(ran: Any) -> None:
+    for name in ("evaluate", "squad", "predict", "masks"):
+        first, second = (said.batches for said in ran(name))
+        assert second > 0
+        assert 0 <= first - second <= (1 if name != "predict" else 3), "of each chunk a batch more at most"
 
 
 def test_a_signal_to_one_rank_while_both_score(ran: Any, labelled: Labelled, lambert: Lambert) -> None:

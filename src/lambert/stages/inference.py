@@ -28,6 +28,10 @@ from lambert.model.frozen import freeze
 from lambert.model.heads import Model
 from lambert.tasks import Task, create, described
 
+_PARTS = 8
+"""Batches that little data is cut into, so that each of several ranks has some: as many as a machine has, or more."""
+_FAST_TOKENS = 1024
+"""Tokens with which a processor is as fast as with more. A GPU is not, so there little data stays in few batches."""
 _DECISIVE = (".safetensors", ".bin", ".json", ".txt")
 """Endings of the files of a model folder that decide what it answers."""
 
@@ -119,7 +123,10 @@ def outputs(
     streams = -world.largest(-torch.get_num_threads() if world.device.type == "cpu" else -1)
     indices_S = np.arange(source.size(0))
     epochs_S = np.zeros_like(indices_S)
-    cuts = batch_bounds(source.lengths(epochs_S, indices_S), max(1, micro_tokens // streams), streams)
+    lengths_S, tokens = source.lengths(epochs_S, indices_S), max(1, micro_tokens // streams)
+    if world.device.type == "cpu":
+        tokens = min(tokens, max(_FAST_TOKENS, math.ceil(int(lengths_S.sum()) / _PARTS)))
+    cuts = batch_bounds(lengths_S, tokens, streams)
     own = cuts[world.rank :: world.size]
     batches = (source.collate(epochs_S[low:high], indices_S[low:high]) for low, high in own)
     run = partial(_outputs, model, precision, world)

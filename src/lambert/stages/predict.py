@@ -16,6 +16,8 @@ from lambert.engine.signals import polite
 from lambert.stages.inference import InferenceConfig, compare_ranks, load_task, outputs, ready
 from lambert.tasks import Outputs, Task, predict
 
+OutputsOf = Callable[[Source], Outputs]
+"""Runs the model over every sequence, on all ranks together."""
 _INPUT_SECONDS = 365 * 86_400.0
 """How long the input may pause."""
 _END = "[]"
@@ -60,14 +62,15 @@ def _answer(config: PredictConfig) -> None:
         def outputs_of(source: Source) -> Outputs:
             return outputs(model, source, precision, world, config.inference.micro_tokens)
 
-        if world.is_first:
-            _lead(task, outputs_of, world, config.chunk)
-        else:
-            _follow(task, outputs_of, world, config.chunk)
+        work = _lead if world.is_first else _follow
+        failure = work(task, outputs_of, world, config.chunk)
+    if failure is not None:
+        raise failure
 
 
-def _lead(task: Task[Any, Any], outputs_of: Callable[[Source], Outputs], world: World, chunk: int) -> None:
-    """Reads standard input, hands every chunk that can be answered to the other ranks, and prints the answers."""
+def _lead(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int) -> Exception | None:
+    """Reads standard input, hands every chunk that can be answered to the other ranks, and prints the answers. Gives
+    the bad line, or the end of the output's reader, that ended it: the other ranks have nothing to say to it."""
     lines: list[str] = []
 
     def heard() -> Iterator[str]:
@@ -80,16 +83,17 @@ def _lead(task: Task[Any, Any], outputs_of: Callable[[Source], Outputs], world: 
         lines.clear()
         return outputs_of(source)
 
+    failure = None
     try:
         for answer in predict(task, shared, heard(), chunk=chunk):
             print(json.dumps(answer, ensure_ascii=False), flush=True)
-    except (DataError, BrokenPipeError):  # the others have nothing to add to it
-        world.broadcast_text(_END)
-        raise
+    except (DataError, BrokenPipeError) as error:
+        failure = error
     world.broadcast_text(_END)
+    return failure
 
 
-def _follow(task: Task[Any, Any], outputs_of: Callable[[Source], Outputs], world: World, chunk: int) -> None:
+def _follow(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int) -> None:
     """Computes this rank's share of every chunk."""
     while lines := json.loads(world.broadcast_text("", _INPUT_SECONDS)):
         deque(predict(task, outputs_of, lines, chunk=chunk), maxlen=0)
