@@ -20,8 +20,8 @@ from lambert.core.errors import UsageError
 from lambert.engine import checkpoint
 from lambert.engine.dist import World
 from lambert.engine.exchange import build
-from lambert.engine.methods import ExchangeConfig, Name
 from lambert.engine.loop import train
+from lambert.engine.methods import ExchangeConfig, Name
 from lambert.engine.precision import Precision
 from lambert.engine.sharding import Sharded, moment_bytes, owners, shard
 from lambert.model.config import SIZES, EncoderConfig

@@ -21,7 +21,7 @@ from lambert.engine.gradients import Gradients
 
 _MOMENTS, _STEP = 2 * 4, 4
 """Bytes that LAMB and Adam keep: two float32 a weight, and a counter a parameter."""
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)}
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 def owners(sizes: Sequence[int], ranks: int) -> list[int]:
@@ -54,7 +54,7 @@ class Sharded(Optimizer):
     found_inf: Tensor | None = None
 
     def __init__(self, inner: Optimizer, gradients: Gradients, world: Group) -> None:
-        """Takes over `inner`, which was built over all parameters of `gradients`."""
+        """Takes over `inner`, which was built over all parameters of `gradients` and updates each by itself."""
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         self.inner = inner
         """What updates this rank's share."""
