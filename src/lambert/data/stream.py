@@ -71,8 +71,8 @@ def stream(
     of its own if `shuffle`. Consecutive sequences form micro-batches of at most `micro_tokens` tokens (at least one
     sequence; see `even_bounds`), the same for any `world`; they go to the ranks so that each computes about as many
     tokens. With `shares`, a multiple of `world`, the global batch is cut into so many parts of about as many tokens
-    before, and each rank has its parts, one after the other: sums over parts then need not know of ranks. Batches are assembled in a background
-    thread; what fails there is raised here. Closing the generator ends the thread.
+    before, and each rank has its parts, one after the other: sums over parts then need not know of ranks. Batches are
+    assembled in a background thread; what fails there is raised here. Closing the generator ends the thread.
     """
     if batch_size < 1:
         raise UsageError(f"batch_size = {batch_size} sequences is too few: choose 1 or more.")
@@ -86,8 +86,8 @@ def stream(
 
 
 def places(source: Source, batch_size: int, seed: int, update: int) -> tuple[Ints, Ints]:
-    """Epochs and indices [S] of the sequences of update `update`, from 0, of a shuffled `stream`: the samples it saw, as
-    `source.collate` takes them. They are numbers update * `batch_size` and on of the run."""
+    """Epochs and indices [S] of the sequences of update `update`, from 0, of a shuffled `stream`: the samples it saw,
+    as `source.collate` takes them. They are numbers update * `batch_size` and on of the run."""
     return next(_places(source, batch_size, seed, start=update, shuffle=True, stop=update + 1))
 
 
@@ -167,8 +167,8 @@ def _assembled(
 
 
 def even_bounds(lengths_S: Ints, micro_tokens: int) -> list[tuple[int, int]]:
-    """Bounds of micro-batches of at most `micro_tokens` tokens (or one sequence) that hold about as many each: 1, 2, 4 or
-    a multiple of 8, so that small numbers of ranks get equal shares of them."""
+    """Bounds of micro-batches of at most `micro_tokens` tokens (or one sequence) that hold about as many each: 1, 2, 4
+    or a multiple of 8, so that small numbers of ranks get equal shares of them."""
     count = len(micro_bounds(lengths_S, micro_tokens)) - 1
     while count > 1:
         count = 1 << (count - 1).bit_length() if count <= _MULTIPLE else -(-count // _MULTIPLE) * _MULTIPLE
