@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lambert.core import config as settings
 from lambert.core.errors import UsageError
+from lambert.engine.dist import World
 from lambert.stages import training
 from lambert.stages.run import FREE, TrainConfig
 
@@ -231,6 +233,27 @@ def test_updates_of_a_run() -> None:
 def test_bounds(name: str) -> None:
     with pytest.raises(UsageError, match=rf"train\.{name} = -1"):
         TrainConfig(**{name: -1})
+
+
+def test_a_deterministic_run_goes_on_with_ranks_that_its_shares_fit_alone() -> None:
+    TrainConfig(batch_size=32).check_ranks(5, done=1)  # some were lost
+    with pytest.raises(UsageError, match=r"5 ranks cannot share train\.batch_size = 32 evenly: start 4 or 8"):
+        TrainConfig(batch_size=32).check_ranks(5)
+    for done in (0, 1):
+        TrainConfig(deterministic=True, shares=8).check_ranks(8, done)
+        with pytest.raises(UsageError, match=r"16 ranks cannot share train\.shares = 8 evenly: start 8"):
+            TrainConfig(deterministic=True, shares=8).check_ranks(16, done)
+
+
+def test_ranks_compute_with_as_many_threads_as_the_rank_that_has_fewest() -> None:
+    class Unequal(World):
+        def largest(self, number: int) -> int:
+            return max(number, -1)  # the other rank's answer
+
+    assert training.threads(TrainConfig(), World()) == torch.get_num_threads()
+    assert training.threads(TrainConfig(), Unequal()) == 1
+    assert training.threads(TrainConfig(deterministic=True), Unequal()) == 1
+    assert training.threads(TrainConfig(threads=3), Unequal()) == 3
 
 
 def test_free_settings_exist(pretrained: Path) -> None:

@@ -97,8 +97,11 @@ class TrainConfig:
             raise UsageError("How long to train? Set train.steps or train.epochs.")
         return min(ends)
 
-    def check_ranks(self, ranks: int) -> None:
-        """Raises UsageError where so many ranks cannot share the global batch evenly, with the nearest that can."""
+    def check_ranks(self, ranks: int, done: int = 0) -> None:
+        """Raises UsageError where so many ranks cannot share the global batch evenly, with the nearest that can. Of a
+        run that has `done` updates only where it is deterministic: others may go on with the ranks that are left."""
+        if done and not self.deterministic:
+            return
         whole, what = (self.shares, "shares") if self.deterministic else (self.batch_size, "batch_size")
         if whole % ranks:
             fitting = [n for n in range(1, whole + 1) if whole % n == 0]

@@ -28,7 +28,7 @@ from lambert.engine.stragglers import Stragglers
 from lambert.model import attention, flops
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule
-from lambert.stages.run import Run, RunConfig
+from lambert.stages.run import Run, RunConfig, TrainConfig
 from lambert.stages.tuning import tune
 
 _TRIED = 4
@@ -58,14 +58,13 @@ def fit(
     steps = options.updates(source.size(0))
     run = Run.begin(config, model, world, steps)
     run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
-    if options.deterministic or options.threads:
-        torch.set_num_threads(options.threads or 1)
+    if options.deterministic or options.threads or world.size > 1:
+        torch.set_num_threads(threads(options, world))
     if options.deterministic:
         torch.use_deterministic_algorithms(True)
         PRODUCTS.one_layout = True
     done, logged = run.resume()
-    if done == 0:  # a run may go on with any number of ranks, when some are lost
-        options.check_ranks(world.size)
+    options.check_ranks(world.size, done)
     if done:
         stop.standing = f"; {_left(done)}"
     if done == 0 and moments_of is not None:
@@ -128,6 +127,13 @@ def fit(
             raise stop.stopped(_left(done))
         log.scores(done, scores)
     return scores
+
+
+def threads(options: TrainConfig, world: World) -> int:
+    """Threads of each rank. Where the recipe leaves them open, as many as the rank has that has the fewest: the others
+    would wait for it, and what all compute alike, as PowerSGD's bases, would round by their own number."""
+    fewest = -world.largest(-torch.get_num_threads())
+    return options.threads or (1 if options.deterministic else fewest)
 
 
 def standing(out: Path) -> str:
