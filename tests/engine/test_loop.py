@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.engine.dist import World
-from lambert.engine.loop import OutOfMemory, evaluate, train
 from lambert.engine.gradients import Gradients
+from lambert.engine.loop import OutOfMemory, evaluate, train
 from lambert.engine.precision import PRECISIONS, Precision
 
 OF_A_CPU = [name for name in PRECISIONS if name != "float8"]
