@@ -240,7 +240,11 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
     if answer["step"] is None:
         return None
     folder = archive.place(run, answer["step"])
-    return Checkpoint(folder, answer["step"], archive.read_state(folder))
+    with world.together("reading the checkpoint"):
+        if not folder.is_dir():
+            raise MachineError(f"{folder} is not there: the run folder must lie on a disk that all machines share.")
+        found = Checkpoint(folder, answer["step"], archive.read_state(folder))
+    return found
 
 
 def check_room(run: Path, model: nn.Module, moments: int = 2) -> None:

@@ -2,33 +2,28 @@
 
 import importlib
 import json
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
 import torch.distributed
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from lambert.core.batch import Batch, Target
 from lambert.core.errors import DataError, DivergedError, LambertError, MachineError, SavedAndStopped, UsageError
 from lambert.engine.meeting import meet, roll_call
+from lambert.engine.parting import Watch, bounded
 from lambert.engine.rendezvous import Place, place
-
-Answer = TypeVar("Answer")
 
 TIMEOUT_SECONDS = 120.0
 """How long a collective waits for a rank that hangs. Torch's own default is 30 minutes, paid in idle machines."""
 _MEETING_SECONDS = 50.0
 """How long the ranks wait for one another at the start."""
-_CONFESSION_SECONDS = 2.0
-"""How long a rank that lost the others waits to learn which of them is to blame."""
 
 
 class Lost(MachineError):
@@ -67,7 +62,10 @@ class World:
         if here.size == 1:
             return World(device=_device(device, here.local_rank), reason=here.reason)
         where, store = _met(here, device, timeout)
-        group = Group(here.rank, here.size, here.local_rank, here.local_size, where, here.reason, store, timeout)
+        watch = Watch(store, here.rank, here.size)
+        group = Group(
+            here.rank, here.size, here.local_rank, here.local_size, where, here.reason, timeout, watch=watch
+        )  # fmt: skip
         equal = group.largest(here.local_size) == -group.largest(-here.local_size)
         return group if equal else replace(group, local_size=1)
 
@@ -135,8 +133,8 @@ class Group(World):
     SavedAndStopped where they were asked to stop.
     """
 
-    store: Store = field(default_factory=HashStore)
-    """Where the ranks met, and where one that leaves says why."""
+    watch: Watch = field(kw_only=True)
+    """It tells who leaves, and why."""
     timeout: float = TIMEOUT_SECONDS
     """Seconds that a collective waits."""
 
@@ -231,6 +229,7 @@ class Group(World):
             raise self._blame(what, error) from error
 
     def close(self) -> None:
+        self.watch.stop()
         torch.distributed.destroy_process_group()
 
     def __exit__(
@@ -239,23 +238,14 @@ class Group(World):
         if error is None:
             self.close()
         elif not isinstance(error, Lost):
-            said = json.dumps([_line(error) or type(error).__name__, getattr(error, "exit_code", 1)])
-            # The rank that holds the store may be gone, and what waits for it never returns.
-            _bounded(lambda: self.store.set(_key(self.rank), said))
-            _bounded(self.close)  # ends the others' wait, who then look into the store
-            if self.is_first:  # and takes the store with it when it leaves
-                _bounded(self._others)
+            self.watch.leave(_why(error), getattr(error, "exit_code", 1))
+            bounded(self.close)
 
     def _blame(self, what: str, error: RuntimeError) -> LambertError:
         """Names the ranks that left, and what they said, or that do not answer. Where they were asked to stop, so is
         this one."""
         lost = f"Rank {self.rank} lost the others {what}"
-
-        def ask() -> dict[int, tuple[str, int]]:
-            self.store.set(_key(self.rank), json.dumps(["", 0]))
-            return self._others()
-
-        said = _bounded(ask)
+        said = self.watch.ask()
         if said is None:
             return Lost(f"{lost}: rank 0, where all meet, does not answer: killed, hung or cut off ({_line(error)}).")
         left = [(rank, text, code) for rank, (text, code) in sorted(said.items()) if text]
@@ -269,41 +259,9 @@ class Group(World):
             return Lost(f"{lost}: rank {names} does not answer: killed, hung or cut off ({_line(error)}).")
         return Lost(f"{lost}, who lost it too ({_line(error)}). Look at the network between them.")
 
-    def _others(self) -> dict[int, tuple[str, int]]:
-        """What other ranks said when they left, with their exit codes; ("", 0) of one that lost the others itself.
-        Waits until all have, or so long."""
-        said: dict[int, tuple[str, int]] = {}
-        until = time.monotonic() + _CONFESSION_SECONDS
-        while True:
-            for rank in range(self.size):
-                if rank not in said and rank != self.rank and self.store.check([_key(rank)]):
-                    text, code = json.loads(self.store.get(_key(rank)))
-                    said[rank] = text, code
-            if len(said) == self.size - 1 or time.monotonic() > until:
-                return said
-            time.sleep(0.05)
-
-
-def _bounded(work: Callable[[], Answer]) -> Answer | None:
-    """What `work` gives, or None where it fails or takes much longer than ranks wait for one another."""
-    answers: list[Answer] = []
-
-    def run() -> None:
-        with suppress(RuntimeError):
-            answers.append(work())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_CONFESSION_SECONDS + 0.5)
-    return answers[0] if answers else None
-
 
 _STOPPED = (75, 130)
 """Exit codes of SavedAndStopped."""
-
-
-def _key(rank: int) -> str:
-    return f"lambert/left/{rank}"
 
 
 def _again(text: str, code: int) -> LambertError:
@@ -380,6 +338,12 @@ def _pinned(batch: Batch) -> Batch:
             for name, target in batch.targets.items()
         },
     )
+
+
+def _why(error: BaseException) -> str:
+    """In one line; of what was not meant for the user with its kind."""
+    line = _line(error)
+    return line if line and isinstance(error, LambertError) else f"{type(error).__name__}: {line}".rstrip(": ")
 
 
 def _line(error: BaseException) -> str:
