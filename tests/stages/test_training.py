@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ import torch
 from lambert.core import config as settings
 from lambert.core.errors import UsageError
 from lambert.engine.dist import World
+from lambert.engine.exchange import Exchange
+from lambert.engine.methods import ExchangeConfig
 from lambert.stages import training
-from lambert.stages.run import FREE, TrainConfig
+from lambert.stages.run import FREE, Run, TrainConfig
 
 Lambert = Callable[..., Any]
 
@@ -254,6 +257,30 @@ def test_ranks_compute_with_as_many_threads_as_the_rank_that_has_fewest() -> Non
     assert training.threads(TrainConfig(), Unequal()) == 1
     assert training.threads(TrainConfig(deterministic=True), Unequal()) == 1
     assert training.threads(TrainConfig(threads=3), Unequal()) == 3
+
+
+def test_local_steps_contradict_a_deterministic_run_and_automatic_methods(
+    lambert: Lambert, same: dict[str, object], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"name a method"):
+        ExchangeConfig(method="auto", sync_every=2)
+    refused = lambert("pretrain", out=tmp_path / "run", **same, train__deterministic=True, exchange__sync_every=2)
+    last_line(refused, 2, "train.deterministic", "exchange.sync_every")
+
+
+@pytest.mark.parametrize(("method", "local"), [("int8", False), ("int8", True), ("powersgd", False)])
+def test_what_was_held_back_goes_on_where_it_is_of_the_same(method: str, local: bool) -> None:
+    class Int8(Exchange):
+        method, loaded = "int8", None
+
+        def load(self, state: Any) -> None:
+            self.loaded = state
+
+    held = {"residual/a": torch.ones(1)}
+    found: Any = SimpleNamespace(values={"extra": {"exchange": [method, 2, local]}}, exchange=lambda: held)
+    exchange = Int8(torch.nn.Linear(1, 1))
+    Run._resume_exchange(SimpleNamespace(exchange=exchange, world=World()), found)  # type: ignore[arg-type]
+    assert exchange.loaded == (held if (method, local) == ("int8", False) else {})
 
 
 def test_free_settings_exist(pretrained: Path) -> None:

@@ -43,6 +43,11 @@ class ExchangeConfig:
     def __post_init__(self) -> None:
         if self.rank < 1 or self.bucket_mb <= 0 or self.sync_every < 1:
             raise UsageError("exchange.rank and exchange.sync_every must be at least 1, exchange.bucket_mb above 0.")
+        if self.method == "auto" and self.sync_every > 1:
+            raise UsageError(
+                "exchange.method = 'auto' times single updates, most of which send nothing with exchange.sync_every "
+                "above 1: name a method."
+            )
         if not 0 <= self.dense_share < 1:
             raise UsageError(f"exchange.dense_share = {self.dense_share} must be a share in [0, 1).")
 

@@ -1,5 +1,6 @@
 """The settings that pre-training and fine-tuning share, and the run folder: whose it is, and what is kept in it."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import torch
 from lambert.core import config as settings
 from lambert.core.errors import DivergedError, UsageError
 from lambert.core.files import write_whole
+from lambert.core.shards import sha256
+from lambert.corpus import tokenizer as tokenizers
 from lambert.engine import agreement, checkpoint, lock
 from lambert.engine import exchange as exchanges
 from lambert.engine.compiler import Setting
@@ -173,12 +176,19 @@ BEGUN = ("metrics.jsonl", "checkpoints", "model")
 """What a run leaves: a folder without any of them holds no run yet, only the settings of one that never began."""
 
 
+def seen(model: Model, tokenizer: Any, files: Mapping[str, Path]) -> dict[str, object]:
+    """What of that which a rank has read must be the same on all, for `open_run`; `files` by what they are."""
+    shape = {f"the model's {name}": value for name, value in dataclasses.asdict(model.config).items()}
+    hashes = {name: sha256(path) for name, path in files.items()}
+    return shape | hashes | {"the tokenizer": tokenizers.fingerprint(tokenizer)}
+
+
 @contextmanager
-def open_run(config: RunConfig, world: World, data: Mapping[str, str]) -> Iterator[None]:
+def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Iterator[None]:
     """Holds the run folder and writes config.toml, or compares it where the run goes on.
 
     Raises UsageError, on all ranks, where the folder is in use, belongs to a run with other settings, or holds
-    something else; and where ranks differ in settings, `data` (hashes of what they read), code or libraries.
+    something else; and where ranks differ in settings, `data` (see `seen`), code or libraries.
     """
     agreement.compare(world, settings.dotted(settings.as_dict(config)) | dict(data) | agreement.software())
     problem = world.broadcast_text(_foreign(config) if world.is_first else "")
@@ -225,8 +235,15 @@ class Run:
 
     @classmethod
     def begin(cls, config: RunConfig, model: Model, world: World, steps: int) -> "Run":
-        """The run of `steps` updates before its first, with the same weights on every rank."""
+        """The run of `steps` updates before its first, with the same weights on every rank.
+
+        Raises UsageError where settings contradict each other."""
         options = config.train
+        if options.deterministic and config.exchange.sync_every > 1:
+            raise UsageError(
+                "train.deterministic = true needs exchange.sync_every = 1: what ranks learn by local steps depends on "
+                "how many they are. Set one or the other."
+            )
         model.to(world.device)
         world.broadcast(model.parameters())
         precision = Precision(options.precision, world.device)
@@ -252,13 +269,13 @@ class Run:
 
     def _resume_exchange(self, found: checkpoint.Checkpoint) -> None:
         """Gradients travel as they did, where the recipe leaves it open and there are as many ranks; what was held back
-        goes on, where the method is the same."""
-        method, ranks = found.values["extra"]["exchange"]
+        goes on, where the method is the same and it is of the same: of gradients, or with local steps of weights."""
+        method, ranks, local = found.values["extra"]["exchange"]
         if not self.exchange.decided and ranks == self.world.size:
             self.exchange.use(method)
             self.exchange.decided = True
-        if method == self.exchange.method:
-            self.exchange.load(found.exchange())
+        alike = (method, local) == (self.exchange.method, self.exchange.local)
+        self.exchange.load(found.exchange() if alike else {})
 
     def take_moments(self, run: Path) -> None:
         """Takes over the weights and the optimizer's moments of another run, and neither its options nor its loss
@@ -277,7 +294,7 @@ class Run:
         states = {"log": log.state(), "guard": self.guard.state(), "budget": self.budget.state()}
         pause = self.saver.save(
             done, model=self.model, optimizer=self.optimizer, precision=self.precision, exchange=self.exchange.state(),
-            extra=states | {"exchange": (self.exchange.method, self.world.size)}, final=final,
+            extra=states | {"exchange": (self.exchange.method, self.world.size, self.exchange.local)}, final=final,
         )  # fmt: skip
         log.paused(pause.seconds)
 
