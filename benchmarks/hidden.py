@@ -1,0 +1,105 @@
+"""How much of the exchange the backward pass hides, and how much of it could be."""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from ranks import MANY, Side, everyones, seconds_of
+from torch import nn
+
+from lambert.engine.dist import Group, World
+from lambert.engine.exchange import Exchange, Ranks
+from lambert.engine.methods import ExchangeConfig
+from lambert.engine.reduction import Bucket
+
+REPEATS = 3
+
+
+class Watched(Ranks):
+    """Notes when buckets are handed over; while it is `mute`, none travels."""
+
+    mute = False
+    ready: Sequence[float] = ()
+    """Of each bucket, in the order in which they travel: seconds before the end of the backward pass."""
+
+    def begin(self, update: int) -> None:
+        super().begin(update)
+        self._at: list[float] = []
+
+    def finish(self) -> None:
+        super().finish()
+        self.ready = [self._at[-1] - at for at in self._at[:-1]]
+
+    def _send(self, high: int) -> None:
+        self._at += [time.perf_counter()] * max(0, high - self._next)
+        if high == len(self._buckets):
+            self._at = [*self._at[: len(self._buckets)], time.perf_counter()]  # the last call is that of `finish`
+        super()._send(high)
+
+    def _sum(self, bucket: Bucket) -> None:
+        if not self.mute:
+            super()._sum(bucket)
+
+    def send_no_rows(self) -> None:
+        """The token table travels at the end, as any other gradient."""
+        if self._late is not None:
+            self._late.active = False
+
+    def alone(self) -> list[float]:
+        """Seconds of the exchange of each bucket in turn, and at last of the late rows, with nothing else under way."""
+        works = [partial(self._sum, bucket) for bucket in self._order]
+        if self._late is not None and self._late.active:
+            works.append(partial(self._add_late_rows, self._late))
+        times = [[seconds_of(work, self._world) for work in works] for _ in range(REPEATS)]
+        costs = [statistics.median(seconds) for seconds in zip(*times, strict=True)]
+        return costs if len(works) > len(self._order) else [*costs, 0.0]
+
+
+def unhidden(ready: Sequence[float], costs: Sequence[float]) -> float:
+    """Seconds after the end of the backward pass at which a wire is done that takes one bucket after another, each so
+    many seconds before that end or later, and at last what only comes then."""
+    now = -max(ready)
+    for before, cost in zip(ready, costs, strict=False):
+        now = max(now, -before) + cost
+    return max(0.0, now) + costs[-1]
+
+
+def hidden(args: argparse.Namespace, world: Group) -> Iterator[dict[str, Any]]:
+    """Rows of scaling.py's work of this name."""
+    sides = {}
+    for method in args.methods:
+        for ahead in (True, False):
+            sides[method, ahead] = Side(args, world, exchange_of=partial(_exchange, args, world, method, ahead))
+    without = Side(args, World())
+    for number in range(args.rounds):
+        _, bare = without.timed(args.updates, world)
+        for (method, ahead), side in sides.items():
+            exchange = side.exchange
+            assert isinstance(exchange, Watched)
+            steps, seconds = side.timed(args.updates, world)
+            costs = exchange.alone()
+            waits = [min(everyones(step.exchange_seconds[1], world)) for step in steps]
+            exchange.mute = True
+            left = []
+            for _ in range(max(2, args.updates // 2)):
+                side.take(1)
+                left.append(max(everyones(unhidden(exchange.ready, costs), world)))
+            exchange.mute = False
+            whole, wait, best = (max(everyones(n, world)) for n in (sum(costs), *map(statistics.median, (waits, left))))
+            yield {
+                "round": number, "method": method, "table_ahead": ahead, "alone_seconds": whole, "wait_seconds": wait,
+                "hidden": 1 - wait / whole, "bound": 1 - best / whole, "of_bound": (whole - wait) / (whole - best),
+                "update_seconds": seconds, "slower_seconds": seconds - bare,
+            }  # fmt: skip
+    for side in (*sides.values(), without):
+        side.close()
+
+
+def _exchange(args: argparse.Namespace, world: Group, method: Any, ahead: bool, net: nn.Module) -> Exchange:
+    exchange = Watched(net, world, ExchangeConfig(method=method), updates=MANY if args.compile else 0)
+    if not ahead:
+        exchange.send_no_rows()
+    return exchange
