@@ -65,6 +65,7 @@ class Negotiator:
         self._changed = changed
         self._lock = threading.Lock()
         self._to_send = threading.Condition(self._lock)
+        self._flushing = threading.Lock()
         self._completed = threading.Condition(self._lock)
         self._pending: dict[tuple[int, str], Entry] = {}
         self._outbox: list[Entry] = []
@@ -148,12 +149,14 @@ class Negotiator:
             raise HorovodInternalError(f"{name} cannot run any more: {self._closed}")
 
     def _flush(self) -> None:
-        with self._lock:
-            entries, self._outbox = self._outbox, []
-            message = self._message(entries)
-        if entries:
-            timeline.mark_cycle()
-            self._send(["submit", message])
+        """All that was submitted has been sent when it returns, whichever thread sends it: a join comes behind it."""
+        with self._flushing:
+            with self._lock:
+                entries, self._outbox = self._outbox, []
+                message = self._message(entries)
+            if entries:
+                timeline.mark_cycle()
+                self._send(["submit", message])
 
     def _message(self, entries: list[Entry]) -> list[Any]:
         parts: dict[int, tuple[int, list[Request]]] = {}

@@ -1,0 +1,42 @@
+"""What a rank sends, and in which order, without other ranks."""
+
+import threading
+from typing import Any
+
+from lambert.horovod.negotiation import Entry, Negotiator
+from lambert.horovod.requests import Request
+
+
+class Slow:
+    """A channel on which a submission hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.hangs, self.let_go, self.over = threading.Event(), threading.Event(), threading.Event()
+
+    def send(self, message: list[Any]) -> None:
+        if message[0] == "submit":
+            self.hangs.set()
+            assert self.let_go.wait(10)
+        self.sent.append(message[0])
+
+    def receive(self) -> list[Any]:
+        self.over.wait(10)
+        raise ConnectionResetError
+
+    def close(self) -> None:
+        self.over.set()
+
+
+def test_a_join_comes_behind_what_another_thread_is_sending() -> None:
+    channel: Any = Slow()
+    negotiator = Negotiator(channel, lambda works, done: None, 0.0, lambda request, number: number)
+    negotiator.submit(Entry(Request("allreduce", "allreduce.a", 0)))
+    assert channel.hangs.wait(10)  # in the thread that sends
+    joining = threading.Thread(target=negotiator.join)
+    joining.start()
+    joining.join(0.1)
+    channel.let_go.set()
+    joining.join(10)
+    negotiator.close("the end", 1)
+    assert channel.sent == ["submit", "join", "leave"]
