@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lambert.core.shards import sha256
 from lambert.corpus import tokenizer as tokenizers
 from lambert.engine.dist import World
 from lambert.engine.guard import GuardConfig
@@ -16,7 +15,7 @@ from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.stages.inference import check_positions, model_folder, outputs
 from lambert.stages.publish import publish_run
-from lambert.stages.run import LogConfig, TrainConfig, open_run
+from lambert.stages.run import LogConfig, TrainConfig, open_run, seen
 from lambert.stages.training import fit, standing
 from lambert.tasks import TaskConfig, learn
 
@@ -84,7 +83,8 @@ def _train(config: FinetuneConfig, stop: StopRequest) -> None:
             _say(config.data, data)
             if config.dev is not None:
                 _say(config.dev, dev)
-        with open_run(config, world, {"the labelled data": sha256(config.data)}):
+        files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
+        with open_run(config, world, seen(model, tokenizer, files)):
             scores = fit(config, model, data, score, world, stop)
             if scores is not None and world.is_first:
                 extra: dict[str, Any] = task.model_config()

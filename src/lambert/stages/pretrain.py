@@ -8,7 +8,7 @@ from typing import Any
 
 from lambert.core import config as settings
 from lambert.core.errors import DataError, UsageError
-from lambert.core.shards import Split, read_manifest, sha256
+from lambert.core.shards import Split, read_manifest
 from lambert.core.specials import Specials
 from lambert.corpus import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
@@ -27,7 +27,7 @@ from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.stages.inference import model_folder
 from lambert.stages.publish import publish_run
-from lambert.stages.run import CONFIG, LogConfig, TrainConfig, open_run
+from lambert.stages.run import CONFIG, LogConfig, TrainConfig, open_run, seen
 from lambert.stages.training import fit, standing
 
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for every run on a corpus, so that losses compare
@@ -90,7 +90,7 @@ def _train(config: PretrainConfig, stop: StopRequest) -> None:
             batches = once(heldout, micro_tokens=micro_tokens, rank=world.rank, world=world.size, sequences=limit)
             return evaluate(model, batches, precision, world, stop)
 
-        with open_run(config, world, {"the corpus": sha256(config.corpus / "manifest.json")}):
+        with open_run(config, world, seen(model, tokenizer, {"the corpus": config.corpus / "manifest.json"})):
             scores = fit(config, model, source, score, world, stop, moments)
             if scores is not None and world.is_first:
                 publish_run(config, model, tokenizer, {}, scores)
