@@ -492,25 +492,29 @@ def slow_and_full(folder: Path) -> None:
 
         def slow(*arguments: Any) -> None:
             time.sleep(3.5)
-            raise MachineError("the disk is full.")
+            raise DataError("all are damaged.") if arguments[1] is None else MachineError("the disk is full.")
 
-        archive.write = slow  # type: ignore[assignment]
+        archive.write = archive.newest = slow  # type: ignore[assignment]
     checkpoint._BEAT_SECONDS = 0.2
     net = Tiny()
     saver = Saver(folder, world=world)
     try:
         saver.save(1, model=net, optimizer=adamw(net), precision=Precision("float32"), final=True)
     except MachineError as error:
-        (folder / f"rank-{world.rank}").write_text(str(error))
+        said = str(error)
+    try:
+        saver.latest()
+    except DataError as error:
+        (folder / f"rank-{world.rank}").write_text(f"{said} {error}")
     saver.close()
     world.close()
 
 
 @pytest.mark.timeout(60)
-def test_ranks_outwait_a_slow_disk_and_learn_together_that_the_last_save_failed(tmp_path: Path) -> None:
+def test_ranks_outwait_a_slow_disk_and_learn_together_what_failed(tmp_path: Path) -> None:
     port = free_port()
     processes = [start(slow_and_full, tmp_path, rank=rank, world=2, port=port) for rank in range(2)]
     for process in processes:
         process.join(50)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["the disk is full."] * 2
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["the disk is full. all are damaged."] * 2

@@ -31,6 +31,9 @@ __all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_room", "clean", "lat
 _BEAT_SECONDS = 1.0
 """Between two words of the first rank to those that wait for its disk: well below a group's time-out."""
 _WRITING = "writing"
+_CHECKING_SECONDS = 3600.0
+"""How long the others wait while the first rank reads checkpoints to check them: a large one on a slow disk takes
+minutes. That it has ended they notice at once all the same."""
 
 _log = logging.getLogger("lambert.checkpoint")
 
@@ -234,7 +237,7 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
             answer = {"step": archive.newest(run, at_most)}
         except (DataError, UsageError) as error:
             answer = {"error": str(error), "usage": isinstance(error, UsageError)}
-    answer = json.loads(world.broadcast_text(json.dumps(answer)))
+    answer = json.loads(world.broadcast_text(json.dumps(answer), _CHECKING_SECONDS))
     if "error" in answer:
         raise (UsageError if answer["usage"] else DataError)(answer["error"])
     if answer["step"] is None:
