@@ -69,7 +69,7 @@ def fit(
         stop.standing = f"; {_left(done)}"
     if done == 0 and moments_of is not None:
         run.take_moments(moments_of)
-    if done >= steps and (out / "model").is_dir():
+    if done >= steps and world.largest(int((out / "model").is_dir())):  # a shared disk shows it to some ranks later
         if world.is_first:
             print(f"{out} has all its {steps:,} updates already: {out / 'model'}")
         return None
@@ -91,7 +91,7 @@ def fit(
             log.note(f"continuing after update {done:,} of {steps:,}")
         for text in (found, *_said(compilation, model, options.precision, world)):
             log.say(text)
-        for text in (*tune(run, partial(_batches, run, source), steps), *ranks(world, run.exchange)):
+        for text in (*tune(run, partial(_batches, run, source), steps, stop), *ranks(world, run.exchange)):
             log.note(text)
         if compilation.active:  # scores are seldom taken: graphs of their own would not pay
             score = torch.compiler.set_stance("force_eager")(score)

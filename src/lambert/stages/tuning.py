@@ -7,8 +7,10 @@ from contextlib import closing
 import torch
 
 from lambert.data.stream import GlobalBatch
-from lambert.engine.loop import train
+from lambert.engine.loop import OutOfMemory, train
+from lambert.engine.memory import release
 from lambert.engine.precision import Precision
+from lambert.engine.signals import StopRequest
 from lambert.stages.run import Run
 
 _SECONDS = 60.0
@@ -22,17 +24,26 @@ Batches = Callable[[int], Iterator[GlobalBatch]]
 """The global batches from an update on, by its number."""
 
 
-def tune(run: Run, batches: Batches, first: int) -> Iterator[str]:
+def tune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Iterator[str]:
     """Chooses the method of `run.exchange` and gives the lines of a table that says why; nothing where it is decided.
-    All ranks call it and choose alike. `first` is an update beyond those that are sent in bfloat16 anyway."""
+    All ranks call it and choose alike. `first` is an update beyond those that are sent in bfloat16 anyway.
+
+    Where memory runs out, micro-batches become smaller, as in the run itself. A signal breaks it off on all ranks."""
     config, exchange = run.config.exchange, run.exchange
     if exchange.decided:
         return
     candidates = ["float32", *(name for name in config.tolerates if name != "float32")]
     seconds = {}
     for name in candidates:
-        exchange.use(name)
-        seconds[name] = _timed(run, batches(first), first, _SECONDS / len(candidates))
+        while True:
+            exchange.use(name)
+            try:
+                seconds[name] = _timed(run, batches(first), first, _SECONDS / len(candidates), stop)
+                break
+            except OutOfMemory as error:
+                smaller = run.budget.lower(error)
+            release(run.world.device)
+            yield smaller
     fastest = min(seconds, key=lambda name: seconds[name])
     chosen = fastest if seconds[fastest] < _WORTH * seconds["float32"] else "float32"
     exchange.use(chosen)
@@ -41,7 +52,7 @@ def tune(run: Run, batches: Batches, first: int) -> Iterator[str]:
         yield f"exchange {name:10s} {seconds[name]:8.3f} s an update, {seconds['float32'] / seconds[name]:5.2f}x{mark}"
 
 
-def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float) -> float:
+def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, stop: StopRequest) -> float:
     """Seconds of an update, passes and exchange, of the rank that takes longest: the median."""
     config, world = run.config, run.world
     optimizer = torch.optim.SGD(run.model.parameters(), lr=0.0)
@@ -53,6 +64,8 @@ def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float) -
     )  # fmt: skip
     with closing(steps):  # type: ignore[type-var]
         for step in steps:
+            if stop.agreed(world):
+                stop.check()
             found.append(world.largest(round(1e6 * step.seconds)) / 1e6)
             spent = world.largest(round(time.perf_counter() - began))
             if len(found) > _LEAST and spent >= limit:

@@ -1,0 +1,79 @@
+"""The choice of how gradients travel, from updates whose times are made up."""
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lambert.engine.dist import World
+from lambert.engine.loop import OutOfMemory
+from lambert.engine.methods import ExchangeConfig, Name
+from lambert.engine.signals import Asked, StopRequest
+from lambert.stages import tuning
+
+Tune = Callable[..., tuple[list[str], str, int]]
+
+
+class Recorder:
+    """An exchange that has no method yet."""
+
+    method, decided = "float32", False
+
+    def use(self, name: str) -> None:
+        self.method = name
+
+
+@pytest.fixture
+def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
+    """`tune(seconds, ...)`: lines, the method chosen, and updates taken, where updates take so long by each method."""
+
+    def run(seconds: dict[Name, float], *, short_of_memory: int = 0, stop: StopRequest | None = None) -> Any:
+        exchange, taken, failures = Recorder(), [], iter(range(short_of_memory))
+
+        def train(*arguments: Any, **options: Any) -> Iterator[Any]:
+            for number in range(options["start"], options["steps"]):
+                if exchange.method != "float32" and next(failures, None) is not None:
+                    raise OutOfMemory("out of memory", number, 64, 8)
+                taken.append(number)
+                first = number == options["start"]  # is slower, and must not count
+                yield SimpleNamespace(seconds=9.0 if first else seconds[exchange.method])  # type: ignore[index]
+
+        monkeypatch.setattr(tuning, "train", train)
+        config: Any = SimpleNamespace(
+            exchange=ExchangeConfig(method="auto", tolerates=tuple(name for name in seconds if name != "float32")),
+            train=SimpleNamespace(precision="float32"), seed=1,
+        )  # fmt: skip
+        budget = SimpleNamespace(lower=lambda error: f"smaller than {error.tokens}")
+        stub: Any = SimpleNamespace(
+            config=config, exchange=exchange, world=World(), model=torch.nn.Linear(1, 1), budget=budget
+        )
+        lines = list(tuning.tune(stub, lambda number: iter(()), 100, stop or StopRequest()))
+        return lines, exchange.method, len(taken)
+
+    return run
+
+
+def test_the_fastest_method_is_taken_and_the_table_says_why(tune: Tune) -> None:
+    lines, chosen, _ = tune({"float32": 0.4, "int8": 0.1, "bfloat16": 0.2})
+    assert chosen == "int8"
+    assert ["<- chosen" in line for line in lines] == [False, True, False]
+    assert "0.100 s an update,  4.00x" in lines[1]
+
+
+def test_float32_stays_where_another_is_hardly_faster(tune: Tune) -> None:
+    assert tune({"float32": 0.4, "int8": 0.39})[1] == "float32"
+
+
+def test_a_candidate_that_runs_out_of_memory_is_timed_again_with_smaller_micro_batches(tune: Tune) -> None:
+    lines, chosen, _ = tune({"float32": 0.4, "int8": 0.1}, short_of_memory=1)
+    assert lines[0] == "smaller than 64"
+    assert chosen == "int8"
+
+
+def test_a_signal_breaks_it_off(tune: Tune) -> None:
+    stop = StopRequest()
+    stop._heard = 15
+    with pytest.raises(Asked, match="SIGTERM"):
+        tune({"float32": 0.4, "int8": 0.1}, stop=stop)
