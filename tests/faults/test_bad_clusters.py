@@ -343,7 +343,7 @@ def strike(fault: Callable[[], object]) -> None:
         optimizer.step = stepping  # type: ignore[method-assign, assignment]
         return optimizer
 
-    run.build = struck  # type: ignore[attr-defined]
+    run.build = struck  # type: ignore[attr-defined, assignment]
 
 
 @pytest.mark.parametrize(
