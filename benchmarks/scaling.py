@@ -29,8 +29,10 @@ Sides take their rounds in turn, each after untimed updates; a line of JSON a ro
 import argparse
 import json
 import platform
+import signal
 import statistics
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -291,6 +293,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="the kernels of int8, as in a long run: hidden")
     parser.add_argument("--rows", type=int, default=32, help="of the linear layers' batch: horovod")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and what was started goes with it
     if args.work == "restart":
         say(args, restart(args.rounds), {})
     else:
