@@ -10,7 +10,7 @@ from tiny import Tiny, adamw, batch_of, free_port, start, steps
 
 from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
-from lambert.engine.dist import World
+from lambert.engine.dist import Group, World
 from lambert.engine.loop import OutOfMemory, evaluate
 from lambert.engine.precision import Precision
 
@@ -49,6 +49,12 @@ def test_one_two_and_four_ranks_take_the_same_ten_steps(tmp_path: Path) -> None:
             assert theirs == pytest.approx(scores, rel=1e-5)
 
 
+def test_who_runs_out_of_memory_while_ranks_meet_accuses_nobody() -> None:
+    nobody: Any = None  # to ask
+    with pytest.raises(RuntimeError, match="not enough memory"), Group(0, 2, watch=nobody).collective("at a sum"):
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes.")
+
+
 def collectives(out: Path) -> None:
     world = World.detect("cpu")
     first = world.is_first
@@ -73,7 +79,7 @@ def test_collectives_give_every_rank_the_same(tmp_path: Path) -> None:
 
 LEAVING = """
 import glob, torch
-from lambert.engine.dist import World
+from lambert.engine.dist import Group, World
 
 world = World.detect("cpu")
 parameter = torch.nn.Parameter(torch.ones(3))

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lambert.core.batch import Batch, Target
 from lambert.core.errors import DataError, DivergedError, LambertError, MachineError, SavedAndStopped, UsageError
 from lambert.engine.meeting import meet, roll_call
+from lambert.engine.memory import ran_out
 from lambert.engine.parting import Watch, bounded
 from lambert.engine.rendezvous import Place, place
 
@@ -222,10 +223,13 @@ class Group(World):
 
     @contextmanager
     def collective(self, what: str) -> Iterator[None]:
-        """In here ranks meet. Raises Lost, which says who did not come, where torch raises RuntimeError."""
+        """In here ranks meet. Raises Lost, which says who did not come, where torch raises RuntimeError that is not for
+        want of memory here."""
         try:
             yield
         except RuntimeError as error:
+            if ran_out(error):
+                raise
             raise self._blame(what, error) from error
 
     def close(self) -> None:
