@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from lambert.data.stream import GlobalBatch
+from lambert.engine.allocator import TUNABLES
 from lambert.engine.dist import World
 from lambert.engine.exchange import Exchange, build
 from lambert.engine.loop import Step, train
@@ -45,6 +46,9 @@ def run(work: Callable[..., None], *arguments: object, ranks: int = 2) -> None:
         port = probe.getsockname()[1]
     os.environ |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.setdefault(
+        "GLIBC_TUNABLES", ":".join(f"{name}={value}" for name, value in TUNABLES.items())
+    )  # as cli.py
     context = multiprocessing.get_context("spawn")
     started: list[Any] = []
     for rank in range(ranks):
