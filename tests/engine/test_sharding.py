@@ -5,7 +5,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,7 @@ from lambert.engine.exchange import build
 from lambert.engine.loop import train
 from lambert.engine.methods import ExchangeConfig, Name
 from lambert.engine.precision import Precision
-from lambert.engine.sharding import Sharded, moment_bytes, owners, shard
+from lambert.engine.sharding import Sharded, owners, shard
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.heads import Model
 from lambert.optim import optimizers
@@ -262,6 +262,14 @@ def test_shares_are_as_even_as_whole_parameters_allow() -> None:
         best = min(max(_loads(sizes, each, ranks_)) for each in itertools.product(range(ranks_), repeat=len(sizes)))
         assert max(_loads(sizes, found, ranks_)) <= (4 / 3 - 1 / (3 * ranks_)) * best + 1e-9
         assert set(found) <= set(range(ranks_))
+
+
+def moment_bytes(sizes: Sequence[int], ranks_: int) -> list[int]:
+    """Bytes of LAMB's or Adam's moments on each rank: two float32 a weight, and a counter a parameter."""
+    held = [0] * ranks_
+    for owner, size in zip(owners(sizes, ranks_), sizes, strict=True):
+        held[owner] += 2 * 4 * size + 4
+    return held
 
 
 def _loads(sizes: list[int], found: Any, ranks_: int) -> list[int]:

@@ -19,8 +19,8 @@ from lambert.engine.dist import Group, World
 from lambert.engine.exchange import Exchange
 from lambert.engine.gradients import Gradients
 
-_MOMENTS, _STEP = 2 * 4, 4
-"""Bytes that LAMB and Adam keep: two float32 a weight, and a counter a parameter."""
+_MOMENTS = 2 * 4
+"""Bytes that LAMB and Adam keep of a weight: two float32."""
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
@@ -32,14 +32,6 @@ def owners(sizes: Sequence[int], ranks: int) -> list[int]:
         found[place] = loads.index(min(loads))
         loads[found[place]] += sizes[place]
     return found
-
-
-def moment_bytes(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Bytes of LAMB's or Adam's moments on each rank, for parameters of so many weights."""
-    held = [0] * ranks
-    for owner, size in zip(owners(sizes, ranks), sizes, strict=True):
-        held[owner] += _MOMENTS * size + _STEP
-    return held
 
 
 class Sharded(Optimizer):
