@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         keep_memory()
     if arguments is None:
         # torch tells a rank that lost the others so in twenty lines of its own, and in a user's one anyway.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         worker.follow()
     debug = "--debug" in tokens
     if tokens[:1] != ["launch"]:  # which hands it on

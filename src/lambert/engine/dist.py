@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -351,4 +352,6 @@ def _why(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")
+    """Of what Gloo says the first sentence, without the place in its sources."""
+    text = re.sub(r"\[[^\]]*\.(cc|cpp|h|hpp):\d+\] ?", "", " ".join(str(error).split()))
+    return (text if isinstance(error, LambertError) else text.split(". ")[0])[:300].rstrip(".")

@@ -73,7 +73,7 @@ def tell(code: int, line: str) -> int:
 
 def told(folder: Path) -> list[End]:
     """What the processes that ended so far told their launcher, by the time of their end."""
-    found = [End(**json.loads(path.read_bytes())) for path in folder.iterdir() if path.name.isdecimal()]
+    found = [End(**json.loads(path.read_bytes())) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     return sorted(found, key=lambda end: end.moment)
 
 

@@ -1,5 +1,6 @@
 """What pre-training and fine-tuning share: the loop with its logging, scores and checkpoints."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -56,13 +57,14 @@ def fit(
     if config.guard.action == "roll back" and not options.save_every:
         raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")
     steps = options.updates(source.size(0))
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first called
+        torch.use_deterministic_algorithms(True)
+        PRODUCTS.one_layout = True
     run = Run.begin(config, model, world, steps)
     run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
     if options.deterministic or options.threads or world.size > 1:
         torch.set_num_threads(threads(options, world))
-    if options.deterministic:
-        torch.use_deterministic_algorithms(True)
-        PRODUCTS.one_layout = True
     done, logged = run.resume()
     options.check_ranks(world.size, done)
     if done:
