@@ -1,6 +1,7 @@
 """What each operation gives on each rank, what it gives autograd, and what happens where ranks do not agree."""
 
 import itertools
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -326,6 +327,18 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_on_two_ranks(check: Callable[[], None], told: dict[str, str]) -> None:
     assert not told[check.__name__], told[check.__name__]
+
+
+def test_the_log_is_as_loud_as_its_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logging.getLogger("lambert.horovod")
+    before = log.level
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", "fatal")
+    hvd.init()
+    try:
+        assert not log.isEnabledFor(logging.ERROR)
+    finally:
+        hvd.shutdown()
+        log.setLevel(before)
 
 
 def test_a_process_alone_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

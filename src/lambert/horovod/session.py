@@ -1,5 +1,6 @@
 """The time between `init` and `shutdown`: the ranks have met and can work together."""
 
+import logging
 import os
 import secrets
 import socket
@@ -31,6 +32,16 @@ HOROVOD_GLOO_TIMEOUT_SECONDS = 300.0
 """How long an operation that all ranks have ready may take. Horovod's 30 is too short for slow networks."""
 HOROVOD_START_TIMEOUT = 120.0
 """Seconds in which the ranks have to meet."""
+
+LEVELS = {
+    "TRACE": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+"""What HOROVOD_LOG_LEVEL may say, as Python's levels. Stalls are warnings."""
 
 GOODBYE_SECONDS = 10.0
 """How long a shutdown waits for an operation that is running."""
@@ -105,6 +116,9 @@ def close_session(reason: str) -> None:
 def _meet(place: Place, seconds: float) -> Session:
     if "HOROVOD_GLOO_IFACE" in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
+    level = LEVELS.get(os.environ.get("HOROVOD_LOG_LEVEL", "").upper())
+    if level is not None:
+        logging.getLogger("lambert.horovod").setLevel(level)
     store = PrefixStore(f"lambert.horovod/{place.attempt}/{_meetings[place.attempt]}", _store(place, seconds))
     _meetings[place.attempt] += 1
     coordinator = None
