@@ -40,3 +40,7 @@ class SavedAndStopped(LambertError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+STOPPED = (75, 130)
+"""The exit codes of SavedAndStopped."""

@@ -18,14 +18,14 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.utils.store import barrier
 
+from lambert.core.errors import STOPPED
 from lambert.engine.worker import FINAL, End, told
 
 BROKEN_SECONDS = 5
 """How long the others may take to leave when a rank has crashed, stopped ones included; torch waits for 30."""
 HEALTHY_SECONDS = 120
 """How long all may take to save and leave when a machine comes or goes."""
-_STOPPED = (75, 130)
-PATIENCE = dict.fromkeys(_STOPPED, 600.0)
+PATIENCE = dict.fromkeys(STOPPED, 600.0)
 """Seconds for the other ranks to end by themselves when one has ended for good: long where they may be saving."""
 PATIENCE_SECONDS = 10.0
 """The same, for other ends."""
@@ -152,7 +152,7 @@ class Agent(LocalElasticAgent):
                 end = replace(end, line=_described(end))
         if end is None:
             return result
-        if end.code in _STOPPED and not self.asked and self._elastic and _shared(worker_group):
+        if end.code in STOPPED and not self.asked and self._elastic and _shared(worker_group):
             say("a machine leaves: the others go on without it")
             super()._restart_workers(worker_group)
             return RunResult(state=WorkerState.HEALTHY)
@@ -165,7 +165,7 @@ class Agent(LocalElasticAgent):
         """The first end that another try would not change; its line names the rank, unless all ended alike."""
         crashed = any(code and code not in FINAL for code in self._first.values()) and not self.asked
         # After a crash torch asks the others to stop, which is no end of the group.
-        ends = [end for end in told(self._ends) if end.code in FINAL and not (crashed and end.code in _STOPPED)]
+        ends = [end for end in told(self._ends) if end.code in FINAL and not (crashed and end.code in STOPPED)]
         if ends:
             alike = len(ends) == len(group.workers) and len({end.line for end in ends}) == 1
             return ends[0] if alike else replace(ends[0], line=f"rank {ends[0].rank}: {ends[0].line}")

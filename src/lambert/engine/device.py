@@ -1,9 +1,36 @@
-"""Values and times on their way from the device, so that the host never waits inside an update."""
+"""The device by its name; values and times on their way from it, so that the host never waits inside an update."""
 
 import time
 
 import torch
 from torch import Tensor
+
+from lambert.core.errors import UsageError
+
+
+def device_named(name: str, local_rank: int) -> torch.device:
+    """The device of process number `local_rank` on its machine, by "auto" (a GPU where there is one), "cpu",
+    "cuda", "cuda:N" or "mps". A GPU becomes torch's current one. Raises UsageError where it is unknown or absent."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device = {name!r} is unknown. Known: auto, cpu, cuda, cuda:N, mps.") from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"device = {name!r} is not supported. Known: auto, cpu, cuda, cuda:N, mps.")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        device = torch.device("cuda", local_rank if device.index is None else device.index)
+        if device.index >= count:
+            raise UsageError(
+                f"device = {name!r} needs GPU {device.index}, and torch finds {count} here; try device = 'cpu'."
+            )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("device = 'mps' needs an Apple GPU, and torch finds none here; try device = 'cpu'.")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 class Reading:

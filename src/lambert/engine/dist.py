@@ -16,7 +16,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lambert.core.batch import Batch, Target
-from lambert.core.errors import DataError, DivergedError, LambertError, MachineError, SavedAndStopped, UsageError
+from lambert.core.errors import (
+    STOPPED,
+    DataError,
+    DivergedError,
+    LambertError,
+    MachineError,
+    SavedAndStopped,
+    UsageError,
+)
+from lambert.engine.device import device_named
 from lambert.engine.meeting import meet, roll_call
 from lambert.engine.memory import ran_out
 from lambert.engine.parting import Watch, bounded
@@ -62,7 +71,7 @@ class World:
         """
         here = place()
         if here.size == 1:
-            return World(device=_device(device, here.local_rank), reason=here.reason)
+            return World(device=device_named(device, here.local_rank), reason=here.reason)
         where, store = _met(here, device, timeout)
         watch = Watch(store, here.rank, here.size)
         group = Group(
@@ -257,7 +266,7 @@ class Group(World):
         if left:
             told = "; ".join(f"rank {rank} left: {text}" for rank, text, _ in left)
             code = left[0][2]
-            return _again(told, code) if code in _STOPPED else Lost(f"{lost}: {told}")
+            return _again(told, code) if code in STOPPED else Lost(f"{lost}: {told}")
         silent = [rank for rank in range(self.size) if rank != self.rank and rank not in said]
         if silent:
             names = ", ".join(map(str, silent))
@@ -265,13 +274,9 @@ class Group(World):
         return Lost(f"{lost}, who lost it too ({_line(error)}). Look at the network between them.")
 
 
-_STOPPED = (75, 130)
-"""Exit codes of SavedAndStopped."""
-
-
 def _again(text: str, code: int) -> LambertError:
     """The error of another rank, which left with this exit code."""
-    if code in _STOPPED:
+    if code in STOPPED:
         return SavedAndStopped(text, code)
     return {kind.exit_code: kind for kind in (UsageError, DataError, DivergedError)}.get(code, MachineError)(text)
 
@@ -283,7 +288,7 @@ def _met(here: Place, device: str, timeout: float) -> tuple[torch.device, Store]
     importlib.import_module("torch._dynamo")
     where, problem = torch.device("cpu"), None
     try:
-        where = _device(device, here.local_rank)
+        where = device_named(device, here.local_rank)
     except UsageError as error:
         problem = error
     seconds = min(timeout, _MEETING_SECONDS)
@@ -306,29 +311,6 @@ def _met(here: Place, device: str, timeout: float) -> tuple[torch.device, Store]
             f"{_line(error)}. May the machines open connections to one another?"
         ) from error
     return where, store
-
-
-def _device(name: str, local_rank: int) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"device = {name!r} is unknown. Known: auto, cpu, cuda, cuda:N, mps.") from error
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"device = {name!r} is not supported. Known: auto, cpu, cuda, cuda:N, mps.")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        device = torch.device("cuda", local_rank if device.index is None else device.index)
-        if device.index >= count:
-            raise UsageError(
-                f"device = {name!r} needs GPU {device.index}, and torch finds {count} here; try device = 'cpu'."
-            )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("device = 'mps' needs an Apple GPU, and torch finds none here; try device = 'cpu'.")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
 
 
 def _pinned(batch: Batch) -> Batch:
