@@ -54,7 +54,8 @@ class TrainConfig:
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
     threads: int = 0
-    """Threads of a process on a CPU; 0: what OMP_NUM_THREADS says, or one a core, in a deterministic run one."""
+    """Threads of a process on a CPU; 0: what OMP_NUM_THREADS says, or one a core, of several ranks as few as any has;
+    in a deterministic run one."""
     deterministic: bool = False
     """The same bits on any number of ranks that divides `shares`: sums are a tree over fixed parts of each global
     batch. It costs smaller micro-batches and that gradients are not sent while the backward pass still runs."""
