@@ -11,11 +11,12 @@ import torch
 from tiny import LENGTH, Share, Tiny, adamw, batch_of, free_port, schedule, start
 from torch import Tensor, nn
 
+from lambert.core.batch import Batch
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 from lambert.engine import agreement
 from lambert.engine.dist import World
 from lambert.engine.exchange import Exchange, build
-from lambert.engine.loop import Step, train
+from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.methods import ExchangeConfig, Name
 from lambert.engine.precision import Precision
 from lambert.engine.stragglers import Stragglers
@@ -129,6 +130,25 @@ def local(world: World) -> Any:
     return found, moments
 
 
+def short(world: World) -> Any:
+    """Weights of local steps, in the midst of which a rank ran out of memory."""
+    net = Tiny()
+    exchange, optimizer, passes, forward = build(net, world, ExchangeConfig(sync_every=3)), adamw(net), [0], net.forward
+
+    def limited(batch: Batch) -> Tensor:
+        passes[0] += 1
+        if world.rank == world.size - 1 and passes[0] == 4 * 8 // world.size + 1:
+            raise MemoryError
+        return forward(batch)
+
+    net.forward = limited  # type: ignore[method-assign]
+    with pytest.raises(OutOfMemory) as error:
+        trained(net, world, exchange, whole(world), stop=6, optimizer=optimizer)
+    done = error.value.update - 1
+    trained(net, world, exchange, whole(world, start=done), start=done, stop=6, optimizer=optimizer)
+    return done, weights(net)
+
+
 def struck(world: World) -> Any:
     """Who is to blame for an update that is skipped."""
     net, number = Tiny(), 1
@@ -211,7 +231,7 @@ def agreed(world: World) -> Any:
     }
 
 
-CHECKS = (exact, compressed, continued, local, struck, tied, nested, agreed)
+CHECKS = (exact, compressed, continued, local, short, struck, tied, nested, agreed)
 
 
 def _all(out: Path) -> None:
@@ -285,6 +305,12 @@ def test_local_steps_part_and_meet(found: Callable[..., Any]) -> None:
     assert [step[1:] for step in first] == [step[1:] for step in second]
     alone, _ = found("local", 1)
     assert first[0][1] == pytest.approx(alone[0][1], rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_meet_again_where_memory_ran_out_between_two_averagings(found: Callable[..., Any], size: int) -> None:
+    assert found("short", size)[0] == 4
+    assert same_on_all_ranks(found, "short", size, lambda out: out[1])
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -89,7 +89,7 @@ class Exchange:
         """Before a checkpoint or scores: makes what the ranks hold apart from one another the same on all."""
 
     def dropped(self) -> None:
-        """After an update that was broken off: forgets what of it is held back."""
+        """After an update that was broken off: forgets what is held back, of which some is that update's."""
 
     def state(self) -> dict[str, Tensor]:
         """Host tensors for the checkpoint, the same on all ranks once they have settled."""
@@ -218,7 +218,8 @@ class Ranks(Exchange):
         return said[: tables.numel()].view(-1, losses_SK.shape[1]).sum(0), said[tables.numel() :].view(2, ranks)
 
     def settle(self, optimizer: Optimizer) -> None:
-        self._method.settle(self._buckets)
+        with self._world.collective("evening out what is held back"):
+            self._method.settle(self._buckets)
 
     def dropped(self) -> None:
         self.use(self.method)
@@ -311,7 +312,9 @@ class Averaging(Ranks):
                     self._world.sum(value).div_(self._world.size)
 
     def dropped(self) -> None:
-        """Nothing was sent of the update that was broken off."""
+        """Weights that are apart are averaged: the next `attach` takes them for common ones."""
+        if self._apart:
+            self._average()
 
     @torch.no_grad()
     def _average(self) -> None:

@@ -39,7 +39,7 @@ class Method(Protocol):
 
     def reduce(self, bucket: Bucket) -> None:
         """Replaces `bucket.flat` by its sum over all ranks, the same bits on each. Where any rank's is not finite, the
-        sum is not finite on any rank, and what the method remembers stays what it was."""
+        sum is not finite on any rank, and what the method remembers of this bucket stays what it was."""
 
     def settle(self, buckets: Sequence[Bucket]) -> None:
         """Before a checkpoint: shares what was held back evenly between the ranks, so that `state` is the same on all

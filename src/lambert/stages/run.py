@@ -245,6 +245,11 @@ class Run:
                 "train.deterministic = true needs exchange.sync_every = 1: what ranks learn by local steps depends on "
                 "how many they are. Set one or the other."
             )
+        if options.precision == "float16" and config.exchange.sync_every > 1:
+            raise UsageError(
+                "exchange.sync_every > 1 needs another train.precision than float16: each rank would skip updates and "
+                "scale its loss as its own gradients ask for. Take bfloat16."
+            )
         model.to(world.device)
         world.broadcast(model.parameters())
         precision = Precision(options.precision, world.device)

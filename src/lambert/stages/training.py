@@ -115,7 +115,8 @@ def fit(
                     done = run.roll_back(log)
                     break
                 if scoring:
-                    run.exchange.settle(run.optimizer)
+                    if run.exchange.local:  # weights are apart
+                        run.exchange.settle(run.optimizer)
                     log.scores(done, score(model, run.precision, run.budget.tokens))
                 if stop.agreed(world):
                     run.save(done, log, final=True)
