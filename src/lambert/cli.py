@@ -200,10 +200,12 @@ def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    """As sys.exit; at once where a process group still stands, whose threads hang or abort at the interpreter's end
-    when others of it are gone."""
+    """As sys.exit; at once where torch's threads would hang or abort at the interpreter's end: those of a process group
+    that still stands when others of it are gone, and those of its launcher."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if "lambert.stages.launch" in sys.modules or (
+        distributed is not None and distributed.is_available() and distributed.is_initialized()
+    ):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

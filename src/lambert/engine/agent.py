@@ -83,6 +83,7 @@ class Agent(LocalElasticAgent):
             self.asked = number
             if not self._alive():
                 self._leave(self._stop_code(), f"Stopped by {signal.Signals(number).name} before there was a group.")
+            say(f"{signal.Signals(number).name}: the ranks save and stop; once more leaves at once.")
             self._signal(number)
 
     def _leave(self, code: int, line: str) -> NoReturn:

@@ -41,8 +41,11 @@ class ExchangeConfig:
     for links too slow for anything else."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.bucket_mb <= 0 or self.sync_every < 1:
-            raise UsageError("exchange.rank and exchange.sync_every must be at least 1, exchange.bucket_mb above 0.")
+        for name in ("rank", "sync_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"exchange.{name} = {getattr(self, name)} must be at least 1.")
+        if self.bucket_mb <= 0:
+            raise UsageError(f"exchange.bucket_mb = {self.bucket_mb} must be above 0.")
         if self.method == "auto" and self.sync_every > 1:
             raise UsageError(
                 "exchange.method = 'auto' times single updates, most of which send nothing with exchange.sync_every "

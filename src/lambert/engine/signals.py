@@ -101,7 +101,8 @@ class StopRequest:
         self._heard = number
         if not self._patient:
             self.check()
-        _say(f"\n{self.reason}: saving and stopping; once more leaves at once.\n")
+        if LAUNCHED not in os.environ:  # a launcher speaks for all, and stops ranks of its own accord too
+            _say(f"\n{self.reason}: saving and stopping; once more leaves at once.\n")
 
     def _listen(self, ear: int) -> None:
         """Ends the process at its second signal, and where it goes on though there is nothing to save. A thread does
