@@ -10,11 +10,14 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from lambert.core.errors import SavedAndStopped
 from lambert.engine import worker
-from lambert.engine.dist import World
 from lambert.engine.rendezvous import LAUNCHED
+
+if TYPE_CHECKING:
+    from lambert.engine.dist import World
 
 AGAIN = "the same command again."
 
@@ -79,7 +82,7 @@ class StopRequest:
         if self:
             raise Asked(f"stopped by {self.reason}", self._code)
 
-    def agreed(self, world: World) -> bool:
+    def agreed(self, world: "World") -> bool:
         """Whether any rank was asked to stop: call it on all ranks, at the same step, and all leave together."""
         self._agreed = world.largest(self.number)
         return self._agreed > 0
