@@ -88,7 +88,7 @@ def timeline(args: argparse.Namespace, gradients: Gradients, net: Any, precision
 def costs(args: argparse.Namespace, gradients: Gradients, name: str) -> dict[str, list[float]]:
     """Of a method of the study: seconds and bytes of each bucket."""
     config = exchange.ExchangeConfig(**METHODS[name])
-    method = exchange.METHODS[config.method](config, None)
+    method = exchange.METHODS[config.method](config, None, None)
     buckets = gradients.buckets(config.bucket_mb)
     kept = gradients.flat.clone()
     seconds: list[list[float]] = []
