@@ -203,9 +203,8 @@ def _exit(code: int) -> NoReturn:
     """As sys.exit; at once where torch's threads would hang or abort at the interpreter's end: those of a process group
     that still stands when others of it are gone, and those of its launcher."""
     distributed = sys.modules.get("torch.distributed")
-    if "lambert.stages.launch" in sys.modules or (
-        distributed is not None and distributed.is_available() and distributed.is_initialized()
-    ):
+    stands = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if stands or sys.argv[1:2] == ["launch"]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
