@@ -188,8 +188,9 @@ def test_a_signal_to_the_launcher(
     launched.process.send_signal(number)
     assert launched.code() == (130 if number == signal.SIGINT else 75)
     said = launched.lines()
-    assert len(said) == 1, launched.text
-    saved = re.search(rf"Stopped by {number.name}; saved after update (\d+) of {STEPS}", said[0])
+    assert len(said) == 2, launched.text
+    assert said[0] == f"lambert launch: {number.name}: the ranks save and stop; once more leaves at once."
+    saved = re.search(rf"Stopped by {number.name}; saved after update (\d+) of {STEPS}", said[1])
     assert saved, launched.text
     assert done(out) == int(saved[1]) < STEPS
     assert (out / "checkpoints" / f"step-{int(saved[1]):06d}").is_dir()
