@@ -51,7 +51,7 @@ test: $(VENV)/setup-dev
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
 CLUSTER := tests/faults/test_cluster.py tests/faults/test_bad_clusters.py tests/faults/test_network.py
 test-cluster: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CLUSTER)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FLAGS) $(CLUSTER)
 
 lint: $(VENV)/setup-dev
 	@$(BIN)/ruff check src tests demo benchmarks
