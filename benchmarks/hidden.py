@@ -10,10 +10,10 @@ from typing import Any
 from ranks import MANY, Side, everyones, seconds_of
 from torch import nn
 
-from lambert.engine.dist import Group, World
+from lambert.engine.cluster.dist import Group, World
 from lambert.engine.exchange import Exchange, Ranks
-from lambert.engine.methods import ExchangeConfig
-from lambert.engine.reduction import Bucket
+from lambert.engine.exchange.methods import ExchangeConfig
+from lambert.engine.exchange.reduction import Bucket
 
 REPEATS = 3
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from lambert.data.stream import GlobalBatch
 from lambert.engine.allocator import TUNABLES
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.exchange import Exchange, build
+from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.loop import Step, train
-from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
 from lambert.model import weights
 from lambert.model.heads import Model

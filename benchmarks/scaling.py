@@ -47,15 +47,15 @@ from restart import restart
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambert.engine.agreement import compare_weights
-from lambert.engine.dist import Group, World
+from lambert.engine.cluster.agreement import compare_weights
+from lambert.engine.cluster.dist import Group, World
+from lambert.engine.cluster.stragglers import Stragglers
 from lambert.engine.exchange import Ranks
+from lambert.engine.exchange.methods import ExchangeConfig
+from lambert.engine.exchange.reduction import Bucket, Exact
 from lambert.engine.guard import Guard, GuardConfig
-from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
-from lambert.engine.reduction import Bucket, Exact
 from lambert.engine.signals import StopRequest
-from lambert.engine.stragglers import Stragglers
 
 HERE = Path(__file__).parent
 COMPARED_EVERY = 1000

@@ -31,7 +31,7 @@ from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.engine import exchange
-from lambert.engine.gradients import Gradients
+from lambert.engine.exchange.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.model import weights
 from lambert.model.config import EncoderConfig

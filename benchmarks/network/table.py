@@ -21,7 +21,7 @@ from lab import bits_per_second
 from model import predict
 from study import BEGIN_DENSE, METHODS, done
 
-from lambert.engine.methods import ExchangeConfig
+from lambert.engine.exchange.methods import ExchangeConfig
 
 UNCOMPRESSED = ("horovod", "float32")
 Seconds = dict[tuple[str, str], dict[int, float]]

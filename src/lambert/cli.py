@@ -21,8 +21,8 @@ from cyclopts.exceptions import CycloptsError
 from lambert import __version__
 from lambert.core.config import read
 from lambert.core.errors import LambertError, UsageError
-from lambert.engine import worker
 from lambert.engine.allocator import keep_memory
+from lambert.engine.cluster import worker
 
 
 @dataclasses.dataclass(frozen=True)

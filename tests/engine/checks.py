@@ -11,8 +11,8 @@ from tiny import free_port, start
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from lambert.engine.dist import World
-from lambert.engine.reduction import Bucket
+from lambert.engine.cluster.dist import World
+from lambert.engine.exchange.reduction import Bucket
 
 RANKS = 4
 SIZES = (2, 3, 4)

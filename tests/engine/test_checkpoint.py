@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.engine import archive, checkpoint
 from lambert.engine.checkpoint import Saver
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.precision import Precision
 from lambert.engine.snapshot import Snapshot
 

@@ -10,7 +10,7 @@ from tiny import Tiny, adamw, batch_of, free_port, start, steps
 
 from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
-from lambert.engine.dist import Group, World
+from lambert.engine.cluster.dist import Group, World
 from lambert.engine.loop import OutOfMemory, evaluate
 from lambert.engine.precision import Precision
 
@@ -79,7 +79,7 @@ def test_collectives_give_every_rank_the_same(tmp_path: Path) -> None:
 
 LEAVING = """
 import glob, torch
-from lambert.engine.dist import Group, World
+from lambert.engine.cluster.dist import Group, World
 
 world = World.detect("cpu")
 parameter = torch.nn.Parameter(torch.ones(3))

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
-from lambert.engine import agreement
-from lambert.engine.dist import World
+from lambert.engine.cluster import agreement
+from lambert.engine.cluster.dist import World
+from lambert.engine.cluster.stragglers import Stragglers
 from lambert.engine.exchange import Exchange, build
+from lambert.engine.exchange.methods import ExchangeConfig, Name
 from lambert.engine.loop import OutOfMemory, Step, train
-from lambert.engine.methods import ExchangeConfig, Name
 from lambert.engine.precision import Precision
-from lambert.engine.stragglers import Stragglers
 from lambert.model.config import EncoderConfig
 from lambert.model.weights import fresh
 

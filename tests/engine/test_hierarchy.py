@@ -7,10 +7,10 @@ from checks import assert_same_bits, bucket_of, everyones, gradients, outcomes
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
-from lambert.engine.hierarchy import Hierarchical, machines
-from lambert.engine.powersgd import PowerSGD
-from lambert.engine.quantized import Quantized
-from lambert.engine.reduction import Dense, Method
+from lambert.engine.exchange.hierarchy import Hierarchical, machines
+from lambert.engine.exchange.powersgd import PowerSGD
+from lambert.engine.exchange.quantized import Quantized
+from lambert.engine.exchange.reduction import Dense, Method
 
 SHAPES = [(40, 33), (11,), (64, 3, 5)]
 INNER: dict[str, Callable[[ProcessGroup], Method]] = {

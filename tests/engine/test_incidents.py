@@ -9,7 +9,7 @@ import pytest
 
 from lambert.core.batch import Ints
 from lambert.engine import incidents
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.guard import Incident
 from lambert.engine.incidents import Incidents
 

@@ -8,7 +8,7 @@ import pytest
 from tiny import free_port, start
 
 from lambert.core.errors import UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.lock import hold
 
 

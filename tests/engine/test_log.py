@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.log import RunLog, mend
 
 

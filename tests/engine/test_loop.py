@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
-from lambert.engine.dist import World
-from lambert.engine.gradients import Gradients
+from lambert.engine.cluster.dist import World
+from lambert.engine.exchange.gradients import Gradients
 from lambert.engine.loop import OutOfMemory, evaluate, train
 from lambert.engine.precision import PRECISIONS, Precision
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import DataError, UsageError
-from lambert.engine.powersgd import PowerSGD
-from lambert.engine.reduction import Dense
+from lambert.engine.exchange.powersgd import PowerSGD
+from lambert.engine.exchange.reduction import Dense
 
 SHAPES = [(40, 33), (11,), (64, 3, 5), (1,), (40, 20), (4, 3), (33, 40), ()]
 MATRICES = (0, 2, 4, 6)

@@ -8,9 +8,9 @@ from checks import SIZES, assert_same_bits, bucket_of, everyones, gradients, out
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import DataError, UsageError
-from lambert.engine import quantized
-from lambert.engine.quantized import Quantized
-from lambert.engine.reduction import Bucket, Dense, Method
+from lambert.engine.exchange import quantized
+from lambert.engine.exchange.quantized import Quantized
+from lambert.engine.exchange.reduction import Bucket, Dense, Method
 
 SHAPES = [(40, 33), (11,), (64, 3, 5), (1,)]
 RELATIVE = {8: 0.01, 4: 0.2}

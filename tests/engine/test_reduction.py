@@ -5,7 +5,7 @@ from checks import SIZES, assert_same_bits, bucket_of, everyones, gradients, out
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
-from lambert.engine.reduction import Butterfly, Dense
+from lambert.engine.exchange.reduction import Butterfly, Dense
 
 SHAPES = [(30, 7), (11,), (5, 3, 2), (1,)]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lambert.core.errors import UsageError
-from lambert.engine.rendezvous import PORTS, Place, hosts_of, place
+from lambert.engine.cluster.rendezvous import PORTS, Place, hosts_of, place
 
 SPOKEN = re.compile(r"RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|OMPI_|PMIX_|JOB_COMPLETION|TORCHELASTIC|LAMBERT_")
 TORCHRUN = {

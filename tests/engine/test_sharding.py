@@ -18,10 +18,10 @@ from tiny import Share, Tiny, schedule, updates
 
 from lambert.core.errors import UsageError
 from lambert.engine import checkpoint
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.exchange import build
+from lambert.engine.exchange.methods import ExchangeConfig, Name
 from lambert.engine.loop import train
-from lambert.engine.methods import ExchangeConfig, Name
 from lambert.engine.precision import Precision
 from lambert.engine.sharding import Sharded, owners, shard
 from lambert.model.config import SIZES, EncoderConfig

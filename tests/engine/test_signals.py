@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lambert.core.errors import SavedAndStopped
+from lambert.engine.cluster.dist import World
 from lambert.engine.compiler import compiled
-from lambert.engine.dist import World
 from lambert.engine.signals import Asked, StopRequest, polite
 
 CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.errors import LambertError
 from lambert.engine import checkpoint, signals
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.lock import hold
 from lambert.engine.log import RunLog
 from lambert.engine.loop import Step, train

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.errors import DivergedError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.incidents import Incidents
 from lambert.engine.loop import train

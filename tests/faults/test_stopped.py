@@ -12,7 +12,7 @@ from tiny import Tiny, adamw, batch_of, free_port, run, start
 
 from lambert.core.batch import Batch
 from lambert.engine import checkpoint
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.loop import Step, evaluate
 from lambert.engine.precision import Precision
 from lambert.engine.signals import polite

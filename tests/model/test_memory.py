@@ -16,7 +16,7 @@ import json, sys
 import numpy as np, torch
 from lambert.core.batch import Target, flat_batch
 from lambert.engine.loop import train
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.precision import Precision
 from lambert.model import weights
 from lambert.model.config import EncoderConfig

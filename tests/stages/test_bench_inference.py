@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.stages.bench import BenchConfig, inference, work
 from lambert.stages.bench.work import OWN
 

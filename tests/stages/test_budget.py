@@ -20,7 +20,7 @@ import torch
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError
 from lambert.data.stream import balanced, even_bounds
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.loop import OutOfMemory
 from lambert.model import weights
 from lambert.model.config import EncoderConfig

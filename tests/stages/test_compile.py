@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lambert.core.batch import Batch
+from lambert.engine.cluster.dist import World
 from lambert.engine.compiler import cause, compile_blocks, compiled, wanted
-from lambert.engine.dist import World
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.model import attention, weights

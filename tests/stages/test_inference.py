@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.precision import Precision
 from lambert.model import weights
 from lambert.model.encoder import EncoderConfig

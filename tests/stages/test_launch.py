@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.engine import worker
+from lambert.engine.cluster import worker
 from lambert.stages.launch import LaunchConfig, own
 
 

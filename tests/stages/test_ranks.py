@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny import free_port, start  # type: ignore[import-not-found]
 
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 
 pytestmark = pytest.mark.timeout(150)
 

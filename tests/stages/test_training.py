@@ -17,9 +17,9 @@ import torch
 
 from lambert.core import config as settings
 from lambert.core.errors import UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.exchange import Exchange
-from lambert.engine.methods import ExchangeConfig
+from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.stages import training
 from lambert.stages.run import FREE, Run, TrainConfig
 

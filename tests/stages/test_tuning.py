@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
+from lambert.engine.exchange.methods import ExchangeConfig, Name
 from lambert.engine.loop import OutOfMemory
-from lambert.engine.methods import ExchangeConfig, Name
 from lambert.engine.signals import Asked, StopRequest
 from lambert.stages import tuning
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 from lambert.engine import archive, state
 from lambert.engine.archive import FOLDER, clean
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.memory import ran_out
 from lambert.engine.precision import Precision
 from lambert.engine.snapshot import Snapshot

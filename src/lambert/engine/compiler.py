@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 
 Setting = Literal["auto", "on", "off"]
 

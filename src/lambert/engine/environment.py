@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import lambert
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sentencex", "transformers", "pyarrow", "tensorboard")
 _VARIABLES = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lambert.core.batch import Ints
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.guard import Incident
 
 INCIDENTS = "incidents.jsonl"

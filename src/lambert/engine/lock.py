@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lambert.core.errors import UsageError
 from lambert.engine import checkpoint
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 
 _log = logging.getLogger("lambert.lock")
 

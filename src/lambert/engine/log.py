@@ -17,7 +17,7 @@ import torch
 
 from lambert.core.errors import UsageError
 from lambert.engine import environment
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.loop import Step
 from lambert.engine.progress import PLAIN_SECONDS, progress
 

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
+from lambert.engine.cluster.dist import World
 from lambert.engine.device import Reading, Stopwatch
-from lambert.engine.dist import World
 from lambert.engine.exchange import Exchange, build
+from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.memory import ran_out
-from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
 

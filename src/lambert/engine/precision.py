@@ -17,7 +17,7 @@ from lambert.core.errors import MachineError, UsageError
 from lambert.core.products import float8_products
 from lambert.core.registry import nearest
 from lambert.engine.device import Reading
-from lambert.engine.gradients import Gradients
+from lambert.engine.exchange.gradients import Gradients
 
 PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,

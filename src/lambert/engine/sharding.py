@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lambert.core.errors import UsageError
-from lambert.engine.dist import Group, World
+from lambert.engine.cluster.dist import Group, World
 from lambert.engine.exchange import Exchange
-from lambert.engine.gradients import Gradients
+from lambert.engine.exchange.gradients import Gradients
 
 _MOMENTS = 2 * 4
 """Bytes that LAMB and Adam keep of a weight: two float32."""

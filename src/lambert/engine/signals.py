@@ -13,11 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from lambert.core.errors import SavedAndStopped
-from lambert.engine import worker
-from lambert.engine.rendezvous import LAUNCHED
+from lambert.engine.cluster import worker
+from lambert.engine.cluster.rendezvous import LAUNCHED
 
 if TYPE_CHECKING:
-    from lambert.engine.dist import World
+    from lambert.engine.cluster.dist import World
 
 AGAIN = "the same command again."
 

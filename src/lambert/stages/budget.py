@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lambert.core.batch import Source
 from lambert.core.errors import DataError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.loop import OutOfMemory
 from lambert.engine.memory import free_memory
 from lambert.engine.sharding import Sharded

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lambert.core.errors import UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.progress import progress
 from lambert.engine.signals import polite
 from lambert.stages.inference import InferenceConfig, compare_ranks, load_task, outputs, ready

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from lambert.corpus import tokenizer as tokenizers
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
+from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.guard import GuardConfig
-from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Asked, StopRequest, polite
 from lambert.model import weights

@@ -19,8 +19,8 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import sha256
 from lambert.corpus import tokenizer as tokenizers
 from lambert.data.stream import split
-from lambert.engine.agreement import compare, software
-from lambert.engine.dist import World
+from lambert.engine.cluster.agreement import compare, software
+from lambert.engine.cluster.dist import World
 from lambert.engine.precision import Precision
 from lambert.model import folder as layout
 from lambert.model import weights

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.engine.rendezvous import LAUNCHED, slurm_meeting
-from lambert.engine.worker import ENDS
+from lambert.engine.cluster.rendezvous import LAUNCHED, slurm_meeting
+from lambert.engine.cluster.worker import ENDS
 
 VERBS = ("pretrain", "finetune", "evaluate", "predict")
 """Verbs that several processes share."""
@@ -137,7 +137,7 @@ def _supervise(config: LaunchConfig, processes: int, meeting: tuple[str, int], c
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, registry
 
-    from lambert.engine.agent import Agent
+    from lambert.engine.cluster.agent import Agent
     from lambert.engine.signals import polite
 
     logging.disable(logging.CRITICAL)  # of torch's agent: what the user should know, ours says

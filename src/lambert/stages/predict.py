@@ -11,7 +11,7 @@ from typing import Any
 
 from lambert.core.batch import Source
 from lambert.core.errors import DataError, UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.signals import polite
 from lambert.stages.inference import InferenceConfig, compare_ranks, load_task, outputs, ready
 from lambert.tasks import Outputs, Task, predict

@@ -15,10 +15,10 @@ from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import once, places
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
+from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.guard import GuardConfig
 from lambert.engine.loop import evaluate
-from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest, polite
 from lambert.model import weights

@@ -15,14 +15,15 @@ from lambert.core.errors import DivergedError, UsageError
 from lambert.core.files import write_whole
 from lambert.core.shards import sha256
 from lambert.corpus import tokenizer as tokenizers
-from lambert.engine import agreement, checkpoint, lock
+from lambert.engine import checkpoint, lock
 from lambert.engine import exchange as exchanges
+from lambert.engine.cluster import agreement
+from lambert.engine.cluster.dist import TIMEOUT_SECONDS, World
 from lambert.engine.compiler import Setting
-from lambert.engine.dist import TIMEOUT_SECONDS, World
 from lambert.engine.exchange import Exchange
+from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.log import RunLog
-from lambert.engine.methods import ExchangeConfig
 from lambert.engine.precision import Precision
 from lambert.engine.sharding import shard
 from lambert.model.heads import Model

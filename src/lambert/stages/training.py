@@ -14,10 +14,12 @@ from lambert.core.batch import Source
 from lambert.core.errors import UsageError
 from lambert.core.products import PRODUCTS
 from lambert.data.stream import GlobalBatch, places, stream
-from lambert.engine import agreement, archive, checkpoint
+from lambert.engine import archive, checkpoint
+from lambert.engine.cluster import agreement
+from lambert.engine.cluster.dist import World
+from lambert.engine.cluster.stragglers import Stragglers
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device import product_ceiling
-from lambert.engine.dist import World
 from lambert.engine.exchange import Exchange
 from lambert.engine.incidents import Incidents
 from lambert.engine.log import RunLog
@@ -25,7 +27,6 @@ from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.memory import release
 from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import StopRequest
-from lambert.engine.stragglers import Stragglers
 from lambert.model import attention, flops
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule

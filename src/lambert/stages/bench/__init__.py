@@ -12,7 +12,7 @@ import torch
 
 from lambert.core.config import as_dict
 from lambert.core.registry import choose, lookup
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.engine.precision import PRECISIONS
 from lambert.stages.bench.ceilings import Ceilings
 from lambert.stages.bench.config import BenchConfig

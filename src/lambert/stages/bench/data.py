@@ -27,7 +27,7 @@ from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import stream
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.stages.bench import batches
 from lambert.stages.bench.config import BenchConfig
 from lambert.stages.bench.work import Step, Work, sides

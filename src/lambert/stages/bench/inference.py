@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, flat_batch
 from lambert.core.errors import MachineError, UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.model import flops, weights
 from lambert.model.config import EncoderConfig
 from lambert.stages.bench import batches

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model

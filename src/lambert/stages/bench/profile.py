@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 from lambert.stages.bench.config import BenchConfig
 from lambert.stages.bench.work import OWN, Work
 

@@ -12,9 +12,9 @@ from torch.autograd.graph import increment_version
 
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
+from lambert.engine.cluster.dist import World
 from lambert.engine.compiler import compile_blocks
-from lambert.engine.dist import World
-from lambert.engine.gradients import Gradients
+from lambert.engine.exchange.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.model import attention, flops, weights
 from lambert.model.config import EncoderConfig

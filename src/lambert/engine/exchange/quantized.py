@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
 from lambert.engine.compiler import Compilation, cause
-from lambert.engine.reduction import Bucket, Residuals, Room, pieces, swap
+from lambert.engine.exchange.reduction import Bucket, Residuals, Room, pieces, swap
 
 _BLOCKS = {8: 128, 4: 64}
 """Elements that share a step: with its two bytes the wire is 3.94 and 7.53 times shorter than float32's."""

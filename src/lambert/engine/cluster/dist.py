@@ -25,11 +25,11 @@ from lambert.core.errors import (
     SavedAndStopped,
     UsageError,
 )
+from lambert.engine.cluster.meeting import meet, roll_call
+from lambert.engine.cluster.parting import Watch, bounded
+from lambert.engine.cluster.rendezvous import Place, place
 from lambert.engine.device import device_named
-from lambert.engine.meeting import meet, roll_call
 from lambert.engine.memory import ran_out
-from lambert.engine.parting import Watch, bounded
-from lambert.engine.rendezvous import Place, place
 
 TIMEOUT_SECONDS = 120.0
 """How long a collective waits for a rank that hangs. Torch's own default is 30 minutes, paid in idle machines."""
@@ -63,7 +63,7 @@ class World:
 
     @classmethod
     def detect(cls, device: str = "auto", timeout: float = TIMEOUT_SECONDS) -> "World":
-        """The world this process was started in: alone, or as one of several (`engine/rendezvous.py`).
+        """The world this process was started in: alone, or as one of several (`engine/cluster/rendezvous.py`).
 
         `device` is "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N" or "mps"; `timeout` in seconds is how
         long a collective waits. Raises UsageError for a device that is unknown or absent, MachineError where the

@@ -12,7 +12,7 @@ import torch.distributed
 from torch import Tensor
 
 from lambert.core.gradients import watch
-from lambert.engine.dist import Group
+from lambert.engine.cluster.dist import Group
 
 
 class LateRows:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lambert.core.errors import LambertError, MachineError
-from lambert.engine.rendezvous import Place
+from lambert.engine.cluster.rendezvous import Place
 
 _FAREWELL_SECONDS = 2.0
 """How long the first rank, which takes the store with it, waits for the others to read why it leaves."""

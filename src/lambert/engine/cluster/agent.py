@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.utils.store import barrier
 
 from lambert.core.errors import STOPPED
-from lambert.engine.worker import FINAL, End, told
+from lambert.engine.cluster.worker import FINAL, End, told
 
 BROKEN_SECONDS = 5
 """How long the others may take to leave when a rank has crashed, stopped ones included; torch waits for 30."""

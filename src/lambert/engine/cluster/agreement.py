@@ -11,7 +11,7 @@ from torch import nn
 import lambert
 from lambert.core.errors import MachineError, UsageError
 from lambert.engine import state
-from lambert.engine.dist import World
+from lambert.engine.cluster.dist import World
 
 
 def compare(world: World, facts: Mapping[str, object]) -> None:

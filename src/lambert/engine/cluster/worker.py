@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lambert.core.errors import LambertError
 from lambert.core.files import write_whole
-from lambert.engine.rendezvous import LAUNCHED
+from lambert.engine.cluster.rendezvous import LAUNCHED
 
 ENDS = "LAMBERT_ENDS"
 """Folder in which the processes of a launcher say how they ended."""

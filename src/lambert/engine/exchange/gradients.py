@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from lambert.core.errors import UsageError
 from lambert.core.gradients import collect, release, reserve
-from lambert.engine.reduction import Bucket
+from lambert.engine.exchange.reduction import Bucket
 
 _ALIGNMENT = 128
 """Elements: every gradient begins where a vectorised kernel takes its fast path, and where a block of what an exchange

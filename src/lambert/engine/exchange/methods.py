@@ -8,9 +8,9 @@ import torch
 import torch.distributed
 
 from lambert.core.errors import UsageError
-from lambert.engine.powersgd import PowerSGD
-from lambert.engine.quantized import Quantized
-from lambert.engine.reduction import Dense, Method
+from lambert.engine.exchange.powersgd import PowerSGD
+from lambert.engine.exchange.quantized import Quantized
+from lambert.engine.exchange.reduction import Dense, Method
 
 Name = Literal["float32", "bfloat16", "float16", "int8", "int4", "powersgd"]
 

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit, words
-from lambert.engine.reduction import Bucket, Residuals, Room, ring_bytes
+from lambert.engine.exchange.reduction import Bucket, Residuals, Room, ring_bytes
 
 
 class PowerSGD:

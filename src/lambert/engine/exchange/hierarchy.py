@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
-from lambert.engine.dist import TIMEOUT_SECONDS
-from lambert.engine.reduction import Bucket, Method
+from lambert.engine.cluster.dist import TIMEOUT_SECONDS
+from lambert.engine.exchange.reduction import Bucket, Method
 
 
 class Hierarchical:

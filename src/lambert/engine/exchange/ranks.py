@@ -1,10 +1,4 @@
-"""The exchange: how the gradients of all ranks become one, while the backward pass still runs.
-
-The gradient buffer is cut into buckets in the order in which a backward pass is done with them. As soon as the last
-pass of an update has finished a bucket, a thread of its own sums it over the ranks by the chosen method, bucket after
-bucket in the same order on every rank, and the pass goes on. docs/design/0006 says why this is not torch's
-DistributedDataParallel.
-"""
+"""The exchange of one of several ranks: buckets of gradients leave as soon as the backward pass is done with them."""
 
 import time
 from collections.abc import Mapping
@@ -18,90 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.gradients import collect
-from lambert.engine.courier import Courier
-from lambert.engine.dist import Group as Several
-from lambert.engine.dist import World
-from lambert.engine.gradients import Gradients, PairwiseSum
-from lambert.engine.hierarchy import Hierarchical, machines
-from lambert.engine.laterows import LateRows
-from lambert.engine.methods import COMPILED, METHODS, ExchangeConfig
-from lambert.engine.reduction import Bucket, Butterfly, Method
-
-
-class Exchange:
-    """Of a process alone: its gradients are all there are. `Ranks` is the same for several."""
-
-    local = False
-    """Whether each rank updates its own weights by its own share of the batch."""
-    method = "none"
-    """Name of the method in use."""
-    decided = True
-    """Whether that is what the recipe names or the run had before; else it is to be timed (`stages/tuning.py`)."""
-
-    def __init__(self, net: nn.Module, *, deterministic: bool = False) -> None:
-        """`deterministic`: gradients of an update's shares are added up as a binary tree, whichever rank has which."""
-        self.gradients = Gradients(net)
-        """Of this rank; after `finish` the sum over all."""
-        self._tree = PairwiseSum() if deterministic else None
-
-    def attach(self) -> None:
-        """Before the first update."""
-
-    def detach(self) -> None:
-        """After the last update: parameters are torch's again."""
-        self.gradients.release()
-
-    def use(self, name: str) -> None:
-        """Sends by the method of this name from the next update on; what another one held back is dropped."""
-
-    def begin(self, update: int) -> None:
-        """Before the first pass of update number `update`, from 0."""
-
-    def last_pass(self) -> None:
-        """The next backward pass is the last of this update on this rank: what it finishes may travel."""
-
-    def add(self) -> None:
-        """After the last pass over one of the update's shares."""
-        if self._tree is not None:
-            self.gradients.collect()
-            self._tree.add(self.gradients.flat)
-
-    def finish(self) -> None:
-        """All gradients are in the buffer, summed over the ranks. Raises MachineError where a rank is lost."""
-        self.gradients.collect()
-        if self._tree is not None:
-            self._tree.take(self.gradients.flat)
-
-    def report(self, losses_SK: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
-        """What the ranks tell one another after `finish`: the losses [K], summed over the shares S of all ranks W; and
-        [2, W] for each rank 1 + the number of the first parameter whose own gradient was not finite there (0: none),
-        and the `seconds` it took."""
-        return losses_SK.sum(0), losses_SK.new_tensor([[0.0], [seconds]])
-
-    def shared(self, norms_P: Tensor) -> Tensor:
-        """The norms as all ranks report them, where each has its own."""
-        return norms_P
-
-    def stepped(self, updates: int) -> None:
-        """After the optimizer's step of an update: `updates` are done."""
-
-    def settle(self, optimizer: Optimizer) -> None:
-        """Before a checkpoint or scores: makes what the ranks hold apart from one another the same on all."""
-
-    def dropped(self) -> None:
-        """After an update that was broken off: forgets what is held back, of which some is that update's."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Host tensors for the checkpoint, the same on all ranks once they have settled."""
-        return {}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave, on any number of ranks."""
-
-    @property
-    def seconds(self) -> tuple[float, float]:
-        """Of the last update: how long the exchange took, and how much of it the backward pass did not hide."""
-        return 0.0, 0.0
+from lambert.engine.cluster.dist import Group as Several
+from lambert.engine.cluster.dist import World
+from lambert.engine.exchange.alone import Exchange
+from lambert.engine.exchange.courier import Courier
+from lambert.engine.exchange.hierarchy import Hierarchical, machines
+from lambert.engine.exchange.laterows import LateRows
+from lambert.engine.exchange.methods import COMPILED, METHODS, ExchangeConfig
+from lambert.engine.exchange.reduction import Bucket, Butterfly, Method
 
 
 class Ranks(Exchange):
@@ -266,93 +184,9 @@ class Ranks(Exchange):
         (self._early if early else self._method).reduce(bucket)
 
 
-class Averaging(Ranks):
-    """Local steps: each rank updates its own weights by its own gradients, and after every `sync_every` updates the
-    changes of the weights are averaged over all ranks.
-
-    Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, Algorithm 1; that changes of weights
-    travel, compressed like gradients, is from Douillard et al., "DiLoCo", 2023, Algorithm 1, here with an outer
-    optimizer that does nothing (learning rate 1, no momentum).
-    """
-
-    local = True
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._anchor: Tensor | None = None
-        self._apart = False
-
-    def attach(self) -> None:
-        super().attach()
-        self._anchor = self._anchored()
-
-    def last_pass(self) -> None:
-        """Nothing travels yet."""
-
-    def finish(self) -> None:
-        self.gradients.collect()
-
-    def shared(self, norms_P: Tensor) -> Tensor:
-        """The mean over the ranks; not finite where any rank's is not."""
-        return self._world.sum(norms_P.clone()) / self._world.size
-
-    def stepped(self, updates: int) -> None:
-        self._apart = True
-        if updates % self._config.sync_every == 0:
-            self._average()
-
-    def settle(self, optimizer: Optimizer) -> None:
-        """Averages weights and the optimizer's moments, and evens out what is held back."""
-        if self._apart:
-            self._average()
-        super().settle(optimizer)
-        for slots in optimizer.state.values():
-            for value in slots.values():
-                if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-                    self._world.sum(value).div_(self._world.size)
-
-    def dropped(self) -> None:
-        """Weights that are apart are averaged: the next `attach` takes them for common ones."""
-        if self._apart:
-            self._average()
-
-    @torch.no_grad()
-    def _average(self) -> None:
-        """Weights = anchor + mean of (weights - anchor): the buffer of gradients, read by now, carries the changes."""
-        assert self._anchor is not None
-        flat, self._apart = self.gradients.flat, False
-        flat.zero_()
-        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
-            view.copy_(parameter)
-        flat.sub_(self._anchor)
-        super().finish()
-        self._anchor.add_(flat, alpha=1 / self._world.size)
-        start = flat.storage_offset()
-        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
-            offset = view.storage_offset() - start
-            parameter.copy_(self._anchor[offset : offset + view.numel()].view_as(parameter))
-
-    def _anchored(self) -> Tensor:
-        anchor = torch.zeros_like(self.gradients.flat)
-        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
-            offset = view.storage_offset() - self.gradients.flat.storage_offset()
-            anchor[offset : offset + view.numel()].copy_(parameter.detach().flatten())
-        return anchor
-
-
 def _nested(world: World, config: ExchangeConfig, deterministic: bool) -> bool:
     """Whether to sum within machines first: where there are several of several ranks each, and NCCL, which does so
     itself, is not at work."""
     several = 1 < world.local_size < world.size and world.size % world.local_size == 0
     wanted = config.machines == "on" or (config.machines == "auto" and world.device.type == "cpu")
     return several and wanted and not deterministic
-
-
-def build(
-    net: nn.Module, world: World, config: ExchangeConfig, *, updates: int = 0, deterministic: bool = False
-) -> Exchange:
-    """The exchange of this world, for a run of so many `updates`."""
-    if not isinstance(world, Several):
-        return Exchange(net, deterministic=deterministic)
-    kind = Averaging if config.sync_every > 1 else Ranks
-    return kind(net, world, config, updates=updates, deterministic=deterministic)
