@@ -21,7 +21,9 @@ from lambert.engine.cluster.dist import World
 from lambert.engine.exchange import Exchange
 from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.stages import training
-from lambert.stages.run import FREE, Run, TrainConfig
+from lambert.stages.config import TrainConfig
+from lambert.stages.folder import FREE
+from lambert.stages.run import Run
 
 Lambert = Callable[..., Any]
 

@@ -13,9 +13,10 @@ from lambert.engine.signals import Asked, StopRequest, polite
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
+from lambert.stages.config import LogConfig, TrainConfig
+from lambert.stages.folder import open_run, seen
 from lambert.stages.inference import check_positions, model_folder, outputs
 from lambert.stages.publish import publish_run
-from lambert.stages.run import LogConfig, TrainConfig, open_run, seen
 from lambert.stages.training import fit, standing
 from lambert.tasks import TaskConfig, learn
 

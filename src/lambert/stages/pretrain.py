@@ -25,9 +25,10 @@ from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
+from lambert.stages.config import LogConfig, TrainConfig
+from lambert.stages.folder import CONFIG, open_run, seen
 from lambert.stages.inference import model_folder
 from lambert.stages.publish import publish_run
-from lambert.stages.run import CONFIG, LogConfig, TrainConfig, open_run, seen
 from lambert.stages.training import fit, standing
 
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for every run on a corpus, so that losses compare

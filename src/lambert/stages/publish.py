@@ -23,7 +23,7 @@ from lambert.corpus import tokenizer as tokenizers
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.heads import Model
-from lambert.stages.run import RunConfig
+from lambert.stages.config import RunConfig
 
 TOLERANCE = 2e-5
 """Largest difference of a float32 logit from transformers: four times the noise of float32 itself at BERT-Base."""

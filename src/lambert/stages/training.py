@@ -30,7 +30,8 @@ from lambert.engine.signals import StopRequest
 from lambert.model import attention, flops
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule
-from lambert.stages.run import Run, RunConfig, TrainConfig
+from lambert.stages.config import RunConfig, TrainConfig
+from lambert.stages.run import Run
 from lambert.stages.tuning import tune
 
 _TRIED = 4
