@@ -1,10 +1,13 @@
 """Checks that need ranks: four processes are started once, and every check runs in them, in groups of 2, 3 and 4."""
 
 import json
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from tiny import free_port, start
@@ -19,7 +22,24 @@ SIZES = (2, 3, 4)
 Check = Callable[[ProcessGroup], None]
 
 
-def outcomes(checks: Sequence[Check], folder: Path, sizes: Sequence[int] = SIZES) -> dict[tuple[str, int], str]:
+def on_all_ranks(*checks: Check, sizes: Sequence[int] = SIZES) -> Callable[..., None]:
+    """A test of each check in groups of each size. The first that runs starts the processes, for all of them."""
+
+    @cache
+    def found() -> dict[tuple[str, int], str]:
+        with tempfile.TemporaryDirectory() as folder:
+            return outcomes(checks, Path(folder), sizes)
+
+    @pytest.mark.timeout(120)
+    @pytest.mark.parametrize("size", sizes)
+    @pytest.mark.parametrize("check", [check.__name__ for check in checks])
+    def test(check: str, size: int) -> None:
+        assert not found()[check, size], found()[check, size]
+
+    return test
+
+
+def outcomes(checks: Sequence[Check], folder: Path, sizes: Sequence[int]) -> dict[tuple[str, int], str]:
     """What went wrong, by the name of the check and the size of the group: nothing where it holds on every rank."""
     port = free_port()
     processes = [start(_all, checks, folder, sizes, rank=rank, world=RANKS, port=port) for rank in range(RANKS)]

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from checks import assert_same_bits, bucket_of, everyones, gradients, outcomes
+from checks import assert_same_bits, bucket_of, everyones, gradients, on_all_ranks
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
@@ -94,22 +94,12 @@ def only_leaders_send_to_other_machines(group: ProcessGroup) -> None:
     assert two_machines("int8").wire_bytes(bucket) == 1280 + 2 * 10
 
 
-CHECKS = (
+test_on_all_ranks = on_all_ranks(
     ranks_of_a_machine_are_next_to_one_another,
     machines_and_ranks_sum_the_same,
     nothing_is_lost_and_every_rank_knows_the_state,
     exact_methods_have_no_state,
     what_is_not_finite_is_so_on_all_ranks,
     only_leaders_send_to_other_machines,
+    sizes=(4,),
 )
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
-    return outcomes(CHECKS, tmp_path_factory.mktemp("ranks"), sizes=(4,))
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
-def test_on_all_ranks(check: str, found: dict[tuple[str, int], str]) -> None:
-    assert not found[check, 4], found[check, 4]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from checks import SIZES, assert_same_bits, bucket_of, everyones, gradients, outcomes
+from checks import assert_same_bits, bucket_of, everyones, gradients, on_all_ranks
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -173,7 +173,7 @@ def factors_alone_are_sent(group: ProcessGroup) -> None:
         PowerSGD(group, rank=0)
 
 
-CHECKS = (
+test_on_all_ranks = on_all_ranks(
     sums_are_the_same_bits_and_what_is_not_a_matrix_is_exact,
     a_sum_of_low_rank_arrives_whole,
     it_is_the_published_iteration_on_the_sum,
@@ -186,15 +186,3 @@ CHECKS = (
     a_gradient_of_zeros_is_no_trouble,
     factors_alone_are_sent,
 )
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
-    return outcomes(CHECKS, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
-def test_on_all_ranks(check: str, size: int, found: dict[tuple[str, int], str]) -> None:
-    assert not found[check, size], found[check, size]

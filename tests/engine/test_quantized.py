@@ -4,7 +4,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from checks import SIZES, assert_same_bits, bucket_of, everyones, gradients, outcomes
+from checks import assert_same_bits, bucket_of, everyones, gradients, on_all_ranks
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import DataError, UsageError
@@ -187,7 +187,7 @@ def other_bits_are_refused(group: ProcessGroup) -> None:
         Quantized(group, 8, block=30)
 
 
-CHECKS = (
+test_on_all_ranks = on_all_ranks(
     sums_are_close_and_the_same_bits,
     an_element_errs_by_half_a_step_of_each_rounding,
     nothing_is_lost,
@@ -199,18 +199,6 @@ CHECKS = (
     what_does_not_compile_runs_eagerly,
     other_bits_are_refused,
 )
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
-    return outcomes(CHECKS, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
-def test_on_all_ranks(check: str, size: int, found: dict[tuple[str, int], str]) -> None:
-    assert not found[check, size], found[check, size]
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")

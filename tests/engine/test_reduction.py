@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from checks import SIZES, assert_same_bits, bucket_of, everyones, gradients, outcomes
+from checks import assert_same_bits, bucket_of, everyones, gradients, on_all_ranks
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
@@ -99,7 +99,7 @@ def other_precisions_are_refused(group: ProcessGroup) -> None:
         Dense(group, torch.float64)
 
 
-CHECKS = (
+test_on_all_ranks = on_all_ranks(
     plain_sums_are_sums,
     the_butterfly_is_the_pairwise_tree_to_the_bit,
     half_precision_follows_the_size_of_gradients,
@@ -109,15 +109,3 @@ CHECKS = (
     bytes_are_those_of_a_ring,
     other_precisions_are_refused,
 )
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
-    return outcomes(CHECKS, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
-def test_on_all_ranks(check: str, size: int, found: dict[tuple[str, int], str]) -> None:
-    assert not found[check, size], found[check, size]
