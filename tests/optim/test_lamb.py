@@ -1,9 +1,8 @@
 """LAMB against its formula, optax, golden vectors, and the properties that follow from the algorithm."""
 
-import copy
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,14 @@ import numpy as np
 import optax
 import pytest
 import torch
+from four_tensors import SHAPES, gradients, rel, run, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lambert.core.errors import UsageError
-from lambert.optim import lamb
-from lambert.optim.config import Adapt
 from lambert.optim.lamb import Lamb
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optim_vectors.json").read_text())
-SHAPES = ((7, 5), (3, 4, 2), (6,), (5,))
-"""Two tensors that are decayed, a bias and a LayerNorm; the last starts at zero."""
 
 
 def scalar_lamb(
@@ -53,46 +48,10 @@ def scalar_lamb(
     return weights
 
 
-def start(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(shape, generator=generator, dtype=torch.float64).mul(0.05).to(dtype) for shape in SHAPES]
-    weights[-1].zero_()
-    return weights
-
-
-def gradients(step: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(100 + step)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).mul(scale).to(dtype) for shape in SHAPES]
-
-
 def clip(grads: Sequence[Tensor], largest: float) -> list[Tensor]:
     """Scaled down to a global norm of `largest` where it is longer, as apex and timm do inside their LAMB."""
     norm = torch.sqrt(sum((grad.double() ** 2).sum() for grad in grads))
     return [grad / max(1.0, float(norm) / largest) for grad in grads]
-
-
-def run(
-    weights: list[Tensor],
-    grads_of: Callable[[int], Sequence[Tensor]],
-    steps: int,
-    *,
-    excluded: Sequence[int] = (),
-    watch: Callable[[Lamb], None] = lambda optimizer: None,
-    **options: Any,
-) -> list[Tensor]:
-    """Weights after `steps` steps of Lamb."""
-    params = [torch.nn.Parameter(weight.clone()) for weight in weights]
-    groups = [
-        {"params": [p for i, p in enumerate(params) if i not in excluded]},
-        {"params": [params[i] for i in excluded], "excluded": True},
-    ]
-    optimizer = Lamb([group for group in groups if group["params"]], **options)
-    for step in range(steps):
-        for param, grad in zip(params, grads_of(step), strict=True):
-            param.grad = grad.clone()
-        optimizer.step()
-        watch(optimizer)
-    return [param.detach() for param in params]
 
 
 def optax_run(
@@ -111,11 +70,6 @@ def optax_run(
             updates, state = update(grads, state, params)
             params = optax.apply_updates(params, updates)
         return [torch.from_numpy(np.array(param)) for param in params]
-
-
-def rel(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    flat = [torch.cat([t.double().flatten() for t in tensors]) for tensors in (ours, theirs)]
-    return float((flat[0] - flat[1]).abs().max() / flat[1].abs().max())
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -168,91 +122,6 @@ def test_equals_the_scalar_algorithm(
         for i, weight in enumerate(start(dtype))
     ]
     assert rel(ours, theirs) <= tolerance
-
-
-def test_float32_masters_of_bfloat16_gradients() -> None:
-    def grads_of(step: int) -> list[Tensor]:
-        return [grad.bfloat16().float() for grad in gradients(step)]
-
-    masters = start(torch.float32)
-    one = run(masters, grads_of, 20, fused=True)
-    other = run(masters, grads_of, 20, fused=False)
-    exact = run([weight.double() for weight in masters], lambda step: [g.double() for g in grads_of(step)], 20)
-    assert rel(one, other) <= 1e-6
-    assert rel(one, exact) <= 1e-6
-
-
-def test_refuses_weights_below_float32() -> None:
-    with pytest.raises(UsageError, match="float32 masters"):
-        Lamb([torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))])
-
-
-class Together(Lamb):
-    """All tensors of a group in one batch, as on a GPU."""
-
-    def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
-        yield [param for params in super()._batches(group) for param in params]
-
-    def _room(self, params: list[Tensor]) -> list[Tensor]:
-        return [torch.empty_like(param) for param in params]
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_tensors_updated_together_or_one_by_one_are_the_same(fused: bool) -> None:
-    ours = [[torch.nn.Parameter(weight) for weight in start(torch.float32)] for _ in range(2)]
-    optimizers = [
-        kind([{"params": params[:2]}, {"params": params[2:], "excluded": True}], lr=0.01, fused=fused)
-        for kind, params in zip((Lamb, Together), ours, strict=True)
-    ]
-    for step in range(5):
-        for optimizer, params in zip(optimizers, ours, strict=True):
-            for param, grad in zip(params, gradients(step, dtype=torch.float32), strict=True):
-                param.grad = grad
-            optimizer.step()
-    assert rel(*[[param.detach() for param in params] for params in ours]) <= 1e-6
-    assert optimizers[0].trust_ratios() == pytest.approx(optimizers[1].trust_ratios(), rel=1e-6)
-
-
-@pytest.mark.parametrize("adapted", [True, False])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01, 1.0])
-def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, adapted: bool, weight_decay: float) -> None:
-    options: dict[str, Any] = {"adapt": "all" if adapted else "none", "weight_decay": weight_decay}
-    whole = run(start(), gradients, 5, **options)
-    monkeypatch.setattr(lamb, "_CHUNK", 8)
-    chunked = run(start(), gradients, 5, **options)
-    assert rel(chunked, whole) <= 1e-12
-    assert rel(chunked, run(start(), gradients, 5, fused=False, **options)) <= 1e-12
-
-
-def test_the_number_of_threads_does_not_change_the_result() -> None:
-    generator = torch.Generator().manual_seed(1)
-    large = [torch.randn(1100, 1003, generator=generator), torch.randn(70001, generator=generator)]
-    grads = [torch.randn(weight.shape, generator=generator) for weight in large]
-    threads, results = torch.get_num_threads(), []
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            results.append(run(large, lambda step: grads, 2, adapt="all"))
-    finally:
-        torch.set_num_threads(threads)
-    for result in results[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(result, results[0], strict=True))
-
-
-@pytest.mark.parametrize("adapt", ["all", "none"])
-@pytest.mark.parametrize("turned", ["weight", "gradient"])
-def test_the_order_in_memory_does_not_matter(adapt: Adapt, turned: str) -> None:
-    results = []
-    for turn in (False, True):
-        weight, grad = start()[0], gradients(0)[0]
-        turned_weight, turned_grad = (tensor.t().contiguous().t() for tensor in (weight, grad))
-        param = torch.nn.Parameter(turned_weight if turn and turned == "weight" else weight)
-        param.grad = turned_grad if turn and turned == "gradient" else grad
-        optimizer = Lamb([param], lr=0.1, adapt=adapt)
-        for _ in range(2):
-            optimizer.step()
-        results.append([param.detach()])
-    assert rel(results[1], results[0]) <= 1e-12
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -365,110 +234,3 @@ def test_steps_without_bias_correction_are_too_long_at_first() -> None:
     assert max(factors) == pytest.approx(6.5685, abs=1e-3)
     assert factors.index(max(factors)) + 1 == 12
     assert factors[99] == pytest.approx(3.24, abs=0.01)
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_gradients_are_not_modified(fused: bool) -> None:
-    params = [torch.nn.Parameter(weight) for weight in start(torch.float32)]
-    grads = gradients(0, dtype=torch.float32)
-    for param, grad in zip(params, grads, strict=True):
-        param.grad = grad.clone()
-    Lamb(params, fused=fused).step()
-    assert all(torch.equal(p.grad, g) for p, g in zip(params, grads, strict=True) if p.grad is not None)
-
-
-def test_parameters_without_a_gradient_stay_and_count_their_own_steps() -> None:
-    late, early = (torch.nn.Parameter(torch.ones(3, 3)) for _ in range(2))
-    optimizer = Lamb([late, early], lr=0.1)
-    early.grad = torch.ones(3, 3)
-    optimizer.step()
-    assert torch.equal(late.detach(), torch.ones(3, 3))
-    assert list(optimizer.trust_ratios()) == ["1"]
-    first = early.detach().clone()
-    late.grad, early.grad = torch.ones(3, 3), None
-    optimizer.step()
-    torch.testing.assert_close(late.detach(), first)
-    assert list(optimizer.trust_ratios()) == ["0"]
-
-
-@pytest.mark.parametrize("kind", [Lamb, Together])
-@pytest.mark.parametrize("options", [{}, {"adapt": "none"}, {"adapt": "all", "bias_correction": False}])
-def test_a_step_with_found_inf_changes_nothing(kind: type[Lamb], options: dict[str, Any]) -> None:
-    params = [torch.nn.Parameter(weight) for weight in start(torch.float32)]
-    optimizer = kind([{"params": params[:2]}, {"params": params[2:], "excluded": True}], lr=0.01, **options)
-    others = copy.deepcopy(params)
-    twin = kind([{"params": others[:2]}, {"params": others[2:], "excluded": True}], lr=0.01, **options)
-    assert optimizer._step_supports_amp_scaling
-    for step, bad in enumerate([True, False, True, False]):
-        grads = gradients(step, dtype=torch.float32)
-        for param, other, grad in zip(params, others, grads, strict=True):
-            param.grad, other.grad = grad * (math.nan if bad else 1), grad
-        optimizer.found_inf = torch.tensor(float(bad))  # type: ignore[attr-defined]
-        before = copy.deepcopy(([param.detach() for param in params], optimizer.state_dict()["state"]))
-        optimizer.step()
-        if bad:
-            kept = optimizer.state_dict()["state"]
-            assert all(torch.equal(one, two) for one, two in zip(before[0], params, strict=True))
-            assert set(kept) == set(range(len(params)))
-            for number, slots in before[1].items():
-                assert all(torch.equal(slots[slot], kept[number][slot]) for slot in slots)
-            assert set(optimizer.trust_ratios().values()) == {0.0}
-        else:
-            twin.step()
-    assert all(float(slots["step"]) == 2 for slots in optimizer.state.values())
-    for one, two in zip(params, others, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-6, atol=0)
-
-
-def test_gradients_are_unscaled_on_the_way() -> None:
-    params, others = ([torch.nn.Parameter(weight) for weight in start(torch.float32)] for _ in range(2))
-    one, two = Lamb(params, lr=0.01), Lamb(others, lr=0.01)
-    for param, other, grad in zip(params, others, gradients(0, dtype=torch.float32), strict=True):
-        param.grad, other.grad = grad * 1024, grad
-    one.grad_scale, one.found_inf = torch.tensor(1024.0), torch.tensor(0.0)  # type: ignore[attr-defined]
-    one.step()
-    two.step()
-    assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
-
-
-def test_without_the_fused_kernel_the_caller_decides() -> None:
-    assert not Lamb([torch.nn.Parameter(torch.ones(2))], fused=False)._step_supports_amp_scaling
-
-
-@pytest.mark.parametrize("copied", [True, False])
-def test_continues_from_its_state_bit_for_bit(copied: bool) -> None:
-    params = [torch.nn.Parameter(weight) for weight in start(torch.float32)]
-    optimizer = Lamb(params, lr=0.01)
-
-    def advance(optimizer: Lamb, params: list[torch.nn.Parameter], steps: range) -> None:
-        for step in steps:
-            for param, grad in zip(params, gradients(step, dtype=torch.float32), strict=True):
-                param.grad = grad
-            optimizer.step()
-
-    advance(optimizer, params, range(5))
-    others = [torch.nn.Parameter(param.detach().clone()) for param in params]
-    other = Lamb(others, lr=0.5)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    if copied:
-        other, others = copy.deepcopy((other, others))
-    advance(optimizer, params, range(5, 10))
-    advance(other, others, range(5, 10))
-    assert all(torch.equal(one, two) for one, two in zip(params, others, strict=True))
-    state = other.state_dict()["state"][0]
-    assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
-    assert state["step"].item() == 10
-
-
-def test_the_closure_is_run_with_gradients() -> None:
-    param = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = Lamb([param], lr=0.1)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = (param**2).sum()
-        loss.backward()
-        return float(loss.detach())
-
-    assert optimizer.step(closure) == 4.0
-    assert float(param.detach().sum()) < 4.0
