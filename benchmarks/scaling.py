@@ -14,7 +14,8 @@ WORK is one of these; all train a BERT with lambert's own loop on drawn batches 
 - `ddp`: the same net, batches and optimizer under torch's DistributedDataParallel (gradients as views of buckets of 5
   or 25 MB, static graph, no_sync), beside lambert's exchange. `ratio` is its seconds over lambert's.
 - `safety`: what checks cost, by timing each on its own: every rank's gradients looked through for what is not finite
-  (`faults`), what ranks report (`report`) and agree on (`agreement`), `guard` and `stragglers`, and weights compared
+  (`faults`), what ranks report (`report`) and agree on: that none was out of memory, nor asked to stop
+  (`agreement`), `guard` and `stragglers`, and weights compared
   every 1,000 updates (`weights`). `share` is their sum over the time of an update.
 - `horovod`: lambert.horovod's DistributedOptimizer beside DistributedDataParallel, on 110 M floats in 200 tensors of
   linear layers. `ratio` is its seconds over DDP's.
@@ -52,10 +53,8 @@ from lambert.engine.cluster.dist import Group, World
 from lambert.engine.cluster.stragglers import Stragglers
 from lambert.engine.exchange import Ranks
 from lambert.engine.exchange.methods import ExchangeConfig
-from lambert.engine.exchange.reduction import Bucket, Exact
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.precision import Precision
-from lambert.engine.signals import StopRequest
 
 HERE = Path(__file__).parent
 COMPARED_EVERY = 1000
@@ -119,45 +118,27 @@ def _ddp(args: argparse.Namespace, world: Group, megabytes: float) -> Callable[[
     return step
 
 
-class Nothing(Exact):
-    """A method that sends nothing."""
-
-    def reduce(self, bucket: Bucket) -> None:
-        pass
-
-    def wire_bytes(self, bucket: Bucket) -> int:
-        return 0
-
-
 class Checked(Ranks):
     """Its checks alone."""
 
     def look_through(self) -> None:
         """Each rank's own gradients, for what is not finite."""
-        method, self._method = self._method, Nothing()
         for bucket in self._buckets:
-            self._sum(bucket)
-        self._method = method
+            self._look_through(bucket)
 
 
 def safety(args: argparse.Namespace, world: Group) -> Iterator[Row]:
     side = Side(args, world, exchange_of=lambda net: Checked(net, world, ExchangeConfig()))
-    exchange, guard, slow, stop = side.exchange, Guard(GuardConfig()), Stragglers(), StopRequest()
+    exchange, guard, slow = side.exchange, Guard(GuardConfig()), Stragglers()
     assert isinstance(exchange, Checked)
     losses_SK = torch.zeros(1, len(side.net.objectives))
-
-    def agree() -> None:
-        """That none was out of memory, and twice that none was asked to stop."""
-        world.largest(0)
-        stop.agreed(world)
-        stop.agreed(world)
 
     for number in range(args.rounds):
         steps, seconds = side.timed(args.updates, world)
         found = {
             "faults": seconds_of(exchange.look_through, world, 3),
             "report": seconds_of(partial(exchange.report, losses_SK, 0.1), world, 20),
-            "agreement": seconds_of(agree, world, 20),
+            "agreement": seconds_of(partial(world.add, [0, 0]), world, 20),
             "guard": seconds_of(partial(deque, map(guard.watch, steps), 0), world) / len(steps),
             "stragglers": seconds_of(partial(deque, map(slow.watch, steps), 0), world) / len(steps),
             "weights": seconds_of(partial(compare_weights, world, side.net, 0), world) / COMPARED_EVERY,

@@ -1,5 +1,7 @@
 """The exchange in the loop. One, two and four ranks are started once; each writes down what every check came to."""
 
+import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -20,6 +22,7 @@ from lambert.engine.exchange import Exchange, build
 from lambert.engine.exchange.methods import ExchangeConfig, Name
 from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.precision import Precision
+from lambert.engine.signals import Asked, StopRequest
 from lambert.model.config import EncoderConfig
 from lambert.model.weights import fresh
 
@@ -167,6 +170,21 @@ def struck(world: World) -> Any:
     return found
 
 
+def asked(world: World) -> Any:
+    """What steps say of a request to stop that the last rank hears in the second update."""
+    net, stop = Tiny(), StopRequest()
+    found = []
+    for step in train(
+        net, adamw(net), whole(world), schedule=schedule, clip=1.0, precision=Precision("float32"), world=world, seed=3,
+        start=0, steps=3, exchange=build(net, world, ExchangeConfig()), stop=stop,
+    ):  # fmt: skip
+        found.append((step.asked, step.asked and stop.agreed(world), stop.reason))
+        if step.index == 1 and world.rank == world.size - 1:
+            with contextlib.suppress(Asked):
+                stop._ask(signal.SIGTERM, None)
+    return found
+
+
 def tied(world: World) -> Any:
     """Weights of a BERT with a tied decoder: its table sent whole at the end, or its dense part first and then rows.
     Two updates: the first is watched, and later ones amplify the order of sums through bfloat16 weights."""
@@ -231,7 +249,7 @@ def agreed(world: World) -> Any:
     }
 
 
-CHECKS = (exact, compressed, continued, local, short, struck, tied, nested, agreed)
+CHECKS = (exact, compressed, continued, local, short, struck, asked, tied, nested, agreed)
 
 
 def _all(out: Path) -> None:
@@ -320,6 +338,14 @@ def test_a_gradient_that_is_not_finite_names_parameter_and_rank(found: Callable[
         assert skipped == (False, True, False)
         assert [*faults] == [{}, {size - 1: "dense.weight"}, {}]
         assert names[1] is not None
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_ranks_hear_at_the_same_step_that_one_was_asked_to_stop(found: Callable[..., Any], size: int) -> None:
+    first, *later = found("asked", size)
+    assert first == (False, False, "nothing")
+    assert later == [(True, True, "SIGTERM")] * 2
+    assert all(found("asked", size, rank)[1:] == later for rank in range(size))
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="gradients in place need bfloat16")

@@ -75,6 +75,7 @@ class Step:
         reading: Reading,
         stopwatch: Stopwatch,
         exchange_seconds: tuple[float, float] = (0.0, 0.0),
+        asked: bool = False,
     ) -> None:
         self.index = index
         """Updates done, this one included: the first step is 1."""
@@ -86,6 +87,8 @@ class Step:
         """How long the device had no work because the data was not ready."""
         self.exchange_seconds = exchange_seconds
         """How long gradients were on their way, and how much of that the backward pass did not hide."""
+        self.asked = asked
+        """Whether any rank had been asked to stop by then; the same on all."""
         self._objectives, self._parameters = objectives, parameters
         self._reading, self._stopwatch = reading, stopwatch
 
@@ -170,6 +173,7 @@ def train(
     start: int,
     steps: int,
     exchange: Exchange | None = None,
+    stop: StopRequest | None = None,
 ) -> Iterator[Step]:
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
@@ -178,6 +182,7 @@ def train(
     target weighing the same however the batch was split into micro-batches and ranks. `schedule` gives the learning
     rate of the n-th applied update, from 0; `clip` bounds the global gradient norm (0: no bound). `exchange` sums the
     gradients of the ranks; by default in float32. Dropout is a function of (seed, update, number of the micro-batch).
+    That one of them was asked to `stop`, all ranks hear at the same step.
     Raises OutOfMemory where the pass through the net runs out of memory, with weights and moments as they were after
     the update before, and MachineError where the optimizer does, or where another rank is lost.
     """
@@ -201,7 +206,11 @@ def train(
             seconds = time.perf_counter() - began
             with _memory_explained(number, update, world):
                 exchange.finish()  # also where memory ran out: the others are at it
-                _all_had_memory(failure, number, update, world, exchange)
+                # One question for both, and over the host: the device is not waited for.
+                failed, asked = world.add([int(failure is not None), int(bool(stop))])
+                if failed:
+                    exchange.dropped()
+                    raise _out_of_memory(failure, number, update, world) from failure
                 losses_K, ranks_2W = exchange.report(losses_SK, seconds if world.device.type == "cpu" else 0.0)
                 # Read only now: the device is busy with this update while the host learns of the one before.
                 lr = schedule(number - precision.skipped)
@@ -222,6 +231,7 @@ def train(
                 reading=reading,
                 stopwatch=stopwatch,
                 exchange_seconds=exchange.seconds,
+                asked=asked > 0,
             )
             stopwatch = Stopwatch(world.device)
     finally:
@@ -305,16 +315,10 @@ def _objectives(net: nn.Module) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _all_had_memory(
-    failure: BaseException | None, number: int, update: Update, world: World, exchange: Exchange
-) -> None:
-    """Raises OutOfMemory on every rank where one of them had no memory for its passes."""
-    tokens, longest = _extent(update)
-    largest = world.largest(tokens if failure else 0)  # over the host: the device is not waited for
-    if largest:
-        longest = world.largest(longest if failure else 0)
-        exchange.dropped()
-        raise OutOfMemory(_explained(number, largest, longest, world), number + 1, largest, longest) from failure
+def _out_of_memory(failure: BaseException | None, number: int, update: Update, world: World) -> OutOfMemory:
+    """The error of all ranks, where one of them or more had no memory for their passes."""
+    tokens, longest = (world.largest(extent if failure else 0) for extent in _extent(update))
+    return OutOfMemory(_explained(number, tokens, longest, world), number + 1, tokens, longest)
 
 
 @contextmanager

@@ -101,8 +101,8 @@ def fit(
             score = torch.compiler.set_stance("force_eager")(score)
         slow = Stragglers()
         while done < steps:
-            for step, work in _updates(run, source, log, done, steps):
-                done = step.index
+            for step, work in _updates(run, source, log, done, steps, stop):
+                done, asked = step.index, step.asked
                 log.step(step, work)
                 run.saver.report()
                 log.say(slow.watch(step))
@@ -110,7 +110,7 @@ def fit(
                     agreement.compare_weights(world, model, done)
                 answer = run.guard.watch(step)
                 scoring = step.due(options.evaluate_every) and done < steps
-                pausing = done == steps or step.due(options.save_every) or scoring or stop.agreed(world)
+                pausing = done == steps or step.due(options.save_every) or scoring or asked
                 if pausing and answer == "go on":
                     answer = run.guard.settle()
                 if answer == "roll back":
@@ -120,7 +120,7 @@ def fit(
                     if run.exchange.local:  # weights are apart
                         run.exchange.settle(run.optimizer)
                     log.scores(done, score(model, run.precision, run.budget.tokens))
-                if stop.agreed(world):
+                if (asked or scoring) and stop.agreed(world):
                     run.save(done, log, final=True)
                     raise stop.stopped(f"saved after update {done:,} of {steps:,}")
                 # In trouble nothing is saved, so that the checkpoints kept are those from before.
@@ -200,7 +200,9 @@ def _said(compilation: Compilation, model: Model, precision: str, world: World) 
         )
 
 
-def _updates(run: Run, source: Source, log: RunLog, done: int, steps: int) -> Iterator[tuple[Step, int]]:
+def _updates(
+    run: Run, source: Source, log: RunLog, done: int, steps: int, stop: StopRequest
+) -> Iterator[tuple[Step, int]]:
     """Updates `done` to `steps` - 1, each with the floating-point operations of this rank's share of it.
 
     Where memory runs out, the update is begun anew with smaller micro-batches: the weights are those from before it.
@@ -215,6 +217,7 @@ def _updates(run: Run, source: Source, log: RunLog, done: int, steps: int) -> It
                 run.model, run.optimizer, _priced(batches, run.model, costs),
                 schedule=lambda applied: run.guard.lr_scale * rate(applied), clip=config.optim.clip,
                 precision=run.precision, world=world, seed=config.seed, start=done, steps=steps, exchange=run.exchange,
+                stop=stop,
             ):  # fmt: skip
                 done = step.index
                 yield step, costs.popleft()
