@@ -8,6 +8,7 @@ With  r = m / (sqrt(v) + eps)  from the running means of the gradient and its sq
 per tensor, in L2 norms; the ratio is 1 where |w| or |u| is 0. The decay is inside the norm.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,6 +22,12 @@ from lambert.optim.config import Adapt
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Where torch's one-pass Adam kernel is used."""
+
+# torch keeps its compiler out of these methods, and imports it for that, 0.8 s, in each process that trains. Nobody
+# compiles a call of them, and its own mark says that there is nothing more to do.
+for _method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+    _plain = inspect.unwrap(getattr(torch.optim.Optimizer, _method))
+    setattr(_plain, "__dynamo_disable", _plain)
 
 _CHUNK = 1 << 20
 """Elements of a tensor that a CPU updates at a time: their five arrays, 20 MB, stay in its last cache meanwhile."""

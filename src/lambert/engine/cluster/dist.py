@@ -1,6 +1,5 @@
 """The processes that train together. A world of one answers the same questions, so that the loop has no branches."""
 
-import importlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +11,10 @@ from typing import Self
 
 import torch
 import torch.distributed
+
+# The first step of most optimizers imports this. Imported with a group at hand, its default arguments would hold the
+# group, and a thread of it that meets the end of the interpreter aborts the process, one run in ten.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -283,9 +286,6 @@ def _again(text: str, code: int) -> LambertError:
 
 def _met(here: Place, device: str, timeout: float) -> tuple[torch.device, Store]:
     """Where this rank computes, and the ranks' common store, once all are there and torch's default group stands."""
-    # The first optimizer step imports this; imported with a group at hand it keeps the group's threads alive beyond
-    # `close`, and one that meets the end of the interpreter aborts the process, one run in ten.
-    importlib.import_module("torch._dynamo")
     where, problem = torch.device("cpu"), None
     try:
         where = device_named(device, here.local_rank)
