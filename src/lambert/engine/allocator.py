@@ -20,16 +20,23 @@ TUNABLES = {
 def keep_memory() -> None:
     """Starts this very command again with TUNABLES set, as the process id it has: glibc reads them at no other time.
 
-    Does nothing without glibc, or where GLIBC_TUNABLES, a MALLOC_ variable or LD_PRELOAD says what the user wants; so
-    never twice.
+    Does nothing where `settings` is empty; so never twice.
     """
-    chosen = [name for name in os.environ if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]
-    if chosen or not _has_glibc():
+    if not (tunables := settings()):
         return
-    os.environ["GLIBC_TUNABLES"] = ":".join(f"{name}={value}" for name, value in TUNABLES.items())
+    os.environ |= tunables
     sys.stdout.flush()
     with suppress(OSError):  # then it is slower
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def settings() -> dict[str, str]:
+    """The variable that sets TUNABLES in a process to be started; nothing without glibc, or where GLIBC_TUNABLES, a
+    MALLOC_ variable or LD_PRELOAD says what the user wants."""
+    chosen = [name for name in os.environ if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]
+    if chosen or not _has_glibc():
+        return {}
+    return {"GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in TUNABLES.items())}
 
 
 def _has_glibc() -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lambert.core.errors import LambertError, MachineError, UsageError
+from lambert.engine import allocator
 from lambert.engine.cluster.rendezvous import LAUNCHED, slurm_meeting
 from lambert.engine.cluster.worker import ENDS
 
@@ -127,7 +128,7 @@ def run(config: LaunchConfig, tokens: list[str]) -> None:
         print("settings   " + " ".join(f"{name}={value}" for name, value in settings.items()))
         print("command    " + shlex.join([sys.executable, "-m", "lambert", *command]))
         return
-    os.environ |= settings
+    os.environ |= settings | allocator.settings()
     with tempfile.TemporaryDirectory(prefix="lambert-launch-") as ends:
         os.environ |= {LAUNCHED: str(os.getpid()), ENDS: ends}
         _supervise(config, processes, meeting, command, Path(ends))

@@ -79,7 +79,7 @@ def fit(
         return None
     if world.is_first:
         checkpoint.check_room(out, model)
-    peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1)
+    peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1) if world.is_first else None
     found = run.budget.find(source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world)
     with (
         _compiled(run, source) as compilation,

@@ -10,15 +10,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.utils.store import barrier
 
-from lambert.core.errors import STOPPED
+from lambert.core.errors import STOPPED, MachineError
+from lambert.engine.cluster.parting import bounded, report
 from lambert.engine.cluster.worker import FINAL, End, told
 
 BROKEN_SECONDS = 5
@@ -110,12 +113,14 @@ class Agent(LocalElasticAgent):
         with self._lock:
             started: dict[int, Any] = super()._start_workers(worker_group)
             context: Any = self._pcontext
-            close = context.close
+            close, count = context.close, worker_group.spec.max_restarts - self._remaining_restarts
 
             def patient_close(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
                 codes = {rank: handler.proc.poll() for rank, handler in context.subprocess_handlers.items()}
                 ended = {rank: code for rank, code in codes.items() if code is not None}
-                self._first = self._first or ended
+                if ended and not self._first:  # torch closes twice
+                    self._first = ended
+                    self._report(worker_group, count)
                 close(death_sig, BROKEN_SECONDS if ended else HEALTHY_SECONDS)
 
             self._first = {}
@@ -180,14 +185,37 @@ class Agent(LocalElasticAgent):
         """The first crash: of a rank that was killed, or else had a bug, or else of the one that ended first."""
         pids = self._pcontext.pids() if self._pcontext else {}
         crashes = [end for end in told(self._ends) if end.code not in FINAL]
-        said = {end.rank for end in crashes}
-        for local_rank, code in self._first.items():
-            rank = group.workers[local_rank].global_rank
-            if code and rank not in said:
-                line = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
-                crashes.append(End(rank, pids[local_rank], code, line, time.time()))
+        for local_rank, line in self._silent(group).items():
+            rank, code = group.workers[local_rank].global_rank, self._first[local_rank]
+            crashes.append(End(rank, pids[local_rank], code, line, time.time()))
         first = min(crashes, key=lambda end: (end.code >= 0, end.code == -signal.SIGTERM, end.code != 1, end.moment))
         return replace(first, code=first.code if first.code in (1, 4) else 4)
+
+    def _silent(self, group: WorkerGroup) -> dict[int, str]:
+        """The ranks of this machine, by their number on it, that ended badly and did not say how: what is known."""
+        said = {end.rank for end in told(self._ends)}
+        return {
+            local_rank: f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+            for local_rank, code in self._first.items()
+            if code and group.workers[local_rank].global_rank not in said
+        }
+
+    def _report(self, group: WorkerGroup, count: int) -> None:
+        """Tells the other ranks who ended without a word, lest they wait for its answer. The store is theirs, with the
+        first rank, for start number `count`."""
+        silent = {group.workers[local_rank].global_rank: line for local_rank, line in self._silent(group).items()}
+        if not silent or 0 in silent:  # with the first the store is gone
+            return
+
+        def tell() -> None:
+            store = TCPStore(
+                str(group.master_addr), int(group.master_port or 0), is_master=False, wait_for_workers=False,
+                timeout=timedelta(seconds=1),
+            )  # fmt: skip
+            for rank, line in silent.items():
+                report(PrefixStore(str(count), store), rank, f"it {line}", MachineError.exit_code)
+
+        bounded(tell)
 
     def _publish(self, group: WorkerGroup, end: End) -> None:
         """Tells the other machines, and waits a little for them to hear it: the store may leave with this process."""

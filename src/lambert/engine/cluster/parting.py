@@ -42,7 +42,7 @@ class Watch:
 
     def leave(self, why: str, code: int) -> None:
         """Tells the others `why` this rank leaves, before they wait for it."""
-        bounded(lambda: self._store.set(_left(self._rank), json.dumps([why, code])))
+        bounded(lambda: report(self._store, self._rank, why, code))
         self._alarm()
 
     def ask(self) -> Said | None:
@@ -105,6 +105,11 @@ class Watch:
         living = [_heard(rank) for rank in range(self._size) if self._store.check([_alive(rank)])]
         while living and not self._store.check(living):
             time.sleep(0.02)
+
+
+def report(store: Store, rank: int, why: str, code: int) -> None:
+    """Says in the `store` of a group why this rank left it: for one that cannot say so itself, by who saw it end."""
+    store.set(_left(rank), json.dumps([why, code]))
 
 
 def bounded(work: Callable[[], None]) -> bool:
