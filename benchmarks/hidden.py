@@ -3,7 +3,7 @@
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,9 +50,9 @@ class Watched(Ranks):
 
     def alone(self) -> list[float]:
         """Seconds of the exchange of each bucket in turn, and at last of the late rows, with nothing else under way."""
-        works = [partial(self._sum, bucket) for bucket in self._order]
+        works: list[Callable[[], None]] = [partial(self._sum, bucket) for bucket in self._order]
         if self._late is not None and self._late.active:
-            works.append(partial(self._add_late_rows, self._late))
+            works.append(self._late.gather)
         times = [[seconds_of(work, self._world) for work in works] for _ in range(REPEATS)]
         costs = [statistics.median(seconds) for seconds in zip(*times, strict=True)]
         return costs if len(works) > len(self._order) else [*costs, 0.0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -56,7 +57,7 @@ class Exchange:
         """What the ranks tell one another after `finish`: the losses [K], summed over the shares S of all ranks W; and
         [2, W] for each rank 1 + the number of the first parameter whose own gradient was not finite there (0: none),
         and the `seconds` it took."""
-        return losses_SK.sum(0), losses_SK.new_tensor([[0.0], [seconds]])
+        return losses_SK.sum(0), torch.stack([losses_SK.new_zeros(1), losses_SK.new_full((1,), seconds)])
 
     def shared(self, norms_P: Tensor) -> Tensor:
         """The norms as all ranks report them, where each has its own."""

@@ -24,9 +24,12 @@ class LateRows:
         self._table, self._world, self._ready = table, world, ready
         self.active: bool | None = None
         """Whether rows are sent apart; None as long as that is not known."""
+        self.finite = True
+        """Whether this rank's own rows of the last update were."""
         self._written = 0
         self._rows: list[tuple[Tensor, Tensor]] = []
         self._offered = 0
+        self._theirs: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
         """Before the first pass of an update."""
@@ -49,45 +52,45 @@ class LateRows:
             self._rows.append((ids_T, grad_TD))
         return bool(self.active)
 
-    def finish(self, grad_VD: Tensor) -> bool:
-        """After the dense part has been summed into `grad_VD`: adds the rows of all ranks, in the order of ranks. Gives
-        whether this rank's own were finite."""
+    def gather(self) -> None:
+        """After the last pass: brings the rows of all ranks here, while the dense part may still be under way."""
         watch(self._table, None)
+        self._theirs, self.finite = [], True
         if self.active is None:
             alike = int(self._written == 1 and self._offered > 0)
             self.active = self._world.add([alike])[0] == self._world.size
-            return True
-        if not self.active:
-            return True
-        ids_U, rows_UD = self._summed(grad_VD)
-        finite = bool(torch.isfinite(rows_UD.sum()))
-        for theirs_U, theirs_UD in self._everyones(ids_U, rows_UD):
-            grad_VD.index_add_(0, theirs_U, theirs_UD)
-        return finite
+        elif self.active:
+            ids_U, rows_UD = self._summed()
+            self.finite = bool(torch.isfinite(rows_UD.sum()))
+            self._theirs = self._everyones(ids_U, rows_UD)
 
-    def _summed(self, grad_VD: Tensor) -> tuple[Tensor, Tensor]:
+    def add_to(self, grad_VD: Tensor) -> None:
+        """Adds the rows to the sum of the dense parts, in the order of ranks."""
+        for theirs_U, theirs_UD in self._theirs:
+            grad_VD.index_add_(0, theirs_U, theirs_UD)
+
+    def _summed(self) -> tuple[Tensor, Tensor]:
         """This rank's rows: each once, with the sum of its gradients."""
+        table = self._table
         if not self._rows:
-            return grad_VD.new_empty(0, dtype=torch.int64), grad_VD.new_empty(0, grad_VD.shape[1])
+            return table.new_empty(0, dtype=torch.int64), table.new_empty(0, table.shape[1])
         ids_T = torch.cat([ids for ids, _ in self._rows])
-        grads_TD = torch.cat([grads.to(grad_VD.dtype) for _, grads in self._rows])
+        grads_TD = torch.cat([grads.to(table.dtype) for _, grads in self._rows])
         ids_U, places_T = torch.unique(ids_T, return_inverse=True)
-        return ids_U, grad_VD.new_zeros(len(ids_U), grad_VD.shape[1]).index_add_(0, places_T, grads_TD)
+        return ids_U, grads_TD.new_zeros(len(ids_U), grads_TD.shape[1]).index_add_(0, places_T, grads_TD)
 
     def _everyones(self, ids_U: Tensor, rows_UD: Tensor) -> list[tuple[Tensor, Tensor]]:
         own = [0] * self._world.size
         own[self._world.rank] = len(ids_U)
         counts = self._world.add(own)
-        longest = max(counts)
-        if not longest:
-            return []
-        padded_U = torch.zeros(longest, dtype=torch.int64)
-        padded_U[: len(ids_U)] = ids_U
-        padded_UD = rows_UD.new_zeros(longest, rows_UD.shape[1])
-        padded_UD[: len(rows_UD)] = rows_UD
-        all_ids = [torch.empty_like(padded_U) for _ in counts]
-        all_rows = [torch.empty_like(padded_UD) for _ in counts]
+        # In one piece: the bits of a row's number are the last of its elements.
+        own_UE = rows_UD.new_zeros(max(counts), rows_UD.shape[1] + 1)
+        own_UE[: len(ids_U), :-1] = rows_UD
+        own_UE[: len(ids_U), -1] = ids_U.int().view(torch.float32)
+        all_WUE = own_UE.new_empty(self._world.size, *own_UE.shape)
         with self._world.collective("gathering rows of the token table"):
-            torch.distributed.all_gather(all_ids, padded_U)
-            torch.distributed.all_gather(all_rows, padded_UD)
-        return [(ids[:count], rows[:count]) for ids, rows, count in zip(all_ids, all_rows, counts, strict=True)]
+            torch.distributed.all_gather([*all_WUE], own_UE)
+        return [
+            (theirs_UE[:count, -1].contiguous().view(torch.int32), theirs_UE[:count, :-1])
+            for theirs_UE, count in zip(all_WUE, counts, strict=True)
+        ]

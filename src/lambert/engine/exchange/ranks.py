@@ -109,16 +109,18 @@ class Ranks(Exchange):
         assert self._courier is not None
         began = time.perf_counter()
         with self._world.collective(f"summing the gradients of update {self._update + 1:,}"):
+            if self._late is not None:
+                self._late.gather()
             self._courier.wait()
         if self._late is not None:
             self._add_late_rows(self._late)
         self._waited = time.perf_counter() - began
 
     def _add_late_rows(self, late: LateRows) -> None:
-        known = late.active is not None
-        if not late.finish(self.gradients.views[self._table]):
+        late.add_to(self.gradients.views[self._table])
+        if not late.finite:
             self._worst.clamp_(max=self._table)
-        if late.active and not known:  # from now on the table's dense part is the first that is ready
+        if late.active:  # from now on the table's dense part is the first that is ready
             first = self._buckets[self._bucket_of[self._table]]
             self._order = [first, *(bucket for bucket in self._buckets if bucket is not first)]
 
@@ -126,7 +128,7 @@ class Ranks(Exchange):
         # A row for each share of a deterministic update, so that they are added up in the same order by any ranks.
         rows_SK = losses_SK if self._deterministic else losses_SK.sum(0, keepdim=True)
         fault = (self._worst + 1) % (len(self.gradients.names) + 1)
-        own_N = torch.cat([rows_SK.flatten(), fault[None], losses_SK.new_tensor([seconds])])
+        own_N = torch.cat([rows_SK.flatten(), fault[None], losses_SK.new_full((1,), seconds)])
         said_WN = own_N.new_empty(self._world.size, len(own_N))
         # Not all at once, as a sum would: where two ranks of a core each send to one another, Gloo's threads wait for
         # one another in a loop, and a few bytes take 1.5 ms. So it is 0.15 ms.
