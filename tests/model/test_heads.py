@@ -9,7 +9,7 @@ from lambert.core.batch import Batch, Target
 from lambert.core.errors import UsageError
 from lambert.model import weights
 from lambert.model.encoder import EncoderConfig
-from lambert.model.heads import HEADS, Model
+from lambert.model.heads import HEADS, Model, decoded
 
 CONFIG = EncoderConfig(vocabulary=200, dropout=0.0, attention_dropout=0.0)
 LENGTHS = [9, 4, 15, 4]
@@ -39,6 +39,21 @@ def peer(kind: type, **settings: object) -> transformers.PreTrainedModel:
         vocab_size=200, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512, **settings
     )
     return kind(config).eval()
+
+
+def test_rounding_the_vocabulary_up_changes_no_logit_and_no_gradient() -> None:
+    torch.manual_seed(0)
+    rows_ND, words_VD, bias_V = torch.randn(5, 8), torch.randn(21, 8), torch.randn(21)
+    weight_NV, found = torch.randn(5, 21), []
+    for multiple in (1, 16):
+        leaves = [tensor.clone().requires_grad_() for tensor in (rows_ND, words_VD, bias_V)]
+        logits_NV = decoded(*leaves, multiple)
+        (logits_NV * weight_NV).sum().backward()
+        found.append([logits_NV.detach(), *(leaf.grad for leaf in leaves)])
+    expected = rows_ND @ words_VD.T + bias_V
+    for narrow, wide in zip(*found, strict=True):
+        torch.testing.assert_close(wide, narrow)
+    torch.testing.assert_close(found[1][0], expected)
 
 
 def test_label_is_that_of_hugging_face() -> None:

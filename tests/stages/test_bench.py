@@ -221,13 +221,11 @@ def test_ceilings_keep_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_products_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Watch:
-        def __init__(self, device: torch.device) -> None:
-            self.seconds = 0.15
+    def seconds(work: Callable[[], object], device: torch.device) -> float:
+        work()
+        return 0.15
 
-        def stop(self) -> None: ...
-
-    monkeypatch.setattr(ceilings, "Stopwatch", Watch)
+    monkeypatch.setattr(ceilings, "seconds_of", seconds)
     shapes = batches.with_gradients(((8, 16, 32),))
     assert shapes == ((8, 16, 32), (8, 32, 16), (32, 8, 16))
     rate = ceilings.sustained(torch.device("cpu"), torch.float32, shapes)

@@ -16,7 +16,7 @@ from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
 from lambert.engine.cluster.dist import World
-from lambert.engine.device import Reading, Stopwatch
+from lambert.engine.device import Reading, Stopwatch, sent
 from lambert.engine.exchange import Exchange, build
 from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.memory import ran_out
@@ -255,8 +255,8 @@ def _accumulate(
 ) -> None:
     """Adds this rank's gradients, and to `losses_SK` what its shares S are of the mean losses."""
     own = [update.counts.get(name, 0) for name in _objectives(net)]
-    counts_K = torch.tensor([max(1, count) for count in counts], device=world.device)
-    divisors_K = torch.tensor([max(1, n) for n in own], device=world.device) if exchange.local else counts_K
+    counts_K = sent([max(1, count) for count in counts], world.device)
+    divisors_K = sent([max(1, n) for n in own], world.device) if exchange.local else counts_K
     last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
     for place, share in enumerate(update.shares):
         exchange.gradients.clear()

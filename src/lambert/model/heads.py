@@ -62,7 +62,20 @@ class MaskedLanguageModel(Head):
         rows_ND = states_TD if at_N is None else states_TD[at_N]
         rows_ND = linear(rows_ND, [self.dense.weight], [self.dense.bias])
         rows_ND = self.norm(nn.functional.gelu(rows_ND, approximate=self.approximate))
-        return linear(rows_ND, [words_VD], [self.bias])
+        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1)
+
+
+def decoded(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor, multiple: int) -> Tensor:
+    """rows_ND times the transposed table, plus the bias: [N, V], computed with V rounded up to a `multiple`.
+
+    A GPU's matrix units want rows of whole 16 bytes: BERT's 30,522 columns take them twice as long as 30,528.
+    """
+    vocabulary = len(words_VD)
+    missing = -vocabulary % multiple
+    if not missing:
+        return linear(rows_ND, [words_VD], [bias_V])
+    wider = nn.functional.pad(words_VD, (0, 0, 0, missing)), nn.functional.pad(bias_V, (0, missing))
+    return linear(rows_ND, [wider[0]], [wider[1]])[:, :vocabulary]
 
 
 class NextSentence(Head):

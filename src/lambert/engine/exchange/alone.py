@@ -73,7 +73,7 @@ class Exchange:
         """After an update that was broken off: forgets what is held back, of which some is that update's."""
 
     def state(self) -> dict[str, Tensor]:
-        """Host tensors for the checkpoint, the same on all ranks once they have settled."""
+        """Host tensors for the checkpoint, those of the first rank once all have settled."""
         return {}
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -1,17 +1,18 @@
 """What this device can do at best, now: matrix products and copies of memory."""
 
 import statistics
+from functools import partial
 
 import torch
 
-from lambert.engine.device import Stopwatch, product_ceiling
+from lambert.engine.device import product_ceiling, seconds_of
 from lambert.stages.bench.work import Shape
 
 SUSTAINED = 0.2
 """Seconds of products in the shapes of the work: long enough to meet what slows a round down, as other processes and
 the clock do."""
 COPIED = 2**27
-"""Bytes of a copy: beyond the caches of today's processors."""
+"""Bytes of a copy: beyond the caches of today's processors. A GPU copies eight times as many."""
 
 
 class Ceilings:
@@ -24,7 +25,7 @@ class Ceilings:
         """Bytes a second, read and written, of a copy."""
         self._rates: list[float] = []
         self._device, self._dtype, self._shapes, self._products = device, dtype, shapes, products
-        self._source = torch.zeros(COPIED, dtype=torch.uint8, device=device)
+        self._source = torch.zeros(COPIED << (3 if device.type == "cuda" else 0), dtype=torch.uint8, device=device)
         self._target = torch.zeros_like(self._source)
 
     def measure(self) -> None:
@@ -32,10 +33,8 @@ class Ceilings:
         if self._products:
             self.product = max(self.product, product_ceiling(self._device, self._dtype, repeats=1))
             self._rates.append(sustained(self._device, self._dtype, self._shapes))
-        watch = Stopwatch(self._device)
-        self._target.copy_(self._source)
-        watch.stop()
-        self.copy = max(self.copy, 2 * COPIED / watch.seconds)
+        seconds = seconds_of(partial(self._target.copy_, self._source), self._device)
+        self.copy = max(self.copy, 2 * len(self._source) / seconds)
 
     @property
     def shaped(self) -> float:
@@ -52,10 +51,11 @@ def sustained(device: torch.device, dtype: torch.dtype, shapes: tuple[Shape, ...
     ]
     once = sum(2 * rows * inner * columns for rows, inner, columns in shapes)
     operations, seconds = 0, 0.0
-    while once and seconds < SUSTAINED:
-        watch = Stopwatch(device)
+
+    def products() -> None:
         for left, right in operands:
             torch.nn.functional.linear(left, right)
-        watch.stop()
-        operations, seconds = operations + once, seconds + watch.seconds
+
+    while once and seconds < SUSTAINED:
+        operations, seconds = operations + once, seconds + seconds_of(products, device)
     return operations / seconds if seconds else 0.0
