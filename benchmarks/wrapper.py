@@ -5,7 +5,7 @@
 The same BERT, batches of full sequences and fused optimizer, without dropout, by five ways: `alone`, as in a run of one
 process; each of the --methods in a group of one rank, whose hooks, thread and collectives (NCCL on a GPU) do all that
 they do for many ranks; and `ddp`, torch's DistributedDataParallel around the same net (gradients as views of buckets,
-static graph), its gradients clipped by torch and the same optimizer. Sides take their rounds in turn, each after untimed
+static graph), its gradients clipped by torch and the same optimizer. Sides take their rounds in turn, after untimed
 updates; the device is waited for at the end of a round. `over` is a side's time over that of `alone`, less 1. A line of
 JSON a side: medians over the rounds, with ranges.
 """
