@@ -2,11 +2,14 @@
 
 import json
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `run_folders`: pytest imports each test by its path alone
 
 KINDS = {"river": "water", "boat": "water", "stone": "land", "garden": "land"}
 NAMES = ("king", "bird", "window", "house")

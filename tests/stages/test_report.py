@@ -2,87 +2,15 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from run_folders import Outline, folder, page, row
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.stages import curves, report
-from lambert.stages.report import ReportConfig
-
-
-def row(step: int, **values: Any) -> dict[str, Any]:
-    """A row of metrics.jsonl, as the engine writes it."""
-    return {
-        "step": step,
-        "time": 1e9 + step,
-        "sequences": step * 64,
-        "tokens": step * 6400,
-        "skipped": 0,
-        "loss": 9.0 - step / 100,
-        "loss/mlm": 8.5 - step / 100,
-        "loss/nsp": 0.5,
-        "lr": 1e-3,
-        "grad_norm": 1.5,
-        "sequences_per_second": 32.0,
-        "tokens_per_second": 3200.0,
-        "utilisation": None,
-        "wait_share": 0.01,
-        "memory_mb": 512,
-    } | values
-
-
-def folder(path: Path, rows: list[dict[str, Any]] | None = None, **files: Any) -> Path:
-    """A run folder of those rows, with JSON files by name and config.toml as text."""
-    path.mkdir(parents=True)
-    if rows is None:
-        rows = [row(step) for step in range(10, 101, 10)]
-        rows += [{"step": step, "heldout/mlm": 8.6 - step / 100, "heldout/nsp_accuracy": 0.75} for step in (50, 100)]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (path / "config.toml").write_text(files.pop("config", 'seed = 1\n[optim]\nname = "lamb"\nlr = 0.002\n'))
-    for name, content in files.items():
-        (path / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
-
-
-def page(*folders: Path, **options: Any) -> str:
-    out = folders[0].parent / "page.html"
-    assert report.run(ReportConfig(runs=folders, out=out, **options)) == out
-    return out.read_text(encoding="utf-8")
-
-
-class Outline(HTMLParser):
-    """Text, and the open elements at the end."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
-        if tag not in ("meta", "br", "link", "use", "path"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
-
-    def handle_endtag(self, tag: str) -> None:
-        self.text += " "
-        if tag not in ("use", "path"):
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+from lambert.stages import report
+from lambert.stages.report import ReportConfig, cells
 
 
 def test_one_run(tmp_path: Path) -> None:
@@ -246,57 +174,19 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert "b/base" in html
 
 
+def test_scores_that_are_shown_as_held_out_are_not_repeated(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run", scores={"mlm": 1.25, "nsp_accuracy": 0.5, "exact": 80.125})
+    labels = [label for label, _ in report.final_numbers([report.read(run, "run")])]
+    assert "exact" in labels
+    assert "mlm" not in labels
+    assert len(set(labels)) == len(labels)
+
+
 @pytest.mark.parametrize("text", ["1", "-1.5", "+17.1% ± 1.2%", "1,024", "2.1e-05", "3 GB", "81%", "640,000"])
 def test_quantities(text: str) -> None:
-    assert report._is_quantity(text)
+    assert cells.is_quantity(text)
 
 
 @pytest.mark.parametrize("text", ["", "lamb", "6.4 (unigrams)", "0.9, 0.999", "14.2 standard errors", "2.13.0 + cpu"])
 def test_other_cells(text: str) -> None:
-    assert not report._is_quantity(text)
-
-
-def heights(svg: str) -> list[float]:
-    """Heights of the points of the longest coloured path, from the top of the chart."""
-    paths = re.findall(r'<path d="([^"]*)"[^>]*style="fill: none; stroke: var\(--run-0\)', svg)
-    return [float(y) for _, y in re.findall(r"[ML] (\S+) (\S+)", max(paths, key=len))]
-
-
-@pytest.mark.parametrize("noisy", [True, False])
-def test_a_falling_loss_falls_on_the_page(noisy: bool) -> None:
-    points = [(step, 8.0 - step / 20) for step in range(100)]
-    drawn = heights(curves.draw(curves.Chart("Loss", [curves.Line(0, points)], noisy=noisy)))
-    assert len(drawn) >= 2
-    assert drawn == sorted(drawn)
-
-
-def test_colours_are_the_pages() -> None:
-    lines = [
-        curves.Line(number, [(1, 1.0), (2, 2.0)], held_out=number % 2 == 1) for number in range(curves.COLOURS + 1)
-    ]
-    svg = curves.draw(curves.Chart("Loss", lines))
-    assert "#fe0" not in svg
-    for number in range(curves.COLOURS):
-        assert f"var(--run-{number})" in svg
-    assert "currentColor" in svg
-    assert "var(--line)" in svg
-
-
-def test_one_point_and_a_constant_are_drawn() -> None:
-    assert "var(--run-0)" in curves.draw(curves.Chart("Loss", [curves.Line(0, [(5, 1.0)])]))
-    assert "var(--run-0)" in curves.draw(curves.Chart("Gradient norm", [curves.Line(0, [(1, 0.0), (2, 0.0)])]))
-    assert "var(--run-0)" in curves.draw(curves.Chart("Gradient norm", [curves.Line(0, [(1, 1e-3), (2, 1e3)])]))
-
-
-@given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=2000))
-def test_thinning_keeps_the_ends_and_the_mean(values: list[float]) -> None:
-    points = list(enumerate(values))
-    thin = curves._thin(points)
-    assert len(thin) == min(len(points), curves.MOST_POINTS)
-    assert [x for x, _ in thin] == sorted({x for x, _ in thin})
-    lowest, highest = min(values), max(values)
-    slack = 1e-9 * max(1.0, abs(lowest), abs(highest))
-    assert all(lowest - slack <= y <= highest + slack for _, y in thin)
-    smooth = curves._smooth(values)
-    assert len(smooth) == len(values)
-    assert all(lowest - slack <= y <= highest + slack for y in smooth)
+    assert not cells.is_quantity(text)
