@@ -368,7 +368,7 @@ def test_sums_within_machines_and_then_between_them(found: Callable[..., Any], n
     for rank in range(4):
         weights_there, _, kept_there = found("nested", 4, rank)[name, "on"]
         assert torch.equal(weights_there, two)
-        assert kept_there == (kept if rank % 2 == 0 else [])  # leaders hold back; others are told when it is saved
+        assert kept_there == (kept if rank % 2 == 0 else [])  # leaders hold back
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -1,10 +1,8 @@
 """Sums in two steps: within a machine, where links are fast, and between machines by any method."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -21,7 +19,6 @@ class Hierarchical:
     def __init__(self, local_group: ProcessGroup, leaders_group: ProcessGroup | None, inner: Method) -> None:
         """Groups as `machines` gives them. `inner` is on the group of the leaders; other ranks do not call it."""
         self._local, self._leads, self._inner = local_group, leaders_group is not None, inner
-        self._told: dict[str, Tensor] = {}
 
     def reduce(self, bucket: Bucket) -> None:
         dist.reduce(bucket.flat, group=self._local, group_dst=0)
@@ -30,39 +27,20 @@ class Hierarchical:
         dist.broadcast(bucket.flat, group=self._local, group_src=0)
 
     def settle(self, buckets: Sequence[Bucket]) -> None:
-        """Also tells the other ranks what the state is."""
         if self._leads:
             self._inner.settle(buckets)
-        self._told = self._tell(self._inner.state() if self._leads else {}, buckets[0].flat.device)
 
     def state(self) -> dict[str, Tensor]:
-        return self._inner.state() if self._leads else self._told
+        """Of leaders, the first of all ranks among them; others hold nothing."""
+        return self._inner.state() if self._leads else {}
 
     def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         if self._leads:
             self._inner.load(state, buckets)
-        else:
-            self._told = dict(state)
 
     def wire_bytes(self, bucket: Bucket) -> int:
         """Of a leader, to other machines."""
         return self._inner.wire_bytes(bucket)
-
-    def _tell(self, state: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """The leader's `state`, of float32 tensors, on every rank of its machine."""
-        text = json.dumps({name: [*tensor.shape] for name, tensor in state.items()}).encode()
-        length = torch.tensor([len(text)], device=device)
-        dist.broadcast(length, group=self._local, group_src=0)
-        header = torch.zeros(int(length), dtype=torch.uint8, device=device)
-        if self._leads:
-            header.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(header, group=self._local, group_src=0)
-        told = {}
-        for name, shape in json.loads(bytes(header.tolist())).items():
-            tensor = state[name].to(device) if self._leads else torch.empty(shape, device=device)
-            dist.broadcast(tensor, group=self._local, group_src=0)
-            told[name] = tensor.cpu()
-        return {} if self._leads else told
 
 
 def machines(
