@@ -35,6 +35,12 @@ def test_colours_are_the_pages() -> None:
     assert "var(--line)" in svg
 
 
+def test_there_are_no_parts_of_updates() -> None:
+    assert set(
+        re.findall(r">([\d.]+)</text>", curves.draw(curves.Chart("Loss", [curves.Line(0, [(5, 3.0)])], ".0%")))
+    ) == {"5"}
+
+
 def test_one_point_and_a_constant_are_drawn() -> None:
     assert "var(--run-0)" in curves.draw(curves.Chart("Loss", [curves.Line(0, [(5, 1.0)])]))
     assert "var(--run-0)" in curves.draw(curves.Chart("Gradient norm", [curves.Line(0, [(1, 0.0), (2, 0.0)])]))

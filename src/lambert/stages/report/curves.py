@@ -74,7 +74,7 @@ def draw(chart: Chart) -> str:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value, chart.form)))
         if chart.from_zero:
             axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value, ",.0f")))
         axes.set_xlabel("updates", color=ink)
         axes.tick_params(which="both", color=grid, labelcolor=ink, length=3)

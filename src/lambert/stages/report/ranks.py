@@ -58,17 +58,22 @@ def timed(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """The table of what went wrong, in the order of time."""
-    found = sorted(((event, run.name) for run in runs for event in _events(run)), key=lambda pair: pair[0].at)
+    """The table of what went wrong, in the order of time, without columns that nothing is in."""
+    found = [(run.name, event) for run in runs for event in _events(run)]
     if not found:
         return None
-    several = len(runs) > 1
-    rows = [
-        [_clock(event.at), *([name] if several else []), _counted(event.update), event.what, event.ranks,
-         _counted(event.sequences)]
-        for event, name in found
-    ]  # fmt: skip
-    return table("Incidents", ["Time", *(["Run"] if several else []), "Update", "What", "Ranks", "Sequences"], rows)
+    # log.txt has whole seconds, and tells what an update led to.
+    found.sort(key=lambda pair: (int(pair[1].at), pair[1].sequences is None))
+    columns = {
+        "Time": [_clock(event.at) for _, event in found],
+        "Run": [name if len(runs) > 1 else "" for name, _ in found],
+        "Update": [_counted(event.update) for _, event in found],
+        "What": [event.what for _, event in found],
+        "Ranks": [event.ranks for _, event in found],
+        "Sequences": [_counted(event.sequences) for _, event in found],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    return table("Incidents", [*shown], [*zip(*shown.values(), strict=True)])
 
 
 def advice(run: Run) -> list[str]:
