@@ -91,7 +91,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             return None
 
     hints = get_type_hints(kind)
-    required, optional = {}, {}
+    required: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         needed = field.default is field.default_factory
         (required if needed else optional)[field.name] = values(hints[field.name], field.name)
@@ -126,10 +127,10 @@ def documented(kind: Any, prefix: str = "") -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(tree, ast.ClassDef)
     under = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            under[ast.unparse(field.target)] = str(text.value.value)
-    found = {}
+    for node, text in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            under[ast.unparse(node.target)] = str(text.value.value)
+    found: dict[str, str] = {}
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         nested = [part for part in (hints[field.name], *get_args(hints[field.name])) if dataclasses.is_dataclass(part)]
@@ -305,6 +306,21 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lambert: No such recipe: missing.toml.")
+
+
+SLOW_TO_IMPORT = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.elastic", "transformers", "rich")
+
+
+def test_training_imports_nothing_that_only_others_need(corpus: Path, small: dict[str, object], tmp_path: Path) -> None:
+    """A rank that replaces a killed one imports all of it anew: torch's compiler alone would double the time."""
+    flags = small | {"corpus": corpus, "out": tmp_path / "run", "train__steps": 1, "train__device": "cpu"}
+    tokens = ["pretrain", *(f"--{name.replace('__', '.').replace('_', '-')}={value}" for name, value in flags.items())]
+    call = f"try: lambert.cli.main({tokens!r})\nexcept SystemExit as left: assert not left.code, left.code"
+    code = f"import sys, lambert.cli\n{call}\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "torch" in done.stderr.split()
+    assert not set(SLOW_TO_IMPORT) & set(done.stderr.split())
 
 
 def test_doctor_prints_json(lambert: Lambert) -> None:

@@ -118,7 +118,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def call(tokens: list[str]) -> None:
+def call(tokens: list[str], run: Callable[..., Any] | None = None) -> Any:
+    """Does what the command line says; with `run` its settings are given to that instead. Gives what that gives."""
     chosen = tokens[0] if tokens else ""
     if chosen == "horovodrun":
         from lambert.horovod.run import main as horovodrun
@@ -130,7 +131,7 @@ def call(tokens: list[str]) -> None:
     app.default_parameter = Parameter(negative_iterable=(), consume_multiple=True, json_list=False)
     for place, (name, verb) in enumerate(VERBS.items()):
         if name == chosen:
-            app.command(_command(verb, tokens), name=name, sort_key=place)
+            app.command(_command(verb, tokens, run), name=name, sort_key=place)
         else:
             app.command(App(name=name, help=verb.line, sort_key=place))
     if chosen in VERBS and VERBS[chosen].takes == "recipe" and len(tokens) > 1 and not tokens[1].startswith("-"):
@@ -143,7 +144,12 @@ def call(tokens: list[str]) -> None:
         from lambert.stages.launch import own
 
         tokens = own(tokens)
-    app(tokens, exit_on_error=False, print_error=False)
+    return app(tokens, exit_on_error=False, print_error=False)
+
+
+def settings(tokens: list[str]) -> Any:
+    """The settings that a command line comes to; None where it asks for help instead, which is printed."""
+    return call([token for token in tokens if token != "--debug"], run=lambda config: config)
 
 
 def _no_recipe(recipe: Path) -> LambertError:
@@ -156,29 +162,30 @@ def _no_recipe(recipe: Path) -> LambertError:
     return UsageError(f"No such recipe: {recipe}.{hint}")
 
 
-def _command(verb: Verb, tokens: list[str]) -> Callable[..., Any]:
+def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> Callable[..., Any]:
     module = importlib.import_module(f"lambert.stages.{verb.module}")
-    settings = getattr(module, verb.settings)
-    run = getattr(module, "run" if verb.module != "convert" else f"run_{verb.settings.removesuffix('Config').lower()}")
+    kind = getattr(module, verb.settings)
+    name = "run" if verb.module != "convert" else f"run_{verb.settings.removesuffix('Config').lower()}"
+    run = run or getattr(module, name)
 
-    def with_recipe(recipe: Recipe = None, /, *, config: Any) -> None:
+    def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and tokens[1] != str(recipe):
             raise UsageError(f"{recipe} stands behind the flags: a recipe comes right after the verb.")
-        run(config or settings())
+        return run(config or kind())
 
-    def with_runs(runs: Runs, /, *, config: Any) -> None:
-        run(dataclasses.replace(config or settings(), runs=tuple(runs)))
+    def with_runs(runs: Runs, /, *, config: Any) -> Any:
+        return run(dataclasses.replace(config or kind(), runs=tuple(runs)))
 
-    def with_verb(verb: Inner, /, *, config: Any) -> None:
-        run(config or settings(), tokens)
+    def with_verb(verb: Inner, /, *, config: Any) -> Any:
+        return run(config or kind(), tokens, settings)
 
-    def bare(*, config: Any) -> None:
-        run(config or settings())
+    def bare(*, config: Any) -> Any:
+        return run(config or kind())
 
     command: Any = {"recipe": with_recipe, "runs": with_runs, "verb": with_verb, "": bare}[verb.takes]
-    command.__annotations__["config"] = Annotated[settings, Parameter(name="*")]
+    command.__annotations__["config"] = Annotated[kind, Parameter(name="*")]
     command.__doc__ = verb.line
-    if not any(field.default is field.default_factory for field in dataclasses.fields(settings)):
+    if not any(field.default is field.default_factory for field in dataclasses.fields(kind)):
         command.__kwdefaults__ = {"config": None}
     return cast(Callable[..., Any], command)
 

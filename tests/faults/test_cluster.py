@@ -161,7 +161,10 @@ def test_a_killed_rank_is_replaced(start: Launch, tmp_path: Path, expected: tupl
     assert launched.code() == 0
     said = launched.lines()
     assert len(said) == 1, launched.text
-    assert re.fullmatch(r"lambert launch: rank 1 \(pid \d+\) was killed by SIGKILL; restart 1 of 3", said[0])
+    assert re.fullmatch(
+        r"lambert launch: rank 1 \(pid \d+\) was killed by SIGKILL; restart 1 of 3, from update 10", said[0]
+    )
+    assert re.search(r"lost the others .*: rank 1 left: it was killed by SIGKILL$", (out / "log.txt").read_text(), re.M)
     assert "Traceback" not in launched.text
     assert left(out) == expected
 
@@ -227,15 +230,18 @@ def test_a_rank_that_always_crashes(start: Launch, tmp_path: Path) -> None:
     said = launched.lines()
     assert len(said) == 2, launched.text
     assert "rank 1: bug: ZeroDivisionError: of the test" in said[0]
-    assert said[0].endswith("restart 1 of 1")
+    assert said[0].endswith("; restart 1 of 1, from update 5")
     assert said[1].startswith("lambert: gave up after 1 restart: first failure: rank 1: bug: ZeroDivisionError")
+    assert said[1].endswith(f". What went before stands in {out / 'log.txt'}.")
     assert "Traceback" not in launched.text
 
 
 def test_what_another_try_would_not_change_is_said_once(start: Launch, tmp_path: Path) -> None:
-    launched = start(tmp_path / "run", train__batch_size=0)
+    launched = start(tmp_path / "run", np=3)
     assert launched.code() == 2
-    assert launched.text == "lambert: train.batch_size = 0 must be at least 1.\n"
+    assert launched.lines() == [
+        "lambert: 3 ranks cannot share train.batch_size = 8 evenly: start 2 or 4, or a batch_size of 6 or 9."
+    ]
 
 
 @pytest.mark.parametrize("hung", [False, True], ids=["running", "in a collective"])
@@ -279,7 +285,7 @@ def test_a_hung_rank_is_replaced(start: Launch, tmp_path: Path, expected: tuple[
     assert len(said) == 1, launched.text
     assert "rank 0: " in said[0]
     assert "rank 1 does not answer" in said[0]
-    assert said[0].endswith("restart 1 of 3")
+    assert said[0].endswith("; restart 1 of 3, from update 10")
     assert left(out) == expected
 
 

@@ -1,19 +1,23 @@
 """What `lambert launch` would start, what it refuses, and how soon it gives up where the machines cannot meet."""
 
+import importlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lambert import cli
 from lambert.core.errors import UsageError
 from lambert.engine.cluster import worker
-from lambert.stages.launch import LaunchConfig, own
+from lambert.stages.launch import VERBS, LaunchConfig, own
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +72,10 @@ def test_its_help_is_not_its_verbs(lambert: Any) -> None:
         (["--timeout=0", "pretrain"], "--timeout"),
         (["prepare"], "'prepare'"),
         (["--nproc=2", "pretrain"], "--nproc"),
+        (["-np", "2", "pretrain", "none.toml"], "No such recipe: none.toml"),
+        (["-np", "2", "pretrain", "--corpus=c", "--out=o", "--train.steps=0"], "train.steps = 0 must be above 0"),
+        (["-np", "2", "pretrain", "--corpus=c", "--out=o", "--train.batch-sise=4"], "Did you mean --train.batch-size?"),
+        (["-np", "2", "predict", "--chunk=8"], "--model"),
         ([], "VERB"),
     ],
 )
@@ -76,6 +84,48 @@ def test_wrong_settings(flags: list[str], named: str, lambert: Any) -> None:
     assert shown.code == 2, shown.out
     assert named in shown.err
     assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag", "right"),
+    [
+        ("pretrain -np 2 r.toml --train.steps 3", "-np", "-np 2 pretrain r.toml --train.steps 3"),
+        ("pretrain r.toml --max_restarts=1", "--max-restarts", "--max_restarts=1 pretrain r.toml"),
+        ("-np=2 finetune --dry-run 'a b.toml'", "--dry-run", "-np=2 --dry-run finetune 'a b.toml'"),
+        ("pretrain r.toml -np", "-np", "-np pretrain r.toml"),
+    ],
+)
+def test_flags_behind_the_verb_are_answered_with_the_right_order(
+    flags: str, flag: str, right: str, lambert: Any
+) -> None:
+    shown = lambert("launch", *shlex.split(flags))
+    assert shown.code == 2
+    assert shown.err == f"lambert: {flag} of launch must stand before the verb: lambert launch {right}\n"
+
+
+def test_no_verb_has_a_flag_of_launch() -> None:
+    for verb in VERBS:
+        names = {field.name for field in fields(stage(verb))}
+        assert not names & {field.name for field in fields(LaunchConfig)}
+
+
+def stage(verb: str) -> Any:
+    return getattr(importlib.import_module(f"lambert.stages.{verb}"), cli.VERBS[verb].settings)
+
+
+def test_wrong_settings_are_found_before_anything_is_started(tmp_path: Path) -> None:
+    """By the launcher, which needs torch anyway: no rank begins, and no group meets."""
+    (tmp_path / "r.toml").write_text('corpus = "c"\nout = "o"\n[train]\nbatch_sise = 4\n')
+    began = os.times()
+    done = subprocess.run(
+        [sys.executable, "-m", "lambert", "launch", "-np", "4", "pretrain", tmp_path / "r.toml"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    took = os.times()
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "batch_sise" in done.stderr
+    seconds = took.children_user + took.children_system - began.children_user - began.children_system
+    assert seconds < 3, "of processor time: a rank alone takes 1, and four of them with their launcher 5"
 
 
 def test_slurm_says_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +143,7 @@ def launched(*flags: str) -> tuple[int, str, float]:
     """Exit code, what was said, and seconds."""
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "lambert", "launch", *flags, "pretrain", "none.toml"],
+        [sys.executable, "-m", "lambert", "launch", *flags, "pretrain", "--corpus=none", "--out=none"],
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     return done.returncode, done.stderr, time.monotonic() - began
@@ -151,9 +201,9 @@ def test_a_launcher_that_is_gone_is_told_nothing(
 FOLLOWS = """
 import os, subprocess, sys, time
 os.environ["LAMBERT_LAUNCHER"] = str(os.getpid())
-code = "from lambert.engine import worker; worker.follow(); import time; print('up', flush=True); time.sleep(60)"
+code = "import time; from lambert.engine.cluster.worker import follow; follow(); print(1, flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-child.stdout.readline()
+assert child.stdout.readline() == "1\\n"
 print(child.pid, flush=True)
 time.sleep(60)
 """

@@ -123,6 +123,11 @@ def newest(run: Path, at_most: int | None) -> int | None:
     return None
 
 
+def last(run: Path) -> int:
+    """The update of the newest checkpoint as it lies there, unchecked; 0 without one."""
+    return max((step for step, _ in _steps(run / FOLDER)), default=0)
+
+
 def prune(run: Path, keep: int) -> None:
     """Deletes all but the newest `keep`."""
     for _, path in _steps(run / FOLDER)[: -max(1, keep)]:

@@ -10,9 +10,9 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lambert.core.errors import LambertError, MachineError, UsageError
 from lambert.engine import allocator
@@ -80,6 +80,9 @@ class LaunchConfig:
         return host, port_number
 
 
+_FLAGS = ("-np", *(f"--{field.name.replace('_', '-')}" for field in fields(LaunchConfig)))
+
+
 class Ended(LambertError):
     """The group ended, with the line and the exit code of the rank that ended first."""
 
@@ -97,19 +100,45 @@ def own(tokens: list[str]) -> list[str]:
 def _verb_at(tokens: list[str]) -> int:
     at = 1
     while at < len(tokens) and tokens[at].startswith("-"):
-        alone = "=" in tokens[at] or tokens[at] in ("--dry-run", "--no-dry-run", "--help", "-h")
-        at += 1 if alone else 2
+        at += _length(tokens[at])
     return at
 
 
-def run(config: LaunchConfig, tokens: list[str]) -> None:
+def _length(flag: str) -> int:
+    """Tokens of a flag with its value."""
+    return 1 if "=" in flag or flag in ("--dry-run", "--no-dry-run", "--help", "-h") else 2
+
+
+def _check_order(tokens: list[str]) -> None:
+    """Raises UsageError where flags of launch stand behind the verb, with the command as it should be."""
+    at = _verb_at(tokens)
+    own_flags, rest = tokens[:at], list[str]()
+    strays = []
+    while at < len(tokens):
+        name, length = tokens[at].partition("=")[0].replace("_", "-"), _length(tokens[at])
+        if name in _FLAGS:
+            strays.append(name)
+            own_flags += tokens[at : at + length]
+            at += length
+        else:
+            rest.append(tokens[at])
+            at += 1
+    if strays:
+        raise UsageError(
+            f"{' and '.join(strays)} of launch must stand before the verb: lambert {shlex.join([*own_flags, *rest])}"
+        )
+
+
+def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any]) -> None:
     """Starts the verb that stands in `tokens` behind launch's own flags, once a process, and waits for the group.
 
-    Raises Ended where it does not end well, MachineError where the machines cannot meet.
+    `read` gives the verb's settings, or None where only help was asked for: what is wrong with them is said before any
+    process is started. Raises Ended where the group does not end well, MachineError where the machines cannot meet.
     """
     command = tokens[_verb_at(tokens) :]
     if command[0] not in VERBS:
         raise UsageError(f"{command[0]!r} is no verb that several processes share. Those are: {', '.join(VERBS)}.")
+    _check_order(tokens)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported
     processes = _processes(config)
     meeting = config.meeting()
@@ -128,13 +157,18 @@ def run(config: LaunchConfig, tokens: list[str]) -> None:
         print("settings   " + " ".join(f"{name}={value}" for name, value in settings.items()))
         print("command    " + shlex.join([sys.executable, "-m", "lambert", *command]))
         return
+    chosen = read(command)
+    if chosen is None:
+        return
     os.environ |= settings | allocator.settings()
     with tempfile.TemporaryDirectory(prefix="lambert-launch-") as ends:
         os.environ |= {LAUNCHED: str(os.getpid()), ENDS: ends}
-        _supervise(config, processes, meeting, command, Path(ends))
+        _supervise(config, processes, meeting, command, Path(ends), getattr(chosen, "out", None))
 
 
-def _supervise(config: LaunchConfig, processes: int, meeting: tuple[str, int], command: list[str], ends: Path) -> None:
+def _supervise(
+    config: LaunchConfig, processes: int, meeting: tuple[str, int], command: list[str], ends: Path, out: Path | None
+) -> None:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, registry
 
@@ -160,7 +194,7 @@ def _supervise(config: LaunchConfig, processes: int, meeting: tuple[str, int], c
         "lambert", processes, handler, entrypoint=sys.executable, args=("-m", "lambert", *command),
         max_restarts=config.max_restarts, monitor_interval=0.1, local_addr=address,
     )  # fmt: skip
-    agent = Agent(spec, ends, elastic=least < most)
+    agent = Agent(spec, ends, elastic=least < most, run=out)
     try:
         with agent.heeding():
             agent.run()

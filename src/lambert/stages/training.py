@@ -143,8 +143,7 @@ def threads(options: TrainConfig, world: World) -> int:
 
 def standing(out: Path) -> str:
     """What a run in the folder `out` leaves that is stopped before it has done anything, as `polite` takes it."""
-    names = (path.name.removeprefix("step-") for path in (out / archive.FOLDER).glob("step-*"))
-    done = max((int(name) for name in names if name.isdecimal()), default=0)
+    done = archive.last(out)
     return f"; {_left(done)}" if done else " before the first update; nothing new to save"
 
 

@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.utils.store import barrier
 
 from lambert.core.errors import STOPPED, MachineError
+from lambert.engine import archive
 from lambert.engine.cluster.parting import bounded, report
 from lambert.engine.cluster.worker import FINAL, End, told
 
@@ -42,8 +43,9 @@ class Agent(LocalElasticAgent):
     Extended as torch's manual tells to: https://docs.pytorch.org/docs/stable/elastic/agent.html
     """
 
-    def __init__(self, spec: WorkerSpec, ends: Path, elastic: bool) -> None:
-        """`ends` is where the workers say how they ended; `elastic`: the group may go on with fewer machines."""
+    def __init__(self, spec: WorkerSpec, ends: Path, elastic: bool, run: Path | None = None) -> None:
+        """`ends` is where the workers say how they ended; `elastic`: the group may go on with fewer machines; `run`:
+        the folder of what it trains, if it trains."""
         super().__init__(spec, DefaultLogsSpecs())
         self.outcome: End | None = None
         """How the group ended; None where all is well."""
@@ -51,6 +53,7 @@ class Agent(LocalElasticAgent):
         """The signal that the group was asked to stop by; 0: none."""
         self._ends = ends
         self._elastic = elastic
+        self._run = run
         self._first: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -145,17 +148,15 @@ class Agent(LocalElasticAgent):
             end = self._crash(worker_group)
             if self._remaining_restarts and not self.asked:
                 restart = worker_group.spec.max_restarts - self._remaining_restarts + 1
-                say(f"{_described(end)}; restart {restart} of {worker_group.spec.max_restarts}")
+                say(f"{_described(end)}; restart {restart} of {worker_group.spec.max_restarts}{self._standing()}")
                 return result
             if self.asked:
                 line = f"Stopped by {signal.Signals(self.asked).name}. To continue: the same command again."
                 end = replace(end, code=self._stop_code(), line=line)
-            elif worker_group.spec.max_restarts:
-                tries = worker_group.spec.max_restarts
-                gave_up = f"gave up after {tries} restart{'s' if tries > 1 else ''}: first failure: {_described(end)}"
-                end = replace(end, line=gave_up)
             else:
-                end = replace(end, line=_described(end))
+                tries = worker_group.spec.max_restarts
+                gave_up = f"gave up after {tries} restart{'s' if tries > 1 else ''}: first failure: " if tries else ""
+                end = replace(end, line=f"{gave_up}{_described(end)}{self._advice(end)}")
         if end is None:
             return result
         if end.code in STOPPED and not self.asked and self._elastic and _shared(worker_group):
@@ -217,6 +218,18 @@ class Agent(LocalElasticAgent):
 
         bounded(tell)
 
+    def _standing(self) -> str:
+        """Where a group that starts again goes on."""
+        if self._run is None:
+            return ""
+        done = archive.last(self._run)
+        return f", from update {done:,}" if done else ", from the beginning"
+
+    def _advice(self, end: End) -> str:
+        """What to look at when the group is not started again."""
+        memory = ". If nobody killed it, the system had no memory left: see dmesg" if "SIGKILL" in end.line else ""
+        return f"{memory}. What went before stands in {self._run / 'log.txt'}." if self._run else memory
+
     def _publish(self, group: WorkerGroup, end: End) -> None:
         """Tells the other machines, and waits a little for them to hear it: the store may leave with this process."""
         for store in _shared(group):
@@ -245,4 +258,4 @@ def say(line: str) -> None:
 
 def _described(end: End) -> str:
     killed = end.line.startswith(("was killed by", "left with"))
-    return f"rank {end.rank} (pid {end.pid}) {end.line}" if killed else f"rank {end.rank}: {end.line}"
+    return (f"rank {end.rank} (pid {end.pid}) {end.line}" if killed else f"rank {end.rank}: {end.line}").rstrip(".")
