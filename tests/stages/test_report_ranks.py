@@ -64,7 +64,7 @@ def test_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for expected in (
         "Ranks 4 ",
         "Machines 2 ",
-        "Gradients by int8, chosen as the fastest",
+        "Gradients by int8 (auto)",
         "Exchange, share of an update, median 25.0%",
         "Of it hidden behind the backward pass, median 80.0%",
         "Waiting for gradients, share of an update, median 5.0%",
@@ -86,6 +86,7 @@ def test_a_run_whose_ranks_change_names_all_of_them(tmp_path: Path) -> None:
     assert found["Ranks"] == ["4, then 2, then 4"]
     assert found["Machines"] == ["2, then 1, then 2"]
     assert found["Gradients by"] == ["bfloat16"]
+    assert found["Restarts"] == ["3"]
 
 
 def test_one_process_has_no_section_of_ranks_but_its_incidents(tmp_path: Path) -> None:

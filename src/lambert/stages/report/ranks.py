@@ -119,7 +119,7 @@ def _facts(run: Run) -> dict[str, str]:
     named = sorted({int(match[0].split()[1]) for _, text in run.log if (match := _SLOW.match(text))})
     shares = exchange_shares(run)
     imbalance = [value for _, value in run.series("imbalance")]
-    auto = ", chosen as the fastest" if run.config.get("exchange.method") == "auto" else ""
+    auto = " (auto)" if run.config.get("exchange.method") == "auto" else ""
     found = {
         "Ranks": _then(ranks for ranks, _, _ in starts) or str(run.environment.get("processes", "")),
         "Machines": _then(str(int(ranks) // int(local)) for ranks, local, _ in starts),
@@ -136,7 +136,8 @@ def _facts(run: Run) -> dict[str, str]:
         found["Tokens of the fullest rank over the mean"] = f"{median(imbalance):.3f} median, {max(imbalance):.3f} most"
     if run.log:
         found["Slow ranks"] = f"rank {', '.join(map(str, named))}" if named else "none"
-        found["Restarts"] = str(sum(text.startswith(_CONTINUED) for _, text in run.log))
+        continued = sum(text.startswith(_CONTINUED) for _, text in run.log)
+        found["Restarts"] = str(max(continued, len(starts) - 1))  # before the first checkpoint a run begins anew
     return {label: text for label, text in found.items() if text}
 
 
