@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -129,8 +130,25 @@ def test_when_all_are_damaged_it_says_which_and_does_not_begin_anew(
     metrics = (half / "metrics.jsonl").read_bytes()
     for _ in range(2):
         refused = lambert("pretrain", out=half, **same)
-        last_line(refused, 3, "only damaged checkpoints", "step-000006.corrupt", "step-000008.corrupt", "begin anew")
+        last_line(refused, 3, "only damaged checkpoints (step-000006.corrupt, step-000008.corrupt)", "--from-scratch")
     assert (half / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_when_all_are_damaged_it_begins_anew_only_where_it_is_told_to(
+    half: Path, pretrained: Path, same: dict[str, object], lambert: Lambert, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in (half / "checkpoints").iterdir():
+        (folder / "state.json").write_text("{}")
+    done = lambert("pretrain", "--from-scratch", out=half, **same)
+    assert done.code == 0, done.err
+    assert re.search(r"step-000006.corrupt, step-000008.corrupt.* the run begins anew", caplog.text)
+    assert weights(half) == weights(pretrained)
+    rows = [json.loads(line) for line in (half / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [2, 4, 6, 8]
+    finished = (half / "metrics.jsonl").read_bytes()
+    again = lambert("pretrain", "--from-scratch", out=half, **same)
+    assert "has all its 8 updates already" in again.out, "a run that is whole is not thrown away"
+    assert (half / "metrics.jsonl").read_bytes() == finished
 
 
 # --- folders ---

@@ -117,8 +117,8 @@ def newest(run: Path, at_most: int | None) -> int | None:
     corrupt = sorted(path.name for path in folder.glob("step-*.corrupt*"))
     if corrupt:
         raise DataError(
-            f"{folder} holds only damaged checkpoints ({', '.join(corrupt)}). Restore one from a copy, or delete that "
-            "folder to begin anew."
+            f"{folder} holds only damaged checkpoints ({', '.join(corrupt)}). Restore one from a copy, or begin anew "
+            "with --from-scratch."
         )
     return None
 

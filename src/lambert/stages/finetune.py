@@ -35,6 +35,8 @@ class FinetuneConfig:
     """Labelled file to score during training and at its end."""
     scratch: bool = False
     """Keep only the shape and the vocabulary of `init` and begin with fresh weights: what is pre-training worth?"""
+    from_scratch: bool = False
+    """Begin anew where all checkpoints in `out` are damaged; otherwise that is refused, with a list of them."""
     seed: int = 42
     """Decides the fresh head, the order of the data and dropout."""
     task: TaskConfig = field(default_factory=TaskConfig)

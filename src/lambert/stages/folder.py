@@ -20,6 +20,7 @@ from lambert.stages.config import RunConfig
 CONFIG = "config.toml"
 FREE = (
     "out",
+    "from_scratch",
     "log.",
     "guard.",
     "train.micro_tokens",

@@ -46,6 +46,8 @@ class PretrainConfig:
     """Model folder or run folder to start from; not set: fresh weights in the shape of [model]."""
     keep_moments: bool = False
     """Take over the optimizer's moments from the run in `init` too; by default a new stage begins with fresh ones."""
+    from_scratch: bool = False
+    """Begin anew where all checkpoints in `out` are damaged; otherwise that is refused, with a list of them."""
     seed: int = 42
     """Decides the fresh weights, the order of the data, the masks and dropout."""
     model: EncoderConfig | None = None

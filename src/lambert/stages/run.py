@@ -1,12 +1,13 @@
 """A run: what training changes and a checkpoint holds, put together, saved, resumed and rolled back."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lambert.core.errors import DivergedError, UsageError
+from lambert.core.errors import DataError, DivergedError, UsageError
 from lambert.engine import checkpoint
 from lambert.engine import exchange as exchanges
 from lambert.engine.cluster.dist import World
@@ -19,6 +20,8 @@ from lambert.model.heads import Model
 from lambert.optim.optimizers import build
 from lambert.stages.budget import Budget
 from lambert.stages.config import RunConfig, check_together
+
+_log = logging.getLogger("lambert.run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,18 @@ class Run:
         return cls(config, world, model, optimizer, precision, guard, budget, saver, exchange)
 
     def resume(self) -> tuple[int, dict[str, Any]]:
-        """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one."""
-        found = self.saver.latest()
+        """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one.
+
+        Raises DataError where there are only damaged ones, unless the settings ask for a new beginning.
+        """
+        try:
+            found = self.saver.latest()
+        except DataError as error:
+            if not self.config.from_scratch:
+                raise
+            if self.world.is_first:
+                _log.warning("%s It was asked for: the run begins anew.", error)
+            return 0, {}
         if found is None:
             return 0, {}
         kept = found.restore(self.model, self.optimizer, self.precision)
