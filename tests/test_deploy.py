@@ -84,6 +84,7 @@ def test_torchrun_knows_the_options(tmp_path: Path) -> None:
     from torch.distributed.run import parse_args
 
     command(tmp_path, "torchrun", '#!/bin/bash\nprintf "%s\\n" "$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" "$@"\n')
+    command(tmp_path, "python", "#!/bin/bash\nexit 0\n")  # that finds a GPU
     done = started(tmp_path, SCRIPTS[1], "pretrain", "r.toml", "--train.steps=4", NODES="1:2", HEAD="node1:29500")
     assert done.returncode == 0, done.stderr
     disabled, *arguments = done.stdout.splitlines()
@@ -92,6 +93,18 @@ def test_torchrun_knows_the_options(tmp_path: Path) -> None:
     assert (chosen.nnodes, chosen.nproc_per_node, chosen.rdzv_endpoint) == ("1:2", "gpu", "node1:29500")
     assert (chosen.module, chosen.training_script) == (True, "lambert")
     assert chosen.training_script_args == ["pretrain", "r.toml", "--train.steps=4"]
+
+
+def test_torchrun_without_a_gpu_is_one_line(tmp_path: Path) -> None:
+    command(tmp_path, "torchrun", "#!/bin/bash\necho $*\n")
+    command(tmp_path, "python", "#!/bin/bash\nexit 1\n")
+    done = started(tmp_path, SCRIPTS[1], "pretrain", "r.toml")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "torch finds no GPU here" in done.stderr
+    assert "PROCESSES=2 " in done.stderr
+    done = started(tmp_path, SCRIPTS[1], "pretrain", "r.toml", PROCESSES="2")
+    assert done.returncode == 0, done.stderr
+    assert "--nproc-per-node 2 " in done.stdout
 
 
 def test_kubernetes() -> None:

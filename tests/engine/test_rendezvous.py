@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._distributed_c10d import TCPStore
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import MachineError, UsageError
+from lambert.engine.cluster.meeting import meet
 from lambert.engine.cluster.rendezvous import PORTS, Place, hosts_of, place
 
 SPOKEN = re.compile(r"RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|OMPI_|PMIX_|JOB_COMPLETION|TORCHELASTIC|LAMBERT_")
@@ -168,3 +170,17 @@ def test_a_list_of_hosts_reads_back(written: list[tuple[str, int]]) -> None:
 def test_no_list_of_hosts(text: str) -> None:
     with pytest.raises(UsageError):
         [*hosts_of(text)]
+
+
+def test_what_an_earlier_group_left_in_torchruns_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agents keep one store for all groups of theirs, and count only restarts: not machines that come."""
+    held = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    places = [Place(rank, 2, rank, 2, "127.0.0.1", held.port) for rank in range(2)]
+    for here in places:
+        meet(here, 5).set("verdict", "of this group")
+    for here in places:
+        with pytest.raises(MachineError, match=r"what an earlier group left: .* TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+            meet(here, 5)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not meet(places[0], 5).check(["verdict"])

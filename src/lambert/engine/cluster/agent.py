@@ -159,7 +159,7 @@ class Agent(LocalElasticAgent):
                 end = replace(end, line=f"{gave_up}{_described(end)}{self._advice(end)}")
         if end is None:
             return result
-        if end.code in STOPPED and not self.asked and self._elastic and _shared(worker_group):
+        if end.code in STOPPED and not self.asked and self._elastic and _stores(worker_group):
             say("a machine leaves: the others go on without it")
             super()._restart_workers(worker_group)
             return RunResult(state=WorkerState.HEALTHY)
@@ -232,21 +232,21 @@ class Agent(LocalElasticAgent):
 
     def _publish(self, group: WorkerGroup, end: End) -> None:
         """Tells the other machines, and waits a little for them to hear it: the store may leave with this process."""
-        for store in _shared(group):
+        for store in _stores(group):
             with suppress(RuntimeError):
                 store.set(_OUTCOME, json.dumps(asdict(end)))
                 barrier(store, group.group_world_size or 1, "lambert/left", BROKEN_SECONDS)
 
     def _published(self, group: WorkerGroup) -> End | None:
         """What another machine says that the group ended with."""
-        for store in _shared(group):
+        for store in _stores(group):
             with suppress(RuntimeError):
                 if store.check([_OUTCOME]):
                     return End(**json.loads(store.get(_OUTCOME)))
         return None
 
 
-def _shared(group: WorkerGroup) -> list[Any]:
+def _stores(group: WorkerGroup) -> list[Any]:
     """The store of the group's machines, where there are several."""
     return [group.store] if group.store is not None and (group.group_world_size or 1) > 1 else []
 

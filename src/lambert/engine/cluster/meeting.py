@@ -33,7 +33,10 @@ def meet(here: Place, seconds: float) -> Store:
                 here.address, here.port, is_master=here.rank == 0 and not by_agent, wait_for_workers=False,
                 timeout=timedelta(seconds=seconds), multi_tenant=True,
             )  # fmt: skip
-            promise.set_result(PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store))
+            own = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            if by_agent and own.add(f"lambert/came/{here.rank}", 1) > 1:
+                raise MachineError(_stale(here))
+            promise.set_result(own)
         except Exception as error:
             promise.set_exception(error)
 
@@ -135,6 +138,13 @@ def _no_store(here: Place, seconds: float, said: str) -> str:
     return (
         f"{who} found no rank 0 at {_at(here)} within {seconds:g} s: is it started there, with that MASTER_ADDR and "
         "MASTER_PORT, and may others reach that port?"
+    )
+
+
+def _stale(here: Place) -> str:
+    return (
+        f"Rank {here.rank} of {here.size} met at {_at(here)} what an earlier group left: where machines come and go, "
+        "torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in deploy/torchrun.sh, or take lambert launch."
     )
 
 
