@@ -1,6 +1,7 @@
 # make demo   raw text to a scored model in minutes      make test   the tests
 # make lint   ruff, mypy, import directions              make setup  the environment only
 # make test-cluster  ranks that are killed, hung, cut off or not alike (minutes; the network's need root)
+# make test-gpu  the tests that need a GPU
 # make pins   refresh constraints.txt
 #
 #   PYTHON=python3.12   another interpreter (3.11 to 3.14)
@@ -14,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-cluster lint pins
+.PHONY: help setup demo demo-short test test-cluster test-gpu lint pins
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -52,6 +53,9 @@ test: $(VENV)/setup-dev
 CLUSTER := tests/faults/test_cluster.py tests/faults/test_bad_clusters.py tests/faults/test_network.py
 test-cluster: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FLAGS) $(CLUSTER)
+
+test-gpu: $(VENV)/setup-dev
+	@LAMBERT_TEST_GPU=1 $(BIN)/python -m pytest -k 'cuda or gpu' -rs tests/model tests/engine tests/stages/test_compile.py
 
 lint: $(VENV)/setup-dev
 	@$(BIN)/ruff check src tests demo benchmarks

@@ -85,7 +85,7 @@ profile() { # name of the trace, then as bench
 say "$NAME, $MEMORY GiB, $TOKENS tokens a round"
 
 say "tests"
-limited timeout 150 "$PYTHON" -m pytest -p no:cacheprovider -k "cuda or gpu" -v -rs --timeout 140 \
+LAMBERT_TEST_GPU=1 limited timeout 150 "$PYTHON" -m pytest -p no:cacheprovider -p no:benchmark -k "cuda or gpu" -v -rs --timeout 140 \
     tests/model tests/engine tests/stages/test_compile.py >"$OUT/tests.txt"
 tail -n 3 "$OUT/tests.txt" | tee -a "$OUT/log.txt"
 

@@ -317,6 +317,7 @@ def test_a_frozen_parameter_stays() -> None:
     assert Gradients(net).names == ["pieces.weight", "decoder.bias", "nsp.weight", "nsp.bias"]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, it says
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
 def test_on_a_gpu_the_host_waits_for_nothing_inside_an_update(name: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lambert.model.attention import KERNELS, attention, equal_lengths, kernel, reference
+from lambert.model.attention import KERNELS, attention, equal_lengths, kernel, padded, reference
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -27,7 +27,7 @@ def gradients(kernel: object, qkv: Tensor, bounds_S1: Tensor, longest: int) -> t
         out = attention(leaf, bounds_S1, longest=longest, dropout=0.0)
     else:
         out = reference(leaf, bounds_S1, dropout=0.0)
-    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum().backward()
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)).sum().backward()
     assert leaf.grad is not None
     return out.detach(), leaf.grad
 
@@ -111,7 +111,9 @@ SIZES = [40, 7, 40, 1, 129, 7]
         ("flash", torch.float16, 9, 256),
         ("efficient", torch.float32, 9, 64),
         ("efficient", torch.float16, 7, 64),
-        ("efficient", torch.bfloat16, 9, 12),
+        ("efficient", torch.float32, 9, 12),
+        ("plain", torch.bfloat16, 9, 12),
+        ("plain", torch.float32, 9, 6),
         ("efficient", torch.bfloat16, 9, 264),
     ],
 )
@@ -122,6 +124,13 @@ def test_a_gpu_takes_the_fastest_kernel_that_it_has(
     assert kernel(torch.device("cuda", 0), dtype, width) == name
     assert kernel(torch.device("cpu"), dtype, width) == "products"
     assert kernel(torch.device("mps"), dtype, width) == "plain"
+
+
+@given(lengths)
+@settings(max_examples=20, deadline=None)
+def test_padded_rows_equal_the_plain_kernel_in_float64(sizes: list[int]) -> None:
+    qkv, bounds_S1 = random_qkv(sum(sizes)), bounds(sizes)
+    torch.testing.assert_close(padded(qkv, bounds_S1, max(sizes), 0.0), reference(qkv, bounds_S1, dropout=0.0))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("flash", torch.bfloat16), ("efficient", torch.float32)])

@@ -180,16 +180,16 @@ class Alone:
     wait_seconds: float = 0.0
 
     @property
-    def micro_batches(self) -> list[tuple[int, Batch]]:
-        return [(0, self.batch)]
+    def shares(self) -> list[list[tuple[int, Batch]]]:
+        return [[(0, self.batch)]]
 
     @property
     def counts(self) -> dict[str, int]:
         return {name: target.count for name, target in self.batch.targets.items()}
 
     @property
-    def tokens(self) -> int:
-        return self.batch.tokens
+    def loads(self) -> list[int]:
+        return [self.batch.tokens]
 
     @property
     def sequences(self) -> int:

@@ -28,14 +28,17 @@ def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: flo
 def kernel(device: torch.device, dtype: torch.dtype, width: int) -> str:
     """The key in KERNELS for heads of this width, from what the device is alone: nothing waits for it.
 
-    Flash attention (Dao, 2023) needs 16 bits, heads of a multiple of 8 up to 256, and compute capability 8.0.
+    Kernels of GPUs read heads of whole 16 bytes. Flash attention (Dao, 2023) needs numbers of 16 bits, heads up to 256,
+    and compute capability 8.0.
     """
     if device.type == "cpu":
         return "products"
     if device.type != "cuda":
         return "plain"
+    if width * dtype.itemsize % 16:
+        return "plain"
     half = dtype in (torch.float16, torch.bfloat16)
-    if half and width % 8 == 0 and width <= 256 and torch.cuda.get_device_properties(device).major >= 8:
+    if half and width <= 256 and torch.cuda.get_device_properties(device).major >= 8:
         return "flash"
     return "efficient"
 
@@ -65,12 +68,35 @@ def _flash(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) ->
 
 def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
     """Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021, in the kernel that torch has from xFormers:
-    float32 and every GPU, slower."""
+    float32 and every GPU, slower.
+
+    With bounds, its backward pass drops other weights than its forward pass did (seen with torch 2.11 on an H200), so
+    that with dropout the sequences are padded for it.
+    """
+    if dropout:
+        return padded(qkv_T3HE, bounds_S1, longest, dropout)
     q_1THE, k_1THE, v_1THE = qkv_T3HE[None].unbind(2)
     found = torch.ops.aten._efficient_attention_forward(
         q_1THE, k_1THE, v_1THE, None, bounds_S1, bounds_S1, longest, longest, dropout, 0, qkv_T3HE.requires_grad
     )
     mixed_THE: Tensor = found[0][0]
+    return mixed_THE
+
+
+def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+    """As `attention`, on rows [S, longest] with a mask by torch's own scaled dot product. The host does not wait."""
+    T = len(qkv_T3HE)
+    starts_S, lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
+    places_M = torch.arange(longest, device=qkv_T3HE.device)
+    inside_SM = places_M < lengths_S[:, None]
+    rows_SM = (starts_S[:, None] + places_M).clamp_(max=T - 1)
+    q_SHME, k_SHME, v_SHME = qkv_T3HE[rows_SM].permute(2, 0, 3, 1, 4)
+    mixed_SHME = nn.functional.scaled_dot_product_attention(
+        q_SHME, k_SHME, v_SHME, attn_mask=inside_SM[:, None, None, :], dropout_p=dropout
+    )
+    tokens_T = torch.arange(T, device=qkv_T3HE.device)
+    sentence_T = torch.searchsorted(bounds_S1[1:].long(), tokens_T, right=True)
+    mixed_THE: Tensor = mixed_SHME.transpose(1, 2)[sentence_T, tokens_T - starts_S[sentence_T]]
     return mixed_THE
 
 
