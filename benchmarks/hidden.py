@@ -25,8 +25,8 @@ class Watched(Ranks):
     ready: Sequence[float] = ()
     """Of each bucket, in the order in which they travel: seconds before the end of the backward pass."""
 
-    def begin(self, update: int) -> None:
-        super().begin(update)
+    def begin(self, update: int, scale: Callable[[], float]) -> None:
+        super().begin(update, scale)
         self._at: list[float] = []
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ the thread sleeps, which Horovod's does not: what is left out is in the baseline
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -46,8 +46,8 @@ class Horovod(exchange.Ranks):
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._spent = 0.0
 
-    def begin(self, update: int) -> None:
-        super().begin(update)
+    def begin(self, update: int, scale: Callable[[], float]) -> None:
+        super().begin(update, scale)
         self._ready_P.zero_()
 
     def last_pass(self) -> None:

@@ -118,6 +118,24 @@ def continued(world: World) -> Any:
     return found
 
 
+def scaled(world: World) -> Any:
+    """Sums of gradients of the third update of float16, where the loss scale stays and where it changes before it."""
+    sums = []
+    for scale in (2.0**8, 2.0**12):
+        net, precision = Tiny(dropout=0.0), Precision("float16")
+        exchange, optimizer = build(net, world, ExchangeConfig(method="int4", dense_share=0.0)), adamw(net)
+        for first, stop, loss_scale in ((0, 2, 2.0**8), (2, 3, scale)):
+            state = precision.state()
+            precision.load(state | {"scaler": state["scaler"] | {"scale": loss_scale}})
+            for _ in train(
+                net, optimizer, whole(world, start=first), schedule=schedule, clip=0.0, precision=precision,
+                world=world, seed=3, start=first, steps=stop, exchange=exchange,
+            ):  # fmt: skip
+                pass
+        sums.append(exchange.gradients.flat.clone())
+    return sums
+
+
 def local(world: World) -> Any:
     """Weights after local steps: apart in between, the same after every third update and once settled."""
     net = Tiny()
@@ -249,7 +267,7 @@ def agreed(world: World) -> Any:
     }
 
 
-CHECKS = (exact, compressed, continued, local, short, struck, asked, tied, nested, agreed)
+CHECKS = (exact, compressed, continued, scaled, local, short, struck, asked, tied, nested, agreed)
 
 
 def _all(out: Path) -> None:
@@ -313,6 +331,12 @@ def test_what_is_held_back_goes_on_from_a_checkpoint(found: Callable[..., Any], 
     (straight, restored), kept = found("continued", size)[name]
     assert torch.equal(straight, restored)
     assert bool(kept) == (name != "bfloat16")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_is_held_back_follows_the_loss_scale(found: Callable[..., Any], size: int) -> None:
+    stays, changes = found("scaled", size)
+    assert (changes - stays).norm() <= 0.01 * stays.norm()
 
 
 def test_local_steps_part_and_meet(found: Callable[..., Any]) -> None:

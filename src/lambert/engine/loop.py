@@ -193,7 +193,7 @@ def train(
     try:
         for number, update in zip(range(start, steps), batches, strict=False):
             net.train()
-            exchange.begin(number)
+            exchange.begin(number, lambda: precision.scale)
             counts = world.add([update.counts.get(name, 0) for name in objectives])
             failure, began = None, time.perf_counter()
             losses_SK = torch.zeros(len(update.shares), len(objectives), device=world.device)

@@ -1,6 +1,6 @@
 """The exchange of a process alone, and what any exchange answers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,9 @@ class Exchange:
     def use(self, name: str) -> None:
         """Sends by the method of this name from the next update on; what another one held back is dropped."""
 
-    def begin(self, update: int) -> None:
-        """Before the first pass of update number `update`, from 0."""
+    def begin(self, update: int, scale: Callable[[], float]) -> None:
+        """Before the first pass of update number `update`, from 0, whose gradients are times `scale()`. Waiting for
+        the device is then up to the exchange."""
 
     def last_pass(self) -> None:
         """The next backward pass is the last of this update on this rank: what it finishes may travel."""

@@ -1,5 +1,6 @@
 """Local steps between exchanges, for links that are too slow for one an update."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ class Averaging(Ranks):
     def attach(self) -> None:
         super().attach()
         self._anchor = self._anchored()
+
+    def begin(self, update: int, scale: Callable[[], float]) -> None:
+        super().begin(update, lambda: 1.0)  # weights are never scaled
 
     def last_pass(self) -> None:
         """Nothing travels yet."""

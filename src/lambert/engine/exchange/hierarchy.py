@@ -1,6 +1,6 @@
 """Sums in two steps: within a machine, where links are fast, and between machines by any method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -25,6 +25,10 @@ class Hierarchical:
         if self._leads:
             self._inner.reduce(bucket)
         dist.broadcast(bucket.flat, group=self._local, group_src=0)
+
+    def rescale(self, scale: Callable[[], float]) -> None:
+        if self._leads:
+            self._inner.rescale(scale)
 
     def settle(self, buckets: Sequence[Bucket]) -> None:
         if self._leads:

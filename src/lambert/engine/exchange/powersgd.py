@@ -12,7 +12,7 @@ the ranks' batches differ.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -66,6 +66,9 @@ class PowerSGD:
             torch.mm(left_RN.T, right_RM, out=matrix.of(flat))
             self._starts[matrix.name].copy_(right_RM)
         layout.scatter(right, flat, residual)
+
+    def rescale(self, scale: Callable[[], float]) -> None:
+        self._residuals.rescale(scale())
 
     def settle(self, buckets: Sequence[Bucket]) -> None:
         self._residuals.settle(buckets)

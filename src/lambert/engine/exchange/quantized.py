@@ -69,6 +69,9 @@ class Quantized:
         elif not aligned:
             bucket.flat.copy_(total_RB.view(-1)[: bucket.flat.numel()])
 
+    def rescale(self, scale: Callable[[], float]) -> None:
+        self._residuals.rescale(scale())
+
     def settle(self, buckets: Sequence[Bucket]) -> None:
         self._residuals.settle(buckets)
 

@@ -1,7 +1,7 @@
 """The exchange of one of several ranks: buckets of gradients leave as soon as the backward pass is done with them."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -90,7 +90,8 @@ class Ranks(Exchange):
         self._courier = None
         super().detach()
 
-    def begin(self, update: int) -> None:
+    def begin(self, update: int, scale: Callable[[], float]) -> None:
+        self._method.rescale(scale)
         self._update, self._next, self._armed = update, 0, False
         self._missing = [len(bucket.views) for bucket in self._buckets]
         self._worst.fill_(len(self.gradients.names))

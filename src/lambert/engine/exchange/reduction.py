@@ -4,7 +4,7 @@ Methods that compress are in `quantized.py` and `powersgd.py`; `hierarchy.py` le
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,13 +45,17 @@ class Method(Protocol):
         """Replaces `bucket.flat` by its sum over all ranks, the same bits on each. Where any rank's is not finite, the
         sum is not finite on any rank, and what the method remembers of this bucket stays what it was."""
 
+    def rescale(self, scale: Callable[[], float]) -> None:
+        """Before an update: gradients are times `scale()` from now on, and so must be what is held back of earlier
+        ones. Only who holds something back asks, since the answer waits for the device."""
+
     def settle(self, buckets: Sequence[Bucket]) -> None:
         """Before a checkpoint: shares what was held back evenly between the ranks, so that any number of them can go
         on from the `state` of the first."""
 
     def state(self) -> dict[str, Tensor]:
         """What must survive, on the host, by the names of parameters: `residual/NAME` is the sum over ranks of what was
-        held back. It depends neither on the buckets nor on the number of ranks."""
+        held back, of gradients that are not scaled. It depends neither on the buckets nor on the number of ranks."""
 
     def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         """Continues from a `state`; what is not in it begins anew. Raises DataError on shapes that do not fit."""
@@ -62,6 +66,9 @@ class Method(Protocol):
 
 class Exact:
     """A method that remembers nothing."""
+
+    def rescale(self, scale: Callable[[], float]) -> None:
+        """Nothing is held back."""
 
     def settle(self, buckets: Sequence[Bucket]) -> None:
         """Nothing is held back."""
@@ -199,7 +206,7 @@ class Residuals:
 
     def __init__(self, group: ProcessGroup | None, multiple: int = 1) -> None:
         """Buffers are as long as their bucket, rounded up to a `multiple`."""
-        self._group, self._multiple = group, multiple
+        self._group, self._multiple, self._scale = group, multiple, 1.0
         self._buffers: dict[int, Tensor] = {}
         self._views: dict[str, Tensor] = {}
 
@@ -213,6 +220,13 @@ class Residuals:
                 self._views[name] = buffer.as_strided(view.shape, view.stride(), offset)
         return self._buffers[bucket.index]
 
+    def rescale(self, scale: float) -> None:
+        """Gradients are times `scale` from now on, a power of two."""
+        if scale != self._scale:
+            for buffer in self._buffers.values():
+                buffer.mul_(scale / self._scale)
+            self._scale = scale
+
     def settle(self, buckets: Sequence[Bucket]) -> None:
         size = dist.get_world_size(self._group)
         for bucket in buckets:
@@ -221,12 +235,12 @@ class Residuals:
             residual.div_(size)
 
     def state(self) -> dict[str, Tensor]:
-        size = dist.get_world_size(self._group)
-        return {f"residual/{name}": view.cpu() * size for name, view in self._views.items()}
+        factor = dist.get_world_size(self._group) / self._scale
+        return {f"residual/{name}": view.cpu() * factor for name, view in self._views.items()}
 
     def load(self, state: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
         size = dist.get_world_size(self._group)
-        self._buffers, self._views = {}, {}
+        self._buffers, self._views, self._scale = {}, {}, 1.0
         for bucket in buckets:
             self.of(bucket)
             for name in bucket.names:
