@@ -50,7 +50,8 @@ test: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(CLUSTER:%=--ignore=%)
 
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
-CLUSTER := tests/faults/test_cluster.py tests/faults/test_bad_clusters.py tests/faults/test_network.py
+CLUSTER := $(addprefix tests/faults/test_,cluster.py unlike_ranks.py unlike_disks.py lost_ranks.py uneven_ranks.py \
+	network.py)
 test-cluster: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FLAGS) $(CLUSTER)
 

@@ -1,6 +1,6 @@
 """A link that goes down between two ranks: for seconds, and nobody notices; for longer, and both say so and can go on.
 
-The ranks run in network namespaces of their own (benchmarks/network/lab.py), which needs root: `make test-network`.
+The ranks run in network namespaces of their own (benchmarks/network/lab.py), which needs root: `make test-cluster`.
 """
 
 import json
