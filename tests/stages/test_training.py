@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,9 +20,9 @@ from lambert.core import config as settings
 from lambert.core.errors import UsageError
 from lambert.engine.cluster.dist import World
 from lambert.engine.exchange import Exchange
-from lambert.engine.exchange.methods import ExchangeConfig
+from lambert.engine.exchange.methods import ExchangeConfig, Name
 from lambert.stages import training
-from lambert.stages.config import TrainConfig
+from lambert.stages.config import TrainConfig, check_together
 from lambert.stages.folder import FREE
 from lambert.stages.run import Run
 
@@ -279,13 +279,20 @@ def test_ranks_compute_with_as_many_threads_as_the_rank_that_has_fewest() -> Non
     assert training.threads(TrainConfig(threads=3), Unequal()) == 3
 
 
-def test_local_steps_contradict_a_deterministic_run_and_automatic_methods(
+def test_what_is_sent_seldom_or_rounded_contradicts_a_deterministic_run(
     lambert: Lambert, same: dict[str, object], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=r"name a method"):
         ExchangeConfig(method="auto", sync_every=2)
     refused = lambert("pretrain", out=tmp_path / "run", **same, train__deterministic=True, exchange__sync_every=2)
     last_line(refused, 2, "train.deterministic", "exchange.sync_every")
+    for method in get_args(Name):
+        config: Any = SimpleNamespace(train=TrainConfig(deterministic=True), exchange=ExchangeConfig(method=method))
+        if method == "float32":
+            check_together(config)
+            continue
+        with pytest.raises(UsageError, match=f"exchange.method = '{method}': set one or the other"):
+            check_together(config)
 
 
 @pytest.mark.parametrize(("method", "local"), [("int8", False), ("int8", True), ("powersgd", False)])

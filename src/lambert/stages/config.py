@@ -147,6 +147,11 @@ def check_together(config: RunConfig) -> None:
             "train.deterministic = true needs exchange.sync_every = 1: what ranks learn by local steps depends on "
             "how many they are. Set one or the other."
         )
+    if options.deterministic and config.exchange.method not in ("float32", "auto"):
+        raise UsageError(
+            f"train.deterministic = true sums gradients in float32, in an order of its own, and not by exchange.method "
+            f"= {config.exchange.method!r}: set one or the other."
+        )
     if options.precision == "float16" and config.exchange.sync_every > 1:
         raise UsageError(
             "exchange.sync_every > 1 needs another train.precision than float16: each rank would skip updates and "
