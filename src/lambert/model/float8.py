@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import ScalingType, scaled_mm
 
 LARGEST = 448.0
 """The largest value of e4m3."""
@@ -42,10 +41,11 @@ def scaled(rows_RC: Tensor) -> tuple[Tensor, Tensor]:
 def _product(left_TC: Tensor, right_RC: Tensor, bias_R: Tensor | None = None) -> Tensor:
     """left right' + bias, summed in float32 and rounded to bfloat16 [T, R]."""
     (left_TC, scales_T1), (right_RC, scales_R1) = scaled(left_TC), scaled(right_RC)
-    return scaled_mm(
-        left_TC, right_RC.t(), scales_T1, ScalingType.RowWise, scales_R1.t(), ScalingType.RowWise,
-        bias=bias_R, output_dtype=torch.bfloat16, use_fast_accum=False,
-    )  # fmt: skip
+    # torch's compiler does not know the public `scaled_mm` before 2.13.
+    product_TR: Tensor = torch._scaled_mm(
+        left_TC, right_RC.t(), scales_T1, scales_R1.t(), bias_R, out_dtype=torch.bfloat16, use_fast_accum=False
+    )
+    return product_TR
 
 
 class _Linear(torch.autograd.Function):

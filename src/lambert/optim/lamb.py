@@ -160,7 +160,8 @@ class Lamb(torch.optim.Optimizer):
         if group["fused"]:
             scaling = _Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         taken = 1.0 if scaling.found_inf is None else 1 - scaling.found_inf
-        torch._foreach_add_(batch.steps, taken)
+        # As a list: of one tensor for all, torch asks the device for the value.
+        torch._foreach_add_(batch.steps, [taken] * len(params) if isinstance(taken, Tensor) else taken)
         if group["fused"] and not _adapted(group):
             _fused_adam(params, batch, group, group["lr"], decay, scaling)
             self._trust.update(dict.fromkeys(params, taken))
