@@ -85,6 +85,25 @@ def test_a_value_without_a_source_is_found() -> None:
     assert unsourced("# A recipe.\nlr = 1  # Devlin et al., 2018\neps = 2\n") == ["eps = 2"]
 
 
+def unshown(text: str) -> list[str]:
+    """Methods that a recipe tolerates without naming the folder of benchmarks where it was run with them."""
+    folders = re.findall(r"\bbenchmarks/[\w-]+", "".join(re.findall(r"(?m)^tolerates = .*", text)))
+    shown = all((RECIPES.parent / folder).is_dir() for folder in folders) if folders else False
+    return [] if shown else [*tomllib.loads(text).get("exchange", {}).get("tolerates", [])]
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_what_a_recipe_tolerates_was_measured(path: Path) -> None:
+    assert unshown(path.read_text(encoding="utf-8")) == []
+
+
+def test_what_was_not_measured_is_found() -> None:
+    line = '[exchange]\ntolerates = ["int8"]'
+    assert unshown(line) == ["int8"]
+    assert unshown(f"{line}  # benchmarks/hearsay") == ["int8"]
+    assert unshown(f"{line}  # benchmarks/network: three seeds, to the end") == []
+
+
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.name)
 def test_a_recipe_leaves_no_optimizer_setting_to_defaults(path: Path) -> None:
     """Defaults may move; a published run may not. Settings of other optimizers and schedules need not be there."""
