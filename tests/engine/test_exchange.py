@@ -91,6 +91,8 @@ def compressed(world: World) -> Any:
         net = Tiny(dropout=0.0, width=32)
         exchange = build(net, world, ExchangeConfig(method=name, rank=2, bucket_mb=0.001))
         losses = [step.loss for step in trained(net, world, exchange, whole(world), stop=40)]
+        values = sum(tensor.numel() for key, tensor in exchange.state().items() if key.startswith("residual/"))
+        assert values == exchange.held_back * len(weights(net))
         found[name] = (losses, weights(net))
     return found
 

@@ -82,8 +82,8 @@ def find(model: Model, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 
 def room_for(model: Model, tokens: float) -> int:
-    """Free memory in which `tokens` fit beside gradients and moments."""
-    held = kept_per_weight(torch.float32) * sum(parameter.numel() for parameter in model.parameters())
+    """Free memory in which `tokens` fit beside gradients, moments, and a copy of weights and moments to be saved."""
+    held = (kept_per_weight(torch.float32) + 12) * sum(parameter.numel() for parameter in model.parameters())
     return round(tokens * EACH) + held + 1
 
 
@@ -104,6 +104,22 @@ def test_it_is_a_power_of_two_below_the_memory_with_a_margin(
     of = Budget()
     assert f"up to {tokens:,} tokens" in find(of, room_for(model, fitting))
     assert of.tokens == tokens
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_exchange_holds_back_and_the_copy_that_is_saved_take_room(
+    device: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def room(world: World, held_back: int) -> int:
+        monkeypatch.setattr(budget, "free_memory", lambda device: 10**9)
+        return budget._room(model, torch.optim.SGD(model.parameters()), torch.float32, world, held_back)
+
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    first, second = (World(rank=rank, device=torch.device(device)) for rank in (0, 1))
+    on_host = device == "cpu"
+    assert room(second, 0) - room(second, 1) == 4 * weights
+    assert room(first, 0) - room(first, 1) == (8 if on_host else 4) * weights
+    assert room(second, 0) - room(first, 0) == (12 if on_host else 0) * weights
 
 
 def test_moments_that_are_there_are_not_counted_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ _LEAST = {"cpu": 1024, "cuda": 16_384}
 halves of 1,600 tokens take up to 8% longer than the whole, four quarters a quarter longer. GPU: ours, not measured."""
 _PARTS = 4
 """Micro-batches that an update is cut into at least, where they are not too small."""
+_SAVED = 3
+"""Values a weight in a checkpoint: itself and two moments."""
 _LOOKED_AT, _COLLATED = 4096, 8
 """Sequences whose lengths are looked at, and of those the longest, whose targets are counted."""
 
@@ -77,9 +79,11 @@ class Budget:
             self.tokens = state["tokens"]
 
     def find(
-        self, source: Source, model: Model, optimizer: Optimizer, dtype: torch.dtype, batch_size: int, world: World
-    ) -> str:
-        """Finds what the setting leaves open, and gives a line about it; nothing where nothing was found anew.
+        self, source: Source, model: Model, optimizer: Optimizer, dtype: torch.dtype, batch_size: int, world: World,
+        *, held_back: int = 0,
+    ) -> str:  # fmt: skip
+        """Finds what the setting leaves open, and gives a line about it; nothing where nothing was found anew. The
+        exchange holds `held_back` values a weight.
 
         A value that the run has already stays, since dropout depends on it, unless it does not fit any more.
         """
@@ -89,7 +93,7 @@ class Budget:
             return ""
         sample = Sample.of(source)
         each = kept_per_token(model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted)
-        room = _room(model, optimizer, dtype, world)
+        room = _room(model, optimizer, dtype, world, held_back)
         fitting = -world.largest(-(room // each))
         if 0 < self.tokens <= fitting:
             return ""
@@ -125,12 +129,15 @@ def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
     return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))
 
 
-def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World) -> int:
-    """Bytes that are free for micro-batches on this rank, once gradients and moments are there too."""
-    free = free_memory(world.device)
-    if world.device.type != "cuda":  # the ranks of a machine share its memory
-        free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-    coming = kept_per_weight(dtype) * sum(parameter.numel() for parameter in model.parameters())
+def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, held_back: int) -> int:
+    """Bytes that are free for micro-batches on this rank, once gradients and moments are there too, what the exchange
+    holds back, and in the host's memory the first rank's copy of all that a checkpoint has."""
+    free, weights = free_memory(world.device), sum(parameter.numel() for parameter in model.parameters())
+    if world.device.type != "cuda":
+        if world.is_first:
+            free -= (_SAVED + held_back) * torch.float32.itemsize * weights
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # the ranks of a machine share its memory
+    coming = (kept_per_weight(dtype) + held_back * torch.float32.itemsize) * weights
     if isinstance(optimizer, Sharded):
         coming -= optimizer.spared
     there = [value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value)]

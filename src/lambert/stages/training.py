@@ -78,9 +78,12 @@ def fit(
             print(f"{out} has all its {steps:,} updates already: {out / 'model'}")
         return None
     if world.is_first:
-        checkpoint.check_room(out, model)
+        checkpoint.check_room(out, model, moments=2 + run.exchange.held_back)
     peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1) if world.is_first else None
-    found = run.budget.find(source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world)
+    found = run.budget.find(
+        source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world,
+        held_back=run.exchange.held_back,
+    )  # fmt: skip
     with (
         _compiled(run, source) as compilation,
         stop.patient(),

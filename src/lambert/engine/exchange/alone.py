@@ -14,6 +14,8 @@ class Exchange:
 
     local = False
     """Whether each rank updates its own weights by its own share of the batch."""
+    held_back = 0
+    """Values a weight that it may hold back from one update to the next, in float32."""
     method = "none"
     """Name of the method in use."""
     decided = True

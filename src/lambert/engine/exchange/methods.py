@@ -54,6 +54,12 @@ class ExchangeConfig:
         if not 0 <= self.dense_share < 1:
             raise UsageError(f"exchange.dense_share = {self.dense_share} must be a share in [0, 1).")
 
+    @property
+    def held_back(self) -> int:
+        """Values a weight that a rank may hold back, in float32: of methods with error feedback one."""
+        methods = self.tolerates if self.method == "auto" else (self.method,)
+        return int(not {"int8", "int4", "powersgd"}.isdisjoint(methods))
+
     def dense_updates(self, method: str, updates: int) -> int:
         """How many of a run's `updates` are sent in bfloat16 before `method` begins."""
         return round(self.dense_share * updates) if method in ("int4", "powersgd") else 0

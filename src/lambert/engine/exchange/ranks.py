@@ -33,6 +33,7 @@ class Ranks(Exchange):
         super().__init__(net, deterministic=deterministic)
         self._world, self._deterministic = world, deterministic
         self._config, self._updates, self._update = config, updates, 0
+        self.held_back = 0 if deterministic else config.held_back
         # A group of its own, since the loop's small collectives go on meanwhile.
         self._whole = torch.distributed.new_group(timeout=timedelta(seconds=world.timeout))
         self._machines = (
