@@ -44,7 +44,7 @@ def work(clock: Clock, **more: object) -> Work:
 def test_rounds_interleave_and_start_up_is_apart() -> None:
     clock = Clock()
     times = timed(work(clock), 3, between=lambda: clock.done.append("ceilings"), clock=clock)
-    start = ["build lambert", "lambert", "build peer", "peer", "lambert", "peer"]
+    start = ["build lambert", "lambert", "lambert", "build peer", "peer", "peer"]
     assert clock.done == [*start, "ceilings", *["lambert", "peer", "ceilings"] * 3]
     assert times["lambert"] == Times(build=1, first=5, check=4, rounds=[1, 2, 3])
     assert times["peer"] == Times(build=7, first=10, check=4, rounds=[2, 2, 9])

@@ -68,10 +68,10 @@ def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
     ceilings = Ceilings(
         world.device, PRECISIONS.get(config.precision, torch.bfloat16), work.shapes, products=work.operations > 0
     )
-    times = timed(work, config.rounds, between=ceilings.measure)
+    times = timed(work, config.rounds, between=ceilings.measure, device=world.device)
     found = figures(work, times, ceilings.product, ceilings.shaped)
     for name, side in found.items():
-        side["memory_mb"] = peak_of(config, name)
+        side["memory_mb"] = times[name].memory_mb or peak_of(config, name)
     return {
         "settings": as_dict(config),
         "unit": work.unit,

@@ -1,4 +1,5 @@
-"""Peak memory of a side, in a process of its own: the one that measures holds all sides."""
+"""Peak memory of a side: on a GPU by its allocator; elsewhere in a process of its own, since the one that measures
+holds all sides."""
 
 import re
 import resource
@@ -26,6 +27,19 @@ def peak_of(config: BenchConfig, side: str) -> int:
         last = (done.stderr.strip().splitlines() or ["killed, perhaps for memory"])[-1]
         raise MachineError(f"The memory of {side} could not be measured: {last}. Lower --sequences or --length.")
     return int(done.stdout.split()[-1])
+
+
+def allocated(device: torch.device) -> int:
+    """Bytes that are in use on a GPU, and from which `risen` counts; 0 on other devices."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def risen(device: torch.device, before: int) -> int:
+    """By how many MB the use of a GPU's memory rose at most above what `allocated` gave; 0 on other devices."""
+    return (torch.cuda.max_memory_allocated(device) - before) // 2**20 if device.type == "cuda" else 0
 
 
 def peak_mb(device: torch.device) -> int:

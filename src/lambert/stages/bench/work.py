@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+
 from lambert.core.errors import UsageError
 from lambert.core.registry import lookup
 from lambert.stages.bench.config import BenchConfig
+from lambert.stages.bench.memory import allocated, risen
 
 OWN = "lambert"
 Step = Callable[[], float]
@@ -54,6 +57,8 @@ class Times:
     """The first round: with compiling, choosing of kernels and first touches of memory."""
     check: float
     """The first round's value."""
+    memory_mb: int = 0
+    """Peak memory of the build and two rounds, on a GPU."""
     rounds: list[float] = field(default_factory=list)
 
     @property
@@ -88,20 +93,21 @@ def timed(
     rounds: int,
     between: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
+    device: torch.device | None = None,
 ) -> dict[str, Times]:
     """Builds every side, lets it take its first round and one more, then takes `rounds` of each, A B A B. `between`
-    is called before the first of these and after all sides took theirs."""
+    is called before the first of these and after all sides took theirs. Of a GPU as `device`, memory is noted."""
     steps: dict[str, Step] = {}
     times: dict[str, Times] = {}
     for name, side in work.sides.items():
-        began = clock()
+        before, began = allocated(device) if device else 0, clock()
         step = side()
         built = clock()
         check = step()
         times[name] = Times(built - began, clock() - built, check)
-        steps[name] = step
-    for step in steps.values():
         step()
+        times[name].memory_mb = risen(device, before) if device else 0
+        steps[name] = step
     between()
     for _ in range(rounds):
         for name, side in work.sides.items():
