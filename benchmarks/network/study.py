@@ -51,7 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """Settings of [exchange]."""
 BEGIN_DENSE = ("int4", "powersgd")
-"""Methods of [exchange] whose first updates are sent in bfloat16."""
+"""Methods of [exchange] whose first updates are sent in int8."""
 SAMPLED_SECONDS = 0.02
 
 

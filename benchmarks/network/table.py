@@ -4,7 +4,7 @@
 
 Times as fast: seconds of an update by the baseline, over the method's, in the same round; the median over the rounds
 with their range. The baseline is whichever was faster at that rate, horovod (Horovod's method, uncompressed) or float32
-(the same bytes by Lambert's exchange). Updates that a method sends in bfloat16 at the beginning are counted in, with
+(the same bytes by Lambert's exchange). Updates that a method sends in int8 at the beginning are counted in, with
 their share of the run. Losses are means over seeds with the standard deviation; the difference is that of the held-out
 loss to float32's, seed by seed. With a calibration, what the cost model predicts stands behind each figure.
 """
@@ -21,7 +21,7 @@ from lab import bits_per_second
 from model import predict
 from study import BEGIN_DENSE, METHODS, done
 
-from lambert.engine.exchange.methods import ExchangeConfig
+from lambert.engine.exchange.methods import EARLY, ExchangeConfig
 
 UNCOMPRESSED = ("horovod", "float32")
 Seconds = dict[tuple[str, str], dict[int, float]]
@@ -29,7 +29,7 @@ Seconds = dict[tuple[str, str], dict[int, float]]
 
 
 def dense_share(method: str) -> float:
-    """Share of a run that the method sends in bfloat16."""
+    """Share of a run that the method sends in int8."""
     options = METHODS.get(method, {})
     return ExchangeConfig(**options).dense_share if options.get("method") in BEGIN_DENSE else 0.0
 
@@ -43,7 +43,7 @@ def blended(method: str, seconds: float, dense: float) -> float:
 def expected(calibration: Mapping[str, Any], method: str, rate: float) -> float:
     """Predicted seconds of the mean update of a whole run, at so many bits a second."""
     seconds = predict(calibration, method, rate).seconds
-    dense = predict(calibration, "bfloat16", rate).seconds if dense_share(method) else seconds
+    dense = predict(calibration, EARLY, rate).seconds if dense_share(method) else seconds
     return blended(method, seconds, dense)
 
 
@@ -54,9 +54,9 @@ def by_round(rows: Sequence[Mapping[str, Any]]) -> Seconds:
         bare[row["rate"], row["method"]][row["round"]] = row["seconds"]
     found: Seconds = {}
     for (rate, method), rounds in bare.items():
-        dense = bare.get((rate, "bfloat16"), {}) if dense_share(method) else rounds
+        dense = bare.get((rate, EARLY), {}) if dense_share(method) else rounds
         if not dense:
-            raise SystemExit(f"{method} at {rate} begins with bfloat16, which was not measured at that rate.")
+            raise SystemExit(f"{method} at {rate} begins with {EARLY}, which was not measured at that rate.")
         usual = statistics.median(dense.values())
         found[rate, method] = {n: blended(method, value, dense.get(n, usual)) for n, value in rounds.items()}
     return found

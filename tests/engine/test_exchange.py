@@ -120,6 +120,31 @@ def continued(world: World) -> Any:
     return found
 
 
+def early(world: World) -> Any:
+    """What went in, and what was delivered or is held back, of a run that changes its method after the second update
+    and goes on from a checkpoint after the first; and what was held back there."""
+    found = {}
+    for name in ("float32", "int4", "powersgd"):
+        totals: dict[str, Tensor] = {}
+        net, config = Tiny(dropout=0.0), ExchangeConfig(method=name, rank=2, dense_share=0.5)
+        optimizer = torch.optim.SGD(net.parameters())
+        kept: list[dict[str, Tensor]] = []
+        for first, stop in ((0, 1), (1, 4)):
+            exchange = build(net, world, config, updates=4)
+            exchange.load(kept[-1] if kept else {})
+            for _ in train(
+                net, optimizer, whole(world, start=first), schedule=lambda n: 0.0, clip=0.0, world=world, seed=3,
+                precision=Precision("float32"), start=first, steps=stop, exchange=exchange,
+            ):  # fmt: skip
+                for key, view in zip(exchange.gradients.names, exchange.gradients.views, strict=True):
+                    totals[key] = totals.get(key, 0) + view
+            exchange.settle(optimizer)
+            kept.append(exchange.state())
+        sums = [total + kept[-1].get(f"residual/{key}", 0) for key, total in totals.items()]
+        found[name] = (torch.cat([part.flatten() for part in sums]), sorted(kept[0]), sorted(kept[1]))
+    return found
+
+
 def scaled(world: World) -> Any:
     """Sums of gradients of the third update of float16, where the loss scale stays and where it changes before it."""
     sums = []
@@ -269,7 +294,7 @@ def agreed(world: World) -> Any:
     }
 
 
-CHECKS = (exact, compressed, continued, scaled, local, short, struck, asked, tied, nested, agreed)
+CHECKS = (exact, compressed, continued, early, scaled, local, short, struck, asked, tied, nested, agreed)
 
 
 def _all(out: Path) -> None:
@@ -333,6 +358,17 @@ def test_what_is_held_back_goes_on_from_a_checkpoint(found: Callable[..., Any], 
     (straight, restored), kept = found("continued", size)[name]
     assert torch.equal(straight, restored)
     assert bool(kept) == (name != "bfloat16")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["int4", "powersgd"])
+def test_nothing_is_lost_where_a_run_begins_in_more_bits(found: Callable[..., Any], name: str, size: int) -> None:
+    went_in, *_ = found("early", size)["float32"]
+    came_out, before, after = found("early", size)[name]
+    assert (came_out - went_in).abs().max() <= 1e-5 * went_in.abs().max()
+    assert all(key.startswith("residual/") for key in before)
+    assert set(before) <= set(after)
+    assert any(key.startswith("q/") for key in after) == (name == "powersgd")
 
 
 @pytest.mark.parametrize("size", [2, 4])

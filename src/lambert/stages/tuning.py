@@ -26,7 +26,7 @@ Batches = Callable[[int], Iterator[GlobalBatch]]
 
 def tune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Iterator[str]:
     """Chooses the method of `run.exchange` and gives the lines of a table that says why; nothing where it is decided.
-    All ranks call it and choose alike. `first` is an update beyond those that are sent in bfloat16 anyway.
+    All ranks call it and choose alike. `first` is an update beyond those that are sent in int8 anyway.
 
     Where memory runs out, micro-batches become smaller, as in the run itself. A signal breaks it off on all ranks."""
     config, exchange = run.config.exchange, run.exchange

@@ -28,8 +28,8 @@ class ExchangeConfig:
     rank: int = 32
     """powersgd: rank of the matrices sent."""
     dense_share: float = 0.1
-    """int4 and powersgd: share of the updates, at the beginning, that are sent in bfloat16: a young net's gradients
-    change fast, and what is held back would come too late."""
+    """int4 and powersgd: share of the updates, at the beginning, that are sent in int8: a young net's gradients change
+    fast, and what is held back would come too late."""
     bucket_mb: float = 4.0
     """Gradients that travel together, in MB of float32."""
     machines: Literal["auto", "on", "off"] = "auto"
@@ -60,10 +60,13 @@ class ExchangeConfig:
         methods = self.tolerates if self.method == "auto" else (self.method,)
         return int(not {"int8", "int4", "powersgd"}.isdisjoint(methods))
 
-    def dense_updates(self, method: str, updates: int) -> int:
-        """How many of a run's `updates` are sent in bfloat16 before `method` begins."""
+    def early_updates(self, method: str, updates: int) -> int:
+        """How many of a run's `updates` are sent by EARLY before `method` begins."""
         return round(self.dense_share * updates) if method in ("int4", "powersgd") else 0
 
+
+EARLY = "int8"
+"""What methods are preceded by that hold back too much for a young net."""
 
 METHODS: dict[str, Callable[[ExchangeConfig, torch.distributed.ProcessGroup | None, torch.device | None], Method]] = {
     "float32": lambda config, group, compile_for: Dense(group, torch.float32),

@@ -18,7 +18,7 @@ from lambert.engine.exchange.alone import Exchange
 from lambert.engine.exchange.courier import Courier
 from lambert.engine.exchange.hierarchy import Hierarchical, machines
 from lambert.engine.exchange.laterows import LateRows
-from lambert.engine.exchange.methods import COMPILED, METHODS, ExchangeConfig
+from lambert.engine.exchange.methods import COMPILED, EARLY, METHODS, ExchangeConfig
 from lambert.engine.exchange.reduction import Bucket, Butterfly, Method
 
 
@@ -51,12 +51,11 @@ class Ranks(Exchange):
         self._nodes: list[tuple[Any, Any]] = []
         self._courier: Courier | None = None
         self._waited = 0.0
-        self._early = self._built("bfloat16")
         self.use("float32" if config.method == "auto" else config.method)
         self.decided = config.method != "auto" or deterministic
 
     def use(self, name: str) -> None:
-        self.method = "butterfly" if self._deterministic else name
+        self.method = self._at_work = "butterfly" if self._deterministic else name
         self._method = Butterfly(self._whole) if self._deterministic else self._built(name)
 
     def _built(self, name: str) -> Method:
@@ -92,6 +91,10 @@ class Ranks(Exchange):
         super().detach()
 
     def begin(self, update: int, scale: Callable[[], float]) -> None:
+        name = EARLY if update < self._config.early_updates(self.method, self._updates) else self.method
+        if name != self._at_work:  # and sends what the other held back
+            held, self._at_work, self._method = self._method.state(), name, self._built(name)
+            self._method.load(held, self._buckets)
         self._method.rescale(scale)
         self._update, self._next, self._armed = update, 0, False
         self._missing = [len(bucket.views) for bucket in self._buckets]
@@ -181,8 +184,7 @@ class Ranks(Exchange):
 
     def _sum(self, bucket: Bucket) -> None:
         self._look_through(bucket)
-        early = self._update < self._config.dense_updates(self.method, self._updates)
-        (self._early if early else self._method).reduce(bucket)
+        self._method.reduce(bucket)
 
     def _look_through(self, bucket: Bucket) -> None:
         """Notes the first parameter whose gradient is not finite."""
