@@ -129,7 +129,7 @@ def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
     return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))
 
 
-def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, held_back: int) -> int:
+def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, held_back: int = 0) -> int:
     """Bytes that are free for micro-batches on this rank, once gradients and moments are there too, what the exchange
     holds back, and in the host's memory the first rank's copy of all that a checkpoint has."""
     free, weights = free_memory(world.device), sum(parameter.numel() for parameter in model.parameters())
