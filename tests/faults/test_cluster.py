@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ class Launched:
         launcher = psutil.Process(self.process.pid)
         wait_until(lambda: len(launcher.children()) == count)
         return sorted(launcher.children(), key=lambda child: int(child.environ()["RANK"]))
+
+    def listens(self, port: int) -> bool:
+        """Whether the launcher itself has opened this port."""
+        return any(found.laddr[1] == port for found in psutil.Process(self.process.pid).net_connections())
 
     def code(self, seconds: float = 60) -> int:
         return self.process.wait(seconds)
@@ -172,12 +177,15 @@ def test_a_killed_rank_is_replaced(start: Launch, tmp_path: Path, expected: tupl
 def test_all_ranks_killed(start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]) -> None:
     out = tmp_path / "run"
     launched = start(out)
-    wait_until(lambda: done(out) >= 12)
+    wait_until((out / "checkpoints" / "step-000010").is_dir)
     for worker in launched.workers():
         worker.kill()
+    struck = done(out)
     assert launched.code() == 0
-    assert len(launched.lines()) == 1
-    assert "restart 1 of 3" in launched.text
+    (line,) = launched.lines()
+    again = re.search(r"restart 1 of 3, from update (\d+)$", line)
+    assert again, line
+    assert struck - int(again[1]) <= 5, "updates that are made twice"
     assert left(out) == expected
 
 
@@ -199,6 +207,7 @@ def test_a_signal_to_the_launcher(
     assert (out / "checkpoints" / f"step-{int(saved[1]):06d}").is_dir()
     if number == signal.SIGTERM:
         assert start(out).code() == 0
+        assert f"continuing after update {saved[1]} of {STEPS}" in (out / "log.txt").read_text()
         assert left(out) == expected
 
 
@@ -234,6 +243,7 @@ def test_a_rank_that_always_crashes(start: Launch, tmp_path: Path) -> None:
     assert said[1].startswith("lambert: gave up after 1 restart: first failure: rank 1: bug: ZeroDivisionError")
     assert said[1].endswith(f". What went before stands in {out / 'log.txt'}.")
     assert "Traceback" not in launched.text
+    assert (out / "log.txt").read_text().count("2 ranks, 2 a machine") == 2, "a start more than restarts"
 
 
 def test_what_another_try_would_not_change_is_said_once(start: Launch, tmp_path: Path) -> None:
@@ -283,17 +293,20 @@ def test_a_hung_rank_is_replaced(start: Launch, tmp_path: Path, expected: tuple[
     assert launched.code() == 0
     said = launched.lines()
     assert len(said) == 1, launched.text
-    assert "rank 0: " in said[0]
-    assert "rank 1 does not answer" in said[0]
+    assert re.search(r"rank 0: Rank 0 lost the others [a-z0-9 ]+: rank 1 does not answer", said[0])
     assert said[0].endswith("; restart 1 of 3, from update 10")
     assert left(out) == expected
 
 
-def test_a_machine_leaves_and_comes_back(start: Launch, tmp_path: Path, expected: tuple[list[str], bytes]) -> None:
-    out, gate = tmp_path / "run", tmp_path / "gate"
-    flags = ("--nnodes=1:2", f"--endpoint=127.0.0.1:{free_port()}")
+def test_a_machine_leaves_and_comes_back(start: Launch, tmp_path: Path) -> None:
+    """Updates of two ranks, of one, and of two again: the bits of one rank that nothing happened to."""
+    out, gate, alone = tmp_path / "run", tmp_path / "gate", tmp_path / "alone"
+    start = partial(start, train__deterministic=True)
+    assert start(alone, np=1).code() == 0
+    port = free_port()
+    flags = ("--nnodes=1:2", f"--endpoint=127.0.0.1:{port}")
     first = start(out, *flags, np=1, gate=f"16:{gate}")
-    time.sleep(1)  # the first holds the meeting point
+    wait_until(lambda: first.listens(port))  # the first is to hold the meeting point
     second = start(out, *flags, np=1, gate=f"16:{gate}")
     wait_until(lambda: ranks(out) == 2 and done(out) >= 4)
     before = len(first.lines())  # one, where the second came too late for the start
@@ -309,7 +322,7 @@ def test_a_machine_leaves_and_comes_back(start: Launch, tmp_path: Path, expected
     assert first.code() == 0
     assert third.code() == 0
     assert ranks(out) == 2
-    assert [float(loss) for loss in losses(out)] == pytest.approx([float(loss) for loss in expected[0]], rel=1e-5)
+    assert left(out) == left(alone)
 
 
 def ranks(out: Path) -> int:
@@ -341,4 +354,4 @@ def test_another_number_of_ranks_goes_on(start: Launch, tmp_path: Path, expected
         launched.process.send_signal(signal.SIGTERM)
         assert launched.code() == 75
     assert start(out, np=4).code() == 0
-    assert [float(loss) for loss in losses(out)] == pytest.approx([float(loss) for loss in expected[0]], rel=1e-5)
+    assert [float(loss) for loss in losses(out)] == pytest.approx([float(loss) for loss in expected[0]], rel=1e-6)

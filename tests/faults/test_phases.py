@@ -27,17 +27,27 @@ FIRST = " before the first update; nothing new to save. To continue: the same co
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 
 
+STRUCK: list[float] = []
+"""When signals were sent, on the monotonic clock."""
+
+
+def kill(number: int) -> None:
+    STRUCK.append(time.monotonic())
+    os.kill(os.getpid(), number)
+
+
 def strike(number: int = signal.SIGTERM) -> Callable[..., Any]:
     """A phase that a signal meets, and that would then take longer than anyone waits."""
 
     def phase(*arguments: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), number)
+        kill(number)
         time.sleep(60)
 
     return phase
 
 
 def last_line(called: Any, code: int, line: str) -> None:
+    assert time.monotonic() - STRUCK.pop() < 10
     assert called.code == code, called.err
     assert called.err.splitlines()[-1] == f"lambert: {line}"
     assert "Traceback" not in called.err
@@ -119,7 +129,7 @@ def striking_batches(number: int, at: int, seen: list[int]) -> Callable[..., Ite
         for batch in once(*arguments, **{**options, "micro_tokens": 1}):
             seen.append(len(seen))
             if len(seen) == at:
-                os.kill(os.getpid(), number)
+                kill(number)
             yield batch
 
     return batches
@@ -187,7 +197,7 @@ def striking_outputs(
     """`outputs`, one sequence a batch, with a signal before the second."""
     for number, found in enumerate(outputs(model, source, precision, world, 1, advance)):
         if number == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            kill(signal.SIGTERM)
         yield found
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clusters import SLOWEST, Cluster, Ended, assert_all, ended, flags
@@ -27,7 +28,16 @@ def test_a_number_of_ranks_that_does_not_divide_the_batch(cluster: Cluster) -> N
     assert not list(cluster.folder.glob("*/checkpoints"))
 
 
-def test_ranks_that_differ(cluster: Cluster) -> None:
+def test_ranks_that_differ(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    took = []
+
+    def timed(*arguments: Any, **settings: Any) -> list[Ended]:
+        began = time.monotonic()
+        ranks: list[Ended] = Cluster.run(cluster, *arguments, **settings)
+        took.append(time.monotonic() - began)
+        return ranks
+
+    monkeypatch.setattr(cluster, "run", timed)
     ranks = cluster.run(each={1: {"settings": {"seed": 43}}})
     assert_all(ranks, 2, "Rank 1 differs from rank 0 in seed: 43 instead of 42.")
     ranks = cluster.run(3, each={2: {"settings": {"optim__lr": 2e-3, "train__keep": 3}}})
@@ -37,6 +47,7 @@ def test_ranks_that_differ(cluster: Cluster) -> None:
     assert_all(cluster.run(train__device="cuda"), 2, "Rank 0 cannot start: device = 'cuda' needs GPU 0")
     ranks = cluster.run(each={1: {"environment": {"WORLD_SIZE": "3"}}})
     assert_all(ranks, 2, "Rank 1 was told of 3 ranks, and rank 0 of 2")
+    assert min(took) < 5, "seconds until all have ended, where the machine is not busy with something else"
     assert not (cluster.folder / "run").exists()
 
 
