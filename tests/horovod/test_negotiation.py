@@ -30,7 +30,8 @@ class Slow:
 
 def test_a_join_comes_behind_what_another_thread_is_sending() -> None:
     channel: Any = Slow()
-    negotiator = Negotiator(channel, lambda works, done: None, 0.0, lambda request, number: number)
+    runner: Any = None
+    negotiator = Negotiator(channel, runner, 0.0, lambda request, number: number)
     negotiator.submit(Entry(Request("allreduce", "allreduce.a", 0)))
     assert channel.hangs.wait(10)  # in the thread that sends
     joining = threading.Thread(target=negotiator.join)

@@ -60,7 +60,7 @@ def synchronize(handle: int) -> Any:
     started = _handles.pop(handle, None)
     if started is None:
         return None
-    _wait(started.entry)
+    wait(started.entry)
     if started.entry.result is not None:
         return started.entry.result
     outputs = started.in_place or tuple(started.entry.outputs)
@@ -72,7 +72,7 @@ def allreduce_async(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
     """Starts `allreduce`."""
-    request = _allreduce([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    request = allreduce_request([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
     return _submit(request, [tensor], [_new(tensor)])
 
 
@@ -81,7 +81,7 @@ def allreduce_async_(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
     """Starts `allreduce_`."""
-    request = _allreduce([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    request = allreduce_request([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
     return _submit(request, [tensor], in_place=True)
 
 
@@ -100,7 +100,7 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
     """Starts `grouped_allreduce`."""
-    request = _allreduce(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    request = allreduce_request(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
     return _submit(request, tensors, [_new(tensor) for tensor in tensors], single=False)
 
 
@@ -109,7 +109,7 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
     """Starts `grouped_allreduce_`."""
-    request = _allreduce(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
+    request = allreduce_request(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
     return _submit(request, tensors, single=False, in_place=True)
 
 
@@ -233,7 +233,7 @@ def join(device: int = -1) -> int:
     now = session.current()
     now.executor.joined_gpu = max(0, device)
     entry = now.negotiator.join()
-    _wait(entry)
+    wait(entry)
     return int(entry.result)
 
 
@@ -252,7 +252,7 @@ def reduction(op: int | None, average: bool | None) -> ReduceOp:
     return Average if op is None else ReduceOp(op)
 
 
-def _allreduce(
+def allreduce_request(
     tensors: Sequence[Tensor],
     op: ReduceOp,
     name: str | None,
@@ -338,7 +338,8 @@ def _submit(
     return handle
 
 
-def _wait(entry: Entry) -> None:
+def wait(entry: Entry) -> None:
+    """Returns when the entry is done, and the current stream may use its results. HorovodInternalError if it failed."""
     # After a shutdown every entry is done: those that could not run carry an error.
     if not entry.done:
         session.current().negotiator.wait(entry)

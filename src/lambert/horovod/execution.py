@@ -1,14 +1,17 @@
 """Runs what the ranks have agreed on, over Gloo between CPUs and NCCL between GPUs.
 
-Operations are started in the agreed order, a few ahead of the oldest that is not yet done. Small tensors of
-neighbouring all-reduces travel together in one buffer; a large tensor is reduced where it lies.
+Operations are started in the agreed order, a few ahead of the oldest that is not yet done; a thread waits for them in
+this order. Small tensors of neighbouring all-reduces travel together: copied into one buffer, or as they are where they
+lie in one already. A large tensor is reduced where it lies.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
+from queue import Queue
 from typing import Any
 
 import torch
@@ -18,13 +21,23 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from lambert.horovod import adasum
 from lambert.horovod.collectives import Finish, allgather, alltoall, broadcast, reducescatter
-from lambert.horovod.fusion import FusionBuffers, large, neutral, scale, wire_type
-from lambert.horovod.negotiation import Work, record_event
+from lambert.horovod.fusion import FusionBuffers, factors, large, lie_together, neutral, scale, wire_type
+from lambert.horovod.negotiation import Finished, Work, one_line, record_event
 from lambert.horovod.requests import ReduceOp, Request, TensorKind
 from lambert.horovod.timeline import timeline
 
+_Part = tuple[Tensor, Tensor, bool]
+"""A tensor, where its reduction goes, and whether it is already scaled."""
+
 STARTED_AHEAD = 4
 """Operations in flight. Gloo runs two at a time; the others wait in its queue rather than for this thread."""
+
+
+_REDUCTIONS: dict[ReduceOp, Any] = {
+    ReduceOp.Min: dist.ReduceOp.MIN,
+    ReduceOp.Max: dist.ReduceOp.MAX,
+    ReduceOp.Product: dist.ReduceOp.PRODUCT,
+}
 
 
 class Executor:
@@ -39,6 +52,8 @@ class Executor:
         self._groups: dict[tuple[int, str], Any] = {}
         self._streams: dict[int, Any] = {}
         self._buffers = FusionBuffers()
+        self._started: Queue[tuple[list[Work], Finish, Finished] | None] = Queue(STARTED_AHEAD)
+        self._finisher: threading.Thread | None = None
         self.joined_gpu = 0
         """Where values are made for the others' operations after this rank has joined."""
 
@@ -53,32 +68,48 @@ class Executor:
 
     def close(self) -> None:
         """Lets go of connections and buffers."""
+        self._started.put(None)
         self._groups.clear()
         self._buffers = FusionBuffers()
 
-    def run(self, works: list[Work], done: Callable[[Work], None]) -> None:
-        """Runs operations in order, `done` after each. RuntimeError where the data path breaks."""
-        started: deque[tuple[list[Work], Finish]] = deque()
+    def run(self, works: list[Work], finished: Finished) -> None:
+        """Starts operations in order; `finished` hears of them from another thread, with the reason where one fails."""
+        if self._finisher is None:
+            self._finisher = threading.Thread(target=self._finish_loop, name="lambert.horovod finisher", daemon=True)
+            self._finisher.start()
+        for bundle in bundles(works, self._fusion_bytes):
+            for work in bundle:
+                timeline.begin(work.request.name, work.request.kind.upper())
+            self._started.put((bundle, self._start(bundle), finished))
 
-        def finish_oldest() -> None:
-            bundle, finish = started.popleft()
+    def drain(self) -> None:
+        """Waits until all that was started has finished."""
+        self._started.join()
+
+    def _finish_loop(self) -> None:
+        torch.set_grad_enabled(False)  # for this thread
+        failure = None
+        while (started := self._started.get()) is not None:
+            bundle, finish, finished = started
+            if failure is None:
+                failure = self._finish(bundle, finish)
+            finished(bundle, failure)
+            self._started.task_done()
+            del started, bundle, finish  # and with them the memory that the next operations may take
+        self._started.task_done()
+
+    def _finish(self, bundle: list[Work], finish: Finish) -> str | None:
+        """Why it fails, if it does."""
+        try:
             with self._stream(bundle[0]):
                 finish()
                 for work in bundle:
                     if work.entry is not None:
                         work.entry.finished = record_event(work.entry.inputs)
                     timeline.end(work.request.name)
-                    done(work)
-
-        for bundle in bundles(works, self._fusion_bytes):
-            for work in bundle:
-                timeline.begin(work.request.name, work.request.kind.upper())
-            with self._stream(bundle[0]):
-                started.append((bundle, self._start(bundle)))
-            if len(started) >= STARTED_AHEAD:
-                finish_oldest()
-        while started:
-            finish_oldest()
+        except Exception as error:
+            return one_line(error)
+        return None
 
     def _stream(self, work: Work) -> Any:
         """The stream for a work's communication, behind what its inputs wait for. On a CPU there is none."""
@@ -106,6 +137,14 @@ class Executor:
         return group
 
     def _start(self, bundle: list[Work]) -> Finish:
+        """Gives what waits for the bundle; that raises what kept it from starting."""
+        try:
+            with self._stream(bundle[0]):
+                return self._communication(bundle)
+        except Exception as error:
+            return partial(_raise, error)
+
+    def _communication(self, bundle: list[Work]) -> Finish:
         request = bundle[0].request
         ranks = self._sets[request.process_set]
         group = self._group(request.process_set, request.tensors[0].device)
@@ -128,20 +167,20 @@ class Executor:
 
     def _allreduce(self, group: Any, size: int, bundle: list[Work]) -> Finish:
         request = bundle[0].request
-        pairs = [pair for work in bundle for pair in _inputs_and_outputs(work)]
-        reduce = _reduction(group, size, request)
-        divisor = size if request.op == ReduceOp.Average else 1
+        parts = [part for work in bundle for part in _parts(work)]
+        reduction = _Reduction(group, size, request)
         finishes: list[Finish] = []
-        small: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-        for source, target in pairs:
+        small: dict[torch.dtype, list[_Part]] = {}
+        for part in parts:
+            source, target, scaled = part
             if source.dtype == wire_type(source.dtype) and target.is_contiguous() and large(source):
                 if target is not source:
                     target.copy_(source)
-                finishes.append(_reduced(target, request, divisor, reduce))
+                finishes.append(reduction.start(target, [target], [scaled]))
             elif source.numel():
-                small.setdefault(wire_type(source.dtype), []).append((source, target))
+                small.setdefault(wire_type(source.dtype), []).append(part)
         for dtype, together in small.items():
-            finishes.append(self._reduced_together(dtype, together, request, divisor, reduce))
+            finishes.append(self._reduced_together(dtype, together, reduction))
 
         def finish() -> None:
             for each in finishes:
@@ -149,24 +188,25 @@ class Executor:
 
         return finish
 
-    def _reduced_together(
-        self, dtype: torch.dtype, pairs: list[tuple[Tensor, Tensor]], request: Request, divisor: int, reduce: Any
-    ) -> Finish:
-        size = sum(source.numel() for source, _ in pairs) * dtype.itemsize
-        memory = self._buffers.take(size, pairs[0][0].device)
+    def _reduced_together(self, dtype: torch.dtype, parts: list[_Part], reduction: "_Reduction") -> Finish:
+        sources, targets, scaled = map(list, zip(*parts, strict=True))
+        lengths = [source.numel() for source in sources]
+        if (
+            dtype == sources[0].dtype
+            and all(a is b for a, b in zip(sources, targets, strict=True))
+            and lie_together(sources)
+        ):
+            return reduction.start(sources[0].as_strided((sum(lengths),), (1,)), sources, scaled)
+        size = sum(lengths) * dtype.itemsize
+        memory = self._buffers.take(size, sources[0].device)
         flat = memory[:size].view(dtype)
-        views = [
-            part.view(source.shape)
-            for part, (source, _) in zip(
-                flat.split_with_sizes([source.numel() for source, _ in pairs]), pairs, strict=True
-            )
-        ]
-        torch._foreach_copy_(views, [source for source, _ in pairs])
-        reduced = _reduced(flat, request, divisor, reduce, views)
+        views = [view.view(source.shape) for view, source in zip(flat.split_with_sizes(lengths), sources, strict=True)]
+        torch._foreach_copy_(views, sources)
+        reduced = reduction.start(flat, views, scaled)
 
         def finish() -> None:
             reduced()
-            torch._foreach_copy_([target for _, target in pairs], views)
+            torch._foreach_copy_(targets, views)
             self._buffers.give_back(memory)
 
         return finish
@@ -198,40 +238,47 @@ def _bytes(tensor: TensorKind) -> int:
     return math.prod(tensor.shape) * dtype.itemsize
 
 
-def _inputs_and_outputs(work: Work) -> Iterator[tuple[Tensor, Tensor]]:
+def _parts(work: Work) -> Iterator[_Part]:
     if work.entry is not None:
-        yield from zip(work.entry.inputs, work.entry.outputs, strict=True)
+        every_scaled = work.entry.scaled or [False] * len(work.entry.inputs)
+        yield from zip(work.entry.inputs, work.entry.outputs, every_scaled, strict=True)
         return
     for kind in work.request.tensors:
         dtype: torch.dtype = getattr(torch, kind.dtype)
         absent = torch.full(kind.shape, neutral(ReduceOp(work.request.op), dtype), dtype=dtype, device=kind.device)
-        yield absent, absent
+        yield absent, absent, False
 
 
-def _reduction(group: Any, size: int, request: Request) -> Callable[[Tensor, list[Tensor]], Finish]:
-    """Starts the reduction of a tensor in place, given also as the views of the tensors in it."""
-    if request.op == ReduceOp.Adasum:
+def _raise(error: Exception) -> None:
+    raise error
 
-        def with_adasum(flat: Tensor, views: list[Tensor]) -> Finish:
-            adasum.reduce(group, views)
+
+class _Reduction:
+    """How tensors of one bundle are reduced."""
+
+    def __init__(self, group: Any, size: int, request: Request) -> None:
+        self._group = group
+        self._size = size
+        self._request = request
+        self._options: Any = dist.AllreduceOptions()
+        self._options.reduceOp = _REDUCTIONS.get(ReduceOp(request.op), dist.ReduceOp.SUM)
+
+    def start(self, flat: Tensor, views: list[Tensor], scaled: list[bool]) -> Finish:
+        """Starts the reduction of contiguous memory in place, given also as the tensors in it."""
+        before, after, divisor = factors(self._request, flat.dtype, self._size)
+        if not any(scaled):
+            scale(flat, before, 1)
+        else:
+            for view, done in zip(views, scaled, strict=True):
+                if not done:
+                    scale(view, before, 1)
+        if self._request.op == ReduceOp.Adasum:
+            adasum.reduce(self._group, views)
             return lambda: None
+        started = self._group.allreduce([flat.view(-1)], self._options)
 
-        return with_adasum
-    options: Any = dist.AllreduceOptions()
-    options.reduceOp = {
-        ReduceOp.Min: dist.ReduceOp.MIN,
-        ReduceOp.Max: dist.ReduceOp.MAX,
-        ReduceOp.Product: dist.ReduceOp.PRODUCT,
-    }.get(ReduceOp(request.op), dist.ReduceOp.SUM)
-    return lambda flat, views: group.allreduce([flat.view(-1)], options).wait
+        def finish() -> None:
+            started.wait()
+            scale(flat, after, divisor)
 
-
-def _reduced(flat: Tensor, request: Request, divisor: int, reduce: Any, views: list[Tensor] | None = None) -> Finish:
-    scale(flat, request.prescale, 1)
-    wait = reduce(flat, [flat] if views is None else views)
-
-    def finish() -> None:
-        wait()
-        scale(flat, request.postscale, divisor)
-
-    return finish
+        return finish

@@ -3,15 +3,35 @@
 import torch
 from torch import Tensor
 
-from lambert.horovod.requests import ReduceOp
+from lambert.horovod.requests import ReduceOp, Request
 
-LARGE_BYTES = 1 << 20
-"""From this size on, copying a tensor into a buffer and back costs more than the latency of an operation of its own."""
+LARGE_BYTES = {"cpu": 16 << 20, "cuda": 1 << 20}
+"""From this size on, copying a tensor into a buffer and back costs more than an operation of its own."""
 
 
 def large(tensor: Tensor) -> bool:
     """Whether the tensor is reduced where it lies."""
-    return tensor.numel() * tensor.itemsize >= LARGE_BYTES
+    return tensor.nbytes >= LARGE_BYTES[tensor.device.type]
+
+
+def factors(request: Request, dtype: torch.dtype, size: int) -> tuple[float, float, int]:
+    """What values of that type are multiplied by before the reduction over `size` ranks, and multiplied and divided by
+    after it. Where nothing can overflow, all is done before, on memory that is read anyway."""
+    divisor = size if request.op == ReduceOp.Average else 1
+    if dtype in (torch.float32, torch.float64) and request.op in (ReduceOp.Average, ReduceOp.Sum):
+        return request.prescale * request.postscale / divisor, 1.0, 1
+    return request.prescale, request.postscale, divisor
+
+
+def lie_together(tensors: list[Tensor]) -> bool:
+    """Whether the tensors fill one stretch of memory, in their order."""
+    first, end = tensors[0], tensors[0].data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != end or not tensor.is_contiguous() or tensor.dtype != first.dtype:
+            return False
+        end += tensor.nbytes
+    memory = first.untyped_storage().data_ptr()
+    return all(tensor.untyped_storage().data_ptr() == memory for tensor in tensors)
 
 
 def wire_type(dtype: torch.dtype) -> torch.dtype:

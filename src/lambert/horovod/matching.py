@@ -40,7 +40,7 @@ class Matching:
         self._seen_once: OrderedDict[str, Request] = OrderedDict()
         self._spelled_out = 0
         """Numbered requests of which some rank has sent another version in full: to be compared in full."""
-        self._changed: set[str] = set()
+        self._changed: dict[str, None] = {}
 
     def add(self, rank: int, repeated: int, requests: list[Request], now: float) -> None:
         """A rank's new requests: numbers of old ones as bits, and requests in full. `now` in seconds."""
@@ -61,11 +61,11 @@ class Matching:
     def _wait(self, rank: int, request: Request, now: float) -> None:
         self._waiting.setdefault(request.name, {})[rank] = request
         self._since.setdefault(request.name, now)
-        self._changed.add(request.name)
+        self._changed[request.name] = None
 
     def recheck(self) -> None:
         """Looks at all requests again next time: a rank has joined."""
-        self._changed.update(self._waiting)
+        self._changed.update(dict.fromkeys(self._waiting))
 
     def take_ready(self, joined: list[int]) -> tuple[int, list[Match]]:
         """Removes and gives what can run: bits of repeated requests, and the others. Ranks that joined need not ask."""

@@ -1,6 +1,6 @@
 """A rank's side of the negotiation: requests go out, and what all ranks have ready comes in and runs.
 
-Two threads. One sends: it gathers what the program submits during one cycle into one message. One receives and runs
+Two threads. One sends: it gathers what the program submits during one cycle into one message. One receives, and starts
 what the coordinator says, in its order. Both sleep while there is nothing to do.
 """
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from lambert.horovod.exceptions import HorovodInternalError
 from lambert.horovod.matching import Match, bit_positions, decode
 from lambert.horovod.requests import Request
 from lambert.horovod.timeline import timeline
+
+NO_TENSORS = ("barrier", "add_process_set", "remove_process_set")
+"""Operations that are done as soon as all ranks have asked for them and for what came before."""
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +32,8 @@ class Entry:
     outputs: list[Tensor] = field(default_factory=list)
     """Where the results go, where their shapes are known before."""
     result: Any = None
+    scaled: list[bool] = field(default_factory=list)
+    """Of each input: whether it is already multiplied by what comes before the reduction. Empty: none is."""
     error: str | None = None
     done: bool = False
     submitted: Any = None
@@ -49,18 +54,28 @@ class Work:
         return self.requests[0]
 
 
-Run = Callable[[list[Work], Callable[[Work], None]], None]
-"""Runs operations in order and calls back after each."""
+Finished = Callable[[list[Work], str | None], None]
+"""Hears which operations have run together, and why they failed where they did."""
+
+
+class Runner(Protocol):
+    """What runs the operations."""
+
+    def run(self, works: list[Work], finished: Finished) -> None:
+        """Starts operations in order, to hear of later, from another thread."""
+
+    def drain(self) -> None:
+        """Waits until all that was started has finished."""
 
 
 class Negotiator:
     """One rank's requests, from submission to completion."""
 
     def __init__(
-        self, channel: Channel, run: Run, cycle_seconds: float, changed: Callable[[Request, int], Any]
+        self, channel: Channel, runner: Runner, cycle_seconds: float, changed: Callable[[Request, int], Any]
     ) -> None:
         self._channel = channel
-        self._run = run
+        self._runner = runner
         self._cycle_seconds = cycle_seconds
         self._changed = changed
         self._lock = threading.Lock()
@@ -69,11 +84,11 @@ class Negotiator:
         self._completed = threading.Condition(self._lock)
         self._pending: dict[tuple[int, str], Entry] = {}
         self._outbox: list[Entry] = []
+        self._due = False
         self._known: dict[tuple[int, str], tuple[int, Request]] = {}
         self._by_number: dict[int, list[Request]] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._join: Entry | None = None
-        self._running: list[Work] = []
         self._hosts: list[str] = []
         self._closed: str | None = None
         self._threads = [
@@ -101,8 +116,11 @@ class Negotiator:
             count = self._counts[process_set, kind] = self._counts.get((process_set, kind), 0) + 1
         return f"{kind}.noname.{count}"
 
-    def submit(self, entry: Entry) -> None:
-        """Asks for an operation. ValueError where one of that name is pending, HorovodInternalError after the end."""
+    def submit(self, entry: Entry, hold: bool = False) -> None:
+        """Asks for an operation, at the latest with the next one that is not held back.
+
+        ValueError where one of that name is pending, HorovodInternalError after the end.
+        """
         request = entry.request
         key = request.process_set, request.name
         with self._lock:
@@ -113,13 +131,14 @@ class Negotiator:
                 )
             self._pending[key] = entry
             self._outbox.append(entry)
-            if len(self._outbox) == 1:
+            if not (hold or self._due):
+                self._due = True
                 self._to_send.notify()
             timeline.begin(request.name, f"NEGOTIATE_{request.kind.upper()}")
 
     def join(self) -> Entry:
         """Says that this rank has no more data; the entry is done, with the last rank to say so, when all have."""
-        self._flush()
+        self.flush()
         with self._lock:
             self._check_open("join")
             entry = self._join = Entry(Request("join", "join", 0))
@@ -129,7 +148,7 @@ class Negotiator:
     def wait(self, entry: Entry) -> None:
         """Returns when the entry is done. HorovodInternalError where it failed."""
         if not entry.done:
-            self._flush()
+            self.flush()
             with self._lock:
                 while not entry.done:
                     self._completed.wait()
@@ -148,11 +167,11 @@ class Negotiator:
         if self._closed is not None:
             raise HorovodInternalError(f"{name} cannot run any more: {self._closed}")
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """All that was submitted has been sent when it returns, whichever thread sends it: a join comes behind it."""
         with self._flushing:
             with self._lock:
-                entries, self._outbox = self._outbox, []
+                entries, self._outbox, self._due = self._outbox, [], False
                 message = self._message(entries)
             if entries:
                 timeline.mark_cycle()
@@ -164,7 +183,7 @@ class Negotiator:
             request = entry.request
             bits, requests = parts.get(request.process_set, (0, []))
             known = self._known.get((request.process_set, request.name))
-            if known is not None and known[1] == request:
+            if known is not None and (known[1] is request or known[1] == request):
                 bits |= 1 << known[0]
             else:
                 requests.append(request)
@@ -180,12 +199,12 @@ class Negotiator:
     def _send_loop(self) -> None:
         while True:
             with self._lock:
-                while not self._outbox and self._closed is None:
+                while not self._due and self._closed is None:
                     self._to_send.wait()
                 if self._closed is not None:
                     return
             time.sleep(self._cycle_seconds)
-            self._flush()
+            self.flush()
 
     def _receive_loop(self) -> None:
         torch.set_grad_enabled(False)  # for this thread
@@ -195,15 +214,7 @@ class Negotiator:
                     if self._act(*message):
                         return
         except Exception as error:
-            # Nothing runs after this; whoever waits must hear why, here and on the other ranks.
-            text = " ".join(str(error).split()) or type(error).__name__
-            reason = f"{self._running[0].request.name if self._running else 'negotiation'} failed: {text}"
-            self._send(["leave", reason])
-            self._fail(reason)
-            for work in self._running:
-                if work.entry is not None and not work.entry.done:
-                    work.entry.error = reason
-                    self._complete(work.entry)
+            self._break(f"negotiation failed: {one_line(error)}")
         finally:
             self._channel.close()
 
@@ -214,6 +225,8 @@ class Negotiator:
             return [["closed", f"the connection to rank 0 is lost ({error})"]]
 
     def _act(self, kind: str, *content: Any) -> bool:
+        if kind != "batch":
+            self._runner.drain()
         if kind == "closed":
             self._fail(content[0])
             return True
@@ -237,9 +250,7 @@ class Negotiator:
             for work in works:
                 if work.entry is not None:
                     timeline.end(work.request.name)
-            self._running = works
-            self._run(works, self._finish)
-            self._running = []
+            self._runner.run(works, self._finished)
         return False
 
     def _take(self, number: int, name: str, requests: list[Request]) -> Work:
@@ -255,6 +266,8 @@ class Negotiator:
     def _settle(self, number: int, match: Match) -> Work | None:
         work = self._take(number, match.name, match.requests)
         entry = work.entry
+        if match.error is not None or work.request.kind in NO_TENSORS:
+            self._runner.drain()
         if match.error is None and match.number is not None:
             request = match.requests[0]
             if request.kind == "allreduce":
@@ -267,7 +280,7 @@ class Negotiator:
                     self._drop(match.number, "its process set was removed")
                 if entry is not None:
                     entry.result = result
-        if match.error is not None or work.request.kind in ("barrier", "add_process_set", "remove_process_set"):
+        if match.error is not None or work.request.kind in NO_TENSORS:
             if entry is not None:
                 timeline.end(match.name)
                 entry.error = match.error
@@ -275,9 +288,21 @@ class Negotiator:
             return None
         return work
 
-    def _finish(self, work: Work) -> None:
-        if work.entry is not None:
-            self._complete(work.entry)
+    def _finished(self, works: list[Work], error: str | None) -> None:
+        if error is not None:
+            error = f"{works[0].request.name} failed: {error}"
+            self._break(error)
+        with self._lock:
+            for work in works:
+                if work.entry is not None:
+                    work.entry.error, work.entry.done = error, True
+            self._completed.notify_all()
+
+    def _break(self, reason: str) -> None:
+        """Nothing runs after this; whoever waits must hear why, here and on the other ranks."""
+        self._send(["leave", reason])
+        self._fail(reason)
+        self._channel.close()
 
     def _complete(self, entry: Entry) -> None:
         with self._lock:
@@ -302,6 +327,11 @@ class Negotiator:
                 self._join.error, self._join.done = f"join did not end: {self._closed}", True
             self._to_send.notify_all()
         self._drop(None, self._closed)
+
+
+def one_line(error: Exception) -> str:
+    """What an exception says."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def record_event(tensors: list[Tensor]) -> Any:

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lambert.horovod.asynchronous import wait
 from lambert.horovod.basics import size
 from lambert.horovod.compression import Compression, Compressor
+from lambert.horovod.gradients import Gradients
+from lambert.horovod.negotiation import Entry
 from lambert.horovod.operations import (
     Adasum,
     Average,
     allreduce_async_,
-    grouped_allreduce_async_,
     sparse_allreduce_async,
     synchronize,
 )
@@ -72,6 +74,8 @@ class _Reduced(_Wrapping):
         self._hooks: list[Any] = []
         # Removed with the optimizer: a parameter outlives its optimizers and must not feed the old ones.
         weakref.finalize(self, _remove, self._hooks)
+        predivide = predivide if op == Average else 1.0
+        self._gradients = Gradients(op, 1.0 / predivide, predivide, process_set)
         self._restart()
         self._watch()
 
@@ -92,18 +96,22 @@ class _Reduced(_Wrapping):
             self._parameter_names = names_of(self, None) | self._parameter_names
         for p in new:
             self._trained.append(p)
+            self._incomplete += 1
             self._passes_left[p] = self.backward_passes_per_step
             self._hooks.append(p.register_post_accumulate_grad_hook(completed))
 
     def _restart(self) -> None:
         self._pending: dict[tuple[Tensor, ...], tuple[Any, list[Any]]] = {}
         self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
+        self._incomplete = len(self._trained)
+        self._gradients.restart()
         self._synchronized = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Reduces after this many backward passes from now on."""
         self.backward_passes_per_step = passes
         self._passes_left = dict.fromkeys(self._trained, passes)
+        self._incomplete = len(self._trained)
 
     def _completed(self, parameter: Tensor) -> None:
         left = self._passes_left[parameter] - 1
@@ -113,9 +121,12 @@ class _Reduced(_Wrapping):
                 f"{self.backward_passes_per_step} times before step(): raise backward_passes_per_step to accumulate"
             )
         self._passes_left[parameter] = left
+        self._incomplete -= left == 0
         group = self._group_of.get(parameter, (parameter,))
         if all(self._passes_left.get(p, 0) == 0 for p in group):
             self._reduce(group)
+            if self._gradients.are_many or not self._incomplete:
+                self._gradients.hand_over()
 
     def _reduce(self, group: tuple[Tensor, ...]) -> None:
         """Starts the reduction of the gradients of `group`, which are zeros where this rank has computed none."""
@@ -130,16 +141,9 @@ class _Reduced(_Wrapping):
             handle = sparse_allreduce_async(first, name=name, op=self.op, process_set=self.process_set)
             self._pending[group] = handle, [None]
             return
-        scales: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
-        if self.op == Average:
-            scales["prescale_factor"] = 1.0 / self.gradient_predivide_factor
-            scales["postscale_factor"] = self.gradient_predivide_factor
         sent, contexts = zip(*(self._compression.compress(_dense(p.grad)) for p in group), strict=True)
-        if len(group) > 1:
-            handle = grouped_allreduce_async_(list(sent), name=name, **scales)
-        else:
-            handle = allreduce_async_(sent[0], name=name, **scales)
-        self._pending[group] = handle, list(contexts)
+        own = all(p.grad is tensor for p, tensor in zip(group, sent, strict=True))
+        self._pending[group] = self._gradients.start(name, sent, movable=own), list(contexts)
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced; then `clip_grad_norm_` and the like may change them.
@@ -155,10 +159,14 @@ class _Reduced(_Wrapping):
                 waiting.update(group)
         pending, self._pending = self._pending, {}
         for group, (handle, contexts) in pending.items():
-            result = handle() if callable(handle) else synchronize(handle)
-            for p, output, context in zip(group, result if len(group) > 1 else [result], contexts, strict=True):
+            if isinstance(handle, Entry):
+                wait(handle)
+            outputs = handle.outputs if isinstance(handle, Entry) else [handle()]
+            for p, output, context in zip(group, outputs, contexts, strict=True):
                 self._store(p, output if output.is_sparse else self._compression.decompress(output, context))
         self._passes_left = dict.fromkeys(self._trained, self.backward_passes_per_step)
+        self._incomplete = len(self._trained)
+        self._gradients.restart()
         self._synchronized = True
 
     @staticmethod

@@ -155,7 +155,7 @@ def _meet(place: Place, seconds: float) -> Session:
 
     change(0, list(range(place.size)))
     cycle = _number("HOROVOD_CYCLE_TIME", HOROVOD_CYCLE_TIME) / 1000
-    negotiator = Negotiator(channel, executor.run, cycle, changed)
+    negotiator = Negotiator(channel, executor, cycle, changed)
     hosts = negotiator.meet(seconds)
     return Session(place, hosts, sets, negotiator, executor, coordinator)
 

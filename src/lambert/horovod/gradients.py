@@ -1,0 +1,63 @@
+"""How an optimizer hands over its gradients: many at once, and with requests that are made out only once."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lambert.horovod import session
+from lambert.horovod.asynchronous import allreduce_request
+from lambert.horovod.buckets import BUCKET_BYTES, Buckets
+from lambert.horovod.fusion import factors
+from lambert.horovod.negotiation import Entry, record_event
+from lambert.horovod.process_sets import ProcessSet, registered_ranks
+from lambert.horovod.requests import ReduceOp, Request
+
+
+class Gradients:
+    """All-reduces in place that are held back until their bytes are worth an operation."""
+
+    def __init__(self, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> None:
+        self._op, self._prescale, self._postscale = ReduceOp(op), prescale, postscale
+        self._process_set = process_set
+        self._ranks: list[int] = []
+        self._requests: dict[str, tuple[Request, list[object], float]] = {}
+        self._buckets = Buckets()
+        self._held = 0
+
+    def start(self, name: str, tensors: Sequence[Tensor], movable: bool) -> Entry:
+        """Starts the reduction of tensors that belong together; `hand_over` says so to the other ranks.
+
+        Gradients that are `movable` may keep their result in other memory, as the same tensors.
+        """
+        ranks = registered_ranks(self._process_set)
+        if ranks is not self._ranks:
+            self._ranks = ranks
+            self._requests.clear()
+        kinds: list[object] = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        request, known, factor = self._requests.get(name, (None, kinds, 1.0))
+        if request is None or known != kinds:
+            request = allreduce_request(tensors, self._op, name, self._prescale, self._postscale, self._process_set)
+            factor = factors(request, tensors[0].dtype, len(ranks))[0]
+            self._requests[name] = request, kinds, factor
+        movable = movable and len({tensor.dtype for tensor in tensors}) == 1
+        scaled = [movable and self._buckets.move(tensor, factor) for tensor in tensors]
+        inputs = [tensor.detach() for tensor in tensors]
+        entry = Entry(request, inputs, inputs, scaled=scaled, submitted=record_event(inputs))
+        session.current().negotiator.submit(entry, hold=True)
+        self._held += sum(tensor.nbytes for tensor in tensors)
+        return entry
+
+    @property
+    def are_many(self) -> bool:
+        """Whether what is held back is worth an operation."""
+        return self._held > BUCKET_BYTES * 3 // 4
+
+    def hand_over(self) -> None:
+        """Sends what is held back."""
+        self.restart()
+        session.current().negotiator.flush()
+
+    def restart(self) -> None:
+        """Counts from nothing: what was held back has been sent, or is forgotten."""
+        self._held = 0
+        self._buckets.close()
