@@ -19,43 +19,40 @@ REPEATS = 3
 
 
 class Watched(Ranks):
-    """Notes when buckets are handed over; while it is `mute`, none travels."""
+    """While it is `mute`, no bucket travels, and it is noted when that could have begun."""
 
     mute = False
-    ready: Sequence[float] = ()
-    """Of each bucket, in the order in which they travel: seconds before the end of the backward pass."""
+    ready_seconds: Sequence[float] = ()
+    """Of each bucket, in the order in which they travel: before the end of the backward pass."""
 
     def begin(self, update: int, scale: Callable[[], float]) -> None:
         super().begin(update, scale)
         self._at: list[float] = []
 
     def finish(self) -> None:
+        ended = time.perf_counter()
         super().finish()
-        self.ready = [self._at[-1] - at for at in self._at[:-1]]
+        self.ready_seconds = [max(0.0, ended - at) for at in self._at]
 
-    def _send(self, high: int) -> None:
-        self._at += [time.perf_counter()] * max(0, high - self._next)
-        if high == len(self._buckets):
-            self._at = [*self._at[: len(self._buckets)], time.perf_counter()]  # the last call is that of `finish`
-        super()._send(high)
-
-    def _sum(self, bucket: Bucket) -> None:
-        if not self.mute:
-            super()._sum(bucket)
+    def reduce(self, bucket: Bucket) -> None:
+        if self.mute:
+            self._at.append(time.perf_counter())
+        else:
+            super().reduce(bucket)
 
     def send_no_rows(self) -> None:
         """The token table travels at the end, as any other gradient."""
-        if self._late is not None:
-            self._late.active = False
+        if self.late is not None:
+            self.late.active = False
 
     def alone(self) -> list[float]:
         """Seconds of the exchange of each bucket in turn, and at last of the late rows, with nothing else under way."""
-        works: list[Callable[[], None]] = [partial(self._sum, bucket) for bucket in self._order]
-        if self._late is not None and self._late.active:
-            works.append(self._late.gather)
-        times = [[seconds_of(work, self._world) for work in works] for _ in range(REPEATS)]
+        works: list[Callable[[], None]] = [partial(self.reduce, bucket) for bucket in self.buckets]
+        if self.late is not None and self.late.active:
+            works.append(self.late.gather)
+        times = [[seconds_of(work, self.world) for work in works] for _ in range(REPEATS)]
         costs = [statistics.median(seconds) for seconds in zip(*times, strict=True)]
-        return costs if len(works) > len(self._order) else [*costs, 0.0]
+        return costs if len(works) > len(self.buckets) else [*costs, 0.0]
 
 
 def unhidden(ready: Sequence[float], costs: Sequence[float]) -> float:
@@ -86,7 +83,7 @@ def hidden(args: argparse.Namespace, world: Group) -> Iterator[dict[str, Any]]:
             left = []
             for _ in range(max(2, args.updates // 2)):
                 side.take(1)
-                left.append(max(everyones(unhidden(exchange.ready, costs), world)))
+                left.append(max(everyones(unhidden(exchange.ready_seconds, costs), world)))
             exchange.mute = False
             whole, wait, best = (max(everyones(n, world)) for n in (sum(costs), *map(statistics.median, (waits, left))))
             yield {

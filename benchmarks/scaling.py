@@ -52,7 +52,6 @@ from lambert.engine.cluster.agreement import compare_weights
 from lambert.engine.cluster.dist import Group, World
 from lambert.engine.cluster.stragglers import Stragglers
 from lambert.engine.exchange import Ranks
-from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.precision import Precision
 
@@ -118,25 +117,17 @@ def _ddp(args: argparse.Namespace, world: Group, megabytes: float) -> Callable[[
     return step
 
 
-class Checked(Ranks):
-    """Its checks alone."""
-
-    def look_through(self) -> None:
-        """Each rank's own gradients, for what is not finite."""
-        for bucket in self._buckets:
-            self._look_through(bucket)
-
-
 def safety(args: argparse.Namespace, world: Group) -> Iterator[Row]:
-    side = Side(args, world, exchange_of=lambda net: Checked(net, world, ExchangeConfig()))
+    side = Side(args, world)
     exchange, guard, slow = side.exchange, Guard(GuardConfig()), Stragglers()
-    assert isinstance(exchange, Checked)
+    assert isinstance(exchange, Ranks)
+    buckets, look_through = exchange.buckets, exchange.look_through
     losses_SK = torch.zeros(1, len(side.net.objectives))
 
     for number in range(args.rounds):
         steps, seconds = side.timed(args.updates, world)
         found = {
-            "faults": seconds_of(exchange.look_through, world, 3),
+            "faults": seconds_of(lambda: deque(map(look_through, buckets), 0), world, 3),
             "report": seconds_of(partial(exchange.report, losses_SK, 0.1), world, 20),
             "agreement": seconds_of(partial(world.add, [0, 0]), world, 20),
             "guard": seconds_of(partial(deque, map(guard.watch, steps), 0), world) / len(steps),

@@ -38,7 +38,7 @@ class Horovod(exchange.Ranks):
     def __init__(self, *arguments: Any, fp16: bool, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.method = "horovod fp16" if fp16 else "horovod"
-        timeout = timedelta(seconds=self._world.timeout)
+        timeout = timedelta(seconds=self.world.timeout)
         self._agreeing, self._summing = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
         self._views = self.gradients.views
         self._sent: list[Tensor] = [view.half() if fp16 else view for view in self._views]
@@ -49,22 +49,23 @@ class Horovod(exchange.Ranks):
     def begin(self, update: int, scale: Callable[[], float]) -> None:
         super().begin(update, scale)
         self._ready_P.zero_()
+        self._exchanging = False
 
     def last_pass(self) -> None:
         super().last_pass()
-        assert self._courier is not None
-        self._courier.take(self._exchange)
+        assert self.courier is not None
+        self.courier.take(self._exchange)
+        self._exchanging = True
 
     def finish(self) -> None:
-        if not self._armed:  # a rank without work
+        if not self._exchanging:  # a rank without work
             self.last_pass()
-        self._armed = False
         self.gradients.collect()
         for place in range(len(self._views)):
             self._hand_over(place)
         began = time.perf_counter()
-        assert self._courier is not None
-        self._courier.wait()
+        assert self.courier is not None
+        self.courier.wait()
         for view, sent in zip(self._views, self._sent, strict=True):
             if sent is not view:
                 view.copy_(sent)
@@ -74,10 +75,9 @@ class Horovod(exchange.Ranks):
     def seconds(self) -> tuple[float, float]:
         return self._spent, self._waited
 
-    def _ready(self, place: int, *_: object) -> None:
-        if self._armed:
-            collect(self.gradients.parameters[place], self._views[place])
-            self._hand_over(place)
+    def ready(self, place: int) -> None:
+        collect(self.gradients.parameters[place], self._views[place])
+        self._hand_over(place)
 
     def _hand_over(self, place: int) -> None:
         if self._ready_P[place]:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 from lambert.engine.cluster import agreement
-from lambert.engine.cluster.dist import World
+from lambert.engine.cluster.dist import Group, World
 from lambert.engine.cluster.stragglers import Stragglers
-from lambert.engine.exchange import Exchange, build
+from lambert.engine.exchange import Exchange, Ranks, build
 from lambert.engine.exchange.methods import ExchangeConfig, Name
 from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.precision import Precision
@@ -230,16 +230,24 @@ def asked(world: World) -> Any:
     return found
 
 
+class Noting(Ranks):
+    """Notes the share of the buckets that were handed over by the end of each backward pass."""
+
+    def finish(self) -> None:
+        self.shares = [*getattr(self, "shares", []), self._next / len(self.buckets)]
+        super().finish()
+
+
 def tied(world: World) -> Any:
     """Weights of a BERT with a tied decoder: its table sent whole at the end, or its dense part first and then rows.
     Two updates: the first is watched, and later ones amplify the order of sums through bfloat16 weights."""
-    found = {}
+    found, options = {}, ExchangeConfig(bucket_mb=0.05)
     for name, apart in (("whole", False), ("apart", True)):
         config = EncoderConfig(vocabulary=600, hidden=32, layers=2, heads=2, intermediate=64, positions=16)
         model = fresh(config, {"mlm": 0, "nsp": 0}, seed=5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        exchange = build(model, world, ExchangeConfig(bucket_mb=0.05))
-        late = getattr(exchange, "_late", None)
+        exchange = Noting(model, world, options) if isinstance(world, Group) else build(model, world, options)
+        late = getattr(exchange, "late", None)
         if late is not None and not apart:
             late.active = False
         list(
@@ -248,7 +256,8 @@ def tied(world: World) -> Any:
                 world=world, seed=3, start=0, steps=2, exchange=exchange,
             )
         )  # fmt: skip
-        found[name] = (weights(model), None if late is None else late.active)
+        shares = exchange.shares if isinstance(exchange, Noting) else []
+        found[name] = (weights(model), None if late is None else late.active, shares)
     return found
 
 
@@ -415,8 +424,9 @@ def test_all_ranks_hear_at_the_same_step_that_one_was_asked_to_stop(found: Calla
 def test_a_tied_table_sent_in_two_parts_gives_the_same_weights(found: Callable[..., Any], size: int) -> None:
     for rank in range(size):
         said = found("tied", size, rank)
-        (whole_table, off), (apart, on) = said["whole"], said["apart"]
+        (whole_table, off, shares), (apart, on, shares_apart) = said["whole"], said["apart"]
         assert (off, on) == (False, True)
+        assert shares == shares_apart == [1.0, 1.0]  # everything leaves while the backward pass goes on
         assert (apart - whole_table).abs().max() <= 1e-6
         assert torch.equal(apart, found("tied", size)["apart"][0])
         assert (apart - found("tied", 1)["apart"][0]).abs().max() <= 1e-3  # in bfloat16

@@ -41,7 +41,7 @@ class Averaging(Ranks):
 
     def shared(self, norms_P: Tensor) -> Tensor:
         """The mean over the ranks; not finite where any rank's is not."""
-        return self._world.sum(norms_P.clone()) / self._world.size
+        return self.world.sum(norms_P.clone()) / self.world.size
 
     def stepped(self, updates: int) -> None:
         self._apart = True
@@ -56,7 +56,7 @@ class Averaging(Ranks):
         for slots in optimizer.state.values():
             for value in slots.values():
                 if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-                    self._world.sum(value).div_(self._world.size)
+                    self.world.sum(value).div_(self.world.size)
 
     def dropped(self) -> None:
         """Weights that are apart are averaged: the next `attach` takes them for common ones."""
@@ -73,7 +73,7 @@ class Averaging(Ranks):
             view.copy_(parameter)
         flat.sub_(self._anchor)
         super().finish()
-        self._anchor.add_(flat, alpha=1 / self._world.size)
+        self._anchor.add_(flat, alpha=1 / self.world.size)
         start = flat.storage_offset()
         for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
             offset = view.storage_offset() - start
