@@ -76,6 +76,7 @@ def test_its_help_is_not_its_verbs(lambert: Any) -> None:
         (["-np", "2", "pretrain", "--corpus=c", "--out=o", "--train.steps=0"], "train.steps = 0 must be above 0"),
         (["-np", "2", "pretrain", "--corpus=c", "--out=o", "--train.batch-sise=4"], "Did you mean --train.batch-size?"),
         (["-np", "2", "predict", "--chunk=8"], "--model"),
+        (["-np", "3", "pretrain", "--corpus=c", "--out=o", "--train.batch-size=8"], "3 ranks cannot share"),
         ([], "VERB"),
     ],
 )

@@ -160,6 +160,10 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
     chosen = read(command)
     if chosen is None:
         return
+    if config.machines[1] == 1 and hasattr(chosen, "train"):  # of other machines nobody knows here
+        from lambert.engine import archive
+
+        chosen.train.check_ranks(processes, archive.last(chosen.out))
     os.environ |= settings | allocator.settings()
     with tempfile.TemporaryDirectory(prefix="lambert-launch-") as ends:
         os.environ |= {LAUNCHED: str(os.getpid()), ENDS: ends}
