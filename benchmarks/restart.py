@@ -58,15 +58,13 @@ def waited_for_row(path: Path, since: float, count: int = 1) -> dict[str, Any]:
     raise SystemExit(f"{path} got no {count} rows in {PATIENCE:.0f} s")
 
 
-def waited_for_workers(launcher: psutil.Process, old: list[psutil.Process]) -> list[psutil.Process]:
-    """As many as the old ones, and none of them."""
+def wait_for_workers(launcher: psutil.Process, old: list[psutil.Process]) -> None:
+    """Until there are as many as the old ones, and none of them."""
     until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        new = [child for child in workers(launcher) if child not in old]
-        if len(new) >= len(old):
-            return new
+    while len([child for child in workers(launcher) if child not in old]) < len(old):
+        if time.monotonic() > until:
+            raise SystemExit("the group was not started again")
         time.sleep(0.02)
-    raise SystemExit("the group was not started again")
 
 
 def kills(launcher: psutil.Process, metrics: Path, rounds: int) -> Iterator[dict[str, Any]]:
@@ -79,7 +77,8 @@ def kills(launcher: psutil.Process, metrics: Path, rounds: int) -> Iterator[dict
         victim = len(old) - 1 if number % 2 == 0 else 0
         struck = time.time()
         os.kill(old[victim].pid, signal.SIGKILL)
-        since = float(waited_for_workers(launcher, old)[0].create_time())
+        wait_for_workers(launcher, old)
+        since = time.time()  # a process' own time of birth is up to a second off
         row = waited_for_row(metrics, since)
         yield {
             "round": number, "victim": victim, "seconds": row["time"] - struck, "started_seconds": since - struck,
