@@ -300,9 +300,15 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         process_set: The ranks to reduce over; ranks outside step on their own gradients.
 
     Raises:
+        TypeError: For what is no optimizer, such as a model.
         ValueError: For names that are missing or repeat, groups that overlap, a predivision with another op than
             `Average`, and no backward pass at all.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"DistributedOptimizer takes a torch optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), "
+            f"not a {type(optimizer).__name__}; pass the model's names as named_parameters=model.named_parameters()"
+        )
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor works with op=Average only")
     if backward_passes_per_step <= 0:

@@ -1,6 +1,7 @@
 """The options of `horovodrun`, and the environment variables that they stand for."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     elastic.add_argument(
         "--blacklist-cooldown-range",
         dest="cooldown",
-        type=float,
+        type=number,
         nargs=2,
         metavar=("MIN", "MAX"),
         help="use a slot MIN to MAX seconds after a failure on it again (default: never)",
@@ -173,12 +174,18 @@ def variables(args: argparse.Namespace) -> dict[str, str]:
 
 
 def whole_number(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    """At least 1, for argparse."""
+    if not text.isdecimal() or not (value := int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
 
 
 def number(text: str) -> float:
-    if (value := float(text)) < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
+    """At least 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return value
