@@ -140,7 +140,7 @@ def broadcast_async(
 ) -> int:
     """Starts `broadcast`."""
     output = _new(tensor)
-    if root_rank == session.current().place.rank:
+    if root_rank == session.current().launch.rank:
         output.copy_(tensor.detach())
     return _submit(_broadcast(tensor, root_rank, name, process_set), [tensor], [output])
 
@@ -305,8 +305,8 @@ def _request(
     postscale: float = 1.0,
 ) -> Request:
     now = session.current()
-    if now.place.rank not in registered_ranks(process_set):
-        raise ValueError(f"{kind}: rank {now.place.rank} is not a member of {process_set}")
+    if now.launch.rank not in registered_ranks(process_set):
+        raise ValueError(f"{kind}: rank {now.launch.rank} is not a member of {process_set}")
     if kind != "barrier" and not tensors:
         raise ValueError(f"{kind} got no tensors")
     kinds = []

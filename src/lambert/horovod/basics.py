@@ -7,7 +7,7 @@ import torch
 import torch.distributed
 
 from lambert.horovod import session
-from lambert.horovod.place import Place, integer
+from lambert.horovod.launch import Launch, integer
 from lambert.horovod.process_sets import ProcessSet, add_process_set, global_process_set
 from lambert.horovod.timeline import start_from_environment, timeline
 
@@ -22,9 +22,9 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
         raise ValueError("hvd.init(comm=...) takes a list of ranks; MPI communicators are not supported")
     if session.is_open():
         return
-    now = session.open_session(Place.detect(comm or ()))
+    now = session.open_session(Launch.detect(comm or ()))
     global_process_set.ranks = now.sets[0]
-    start_from_environment(now.place.rank)
+    start_from_environment(now.launch.rank)
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return
     if isinstance(process_sets, str):
@@ -36,7 +36,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
 def shutdown() -> None:
     """Leaves the other ranks. What still waits for this one fails there; `init` may follow."""
     if session.is_open():
-        session.close_session(f"rank {session.current().place.rank} has called shutdown() or has ended")
+        session.close_session(f"rank {session.current().launch.rank} has called shutdown() or has ended")
         timeline.stop()
 
 
@@ -50,7 +50,7 @@ def is_initialized() -> bool:
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begins to record what operations wait for in a file for chrome://tracing, on rank 0. ValueError before `init`."""
-    if session.current().place.rank == 0:
+    if session.current().launch.rank == 0:
         timeline.start(file_path, mark_cycles)
 
 
@@ -62,19 +62,19 @@ def stop_timeline() -> None:
 
 def rank() -> int:
     """The number of this process among all, from 0. ValueError before `init`, as in all of the following."""
-    return session.current().place.rank
+    return session.current().launch.rank
 
 
 def size() -> int:
     """The number of processes."""
-    return session.current().place.size
+    return session.current().launch.size
 
 
 def local_rank() -> int:
     """The number of this process among those of its host: the GPU to use."""
     now = session.current()
     given = integer("HOROVOD_LOCAL_RANK", "LOCAL_RANK")
-    return _peers(now).index(now.place.rank) if given is None else given
+    return _peers(now).index(now.launch.rank) if given is None else given
 
 
 def local_size() -> int:
@@ -87,7 +87,7 @@ def cross_rank() -> int:
     """The number of this host among the hosts that have a process of the same local rank."""
     now = session.current()
     given = integer("HOROVOD_CROSS_RANK", "GROUP_RANK")
-    return _hosts_with_local_rank(now).index(now.hosts[now.place.rank]) if given is None else given
+    return _hosts_with_local_rank(now).index(now.hosts[now.launch.rank]) if given is None else given
 
 
 def cross_size() -> int:
@@ -104,11 +104,11 @@ def is_homogeneous() -> bool:
 
 
 def _peers(now: session.Session) -> list[int]:
-    return [rank for rank, host in enumerate(now.hosts) if host == now.hosts[now.place.rank]]
+    return [rank for rank, host in enumerate(now.hosts) if host == now.hosts[now.launch.rank]]
 
 
 def _hosts_with_local_rank(now: session.Session) -> list[str]:
-    local = _peers(now).index(now.place.rank)
+    local = _peers(now).index(now.launch.rank)
     return [host for host in dict.fromkeys(now.hosts) if now.hosts.count(host) > local]
 
 

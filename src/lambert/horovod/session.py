@@ -16,8 +16,8 @@ from lambert.horovod.channel import Channel
 from lambert.horovod.coordinator import Coordinator, Settings
 from lambert.horovod.exceptions import HorovodInternalError
 from lambert.horovod.execution import Executor
+from lambert.horovod.launch import Launch
 from lambert.horovod.negotiation import Negotiator
-from lambert.horovod.place import Place
 from lambert.horovod.requests import Request
 
 HOROVOD_CYCLE_TIME = 1.0
@@ -51,7 +51,7 @@ GOODBYE_SECONDS = 10.0
 class Session:
     """What `init` sets up."""
 
-    place: Place
+    launch: Launch
     hosts: list[str]
     """Name of each rank's host, by which ranks of one host find each other."""
     sets: dict[int, list[int]]
@@ -82,7 +82,7 @@ def is_open() -> bool:
     return bool(_open)
 
 
-def open_session(place: Place) -> Session:
+def open_session(launch: Launch) -> Session:
     """The session of this process, met with the other ranks where it is new.
 
     Raises HorovodInternalError where they do not come within HOROVOD_START_TIMEOUT seconds.
@@ -91,12 +91,12 @@ def open_session(place: Place) -> Session:
         if not _open:
             seconds = _number("HOROVOD_START_TIMEOUT", HOROVOD_START_TIMEOUT)
             try:
-                _open.append(_meet(place, seconds))
+                _open.append(_meet(launch, seconds))
             except (OSError, RuntimeError) as error:
                 text = " ".join(str(error).split())[:300]
-                who = f"rank {place.rank} of {place.size}"
+                who = f"rank {launch.rank} of {launch.size}"
                 raise HorovodInternalError(
-                    f"{who} did not meet the others at {place.meeting} in {seconds:g} s: {text}"
+                    f"{who} did not meet the others at {launch.meeting} in {seconds:g} s: {text}"
                 ) from error
         return _open[0]
 
@@ -113,19 +113,19 @@ def close_session(reason: str) -> None:
         session.executor.close()
 
 
-def _meet(place: Place, seconds: float) -> Session:
+def _meet(launch: Launch, seconds: float) -> Session:
     if "HOROVOD_GLOO_IFACE" in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
     level = LEVELS.get(os.environ.get("HOROVOD_LOG_LEVEL", "").upper())
     if level is not None:
         logging.getLogger("lambert.horovod").setLevel(level)
-    store = PrefixStore(f"lambert.horovod/{place.attempt}/{_meetings[place.attempt]}", _store(place, seconds))
-    _meetings[place.attempt] += 1
+    store = PrefixStore(f"lambert.horovod/{launch.attempt}/{_meetings[launch.attempt]}", _store(launch, seconds))
+    _meetings[launch.attempt] += 1
     coordinator = None
-    if place.rank == 0:
-        listener = socket.create_server((place.own_address(), 0))
+    if launch.rank == 0:
+        listener = socket.create_server((launch.own_address(), 0))
         token = secrets.token_hex(16)
-        coordinator = Coordinator(listener, place.size, token, _settings())
+        coordinator = Coordinator(listener, launch.size, token, _settings())
         coordinator.start()
         address, port = listener.getsockname()[:2]
         store.set("coordinator", f"{address} {port} {token}")
@@ -133,9 +133,9 @@ def _meet(place: Place, seconds: float) -> Session:
     connection = socket.create_connection((address, int(port)), timeout=seconds)
     channel = Channel(connection)
     connection.settimeout(None)
-    channel.send(["hello", token, place.rank, place.host])
+    channel.send(["hello", token, launch.rank, launch.host])
     executor = Executor(
-        place.rank,
+        launch.rank,
         store,
         _number("HOROVOD_GLOO_TIMEOUT_SECONDS", HOROVOD_GLOO_TIMEOUT_SECONDS),
         int(_number("HOROVOD_FUSION_THRESHOLD", HOROVOD_FUSION_THRESHOLD)),
@@ -153,23 +153,23 @@ def _meet(place: Place, seconds: float) -> Session:
         change(number, list(request.numbers) if request.kind == "add_process_set" else None)
         return number
 
-    change(0, list(range(place.size)))
+    change(0, list(range(launch.size)))
     cycle = _number("HOROVOD_CYCLE_TIME", HOROVOD_CYCLE_TIME) / 1000
     negotiator = Negotiator(channel, executor, cycle, changed)
     hosts = negotiator.meet(seconds)
-    return Session(place, hosts, sets, negotiator, executor, coordinator)
+    return Session(launch, hosts, sets, negotiator, executor, coordinator)
 
 
-def _store(place: Place, seconds: float) -> HashStore | TCPStore:
-    """Where the ranks find each other. Kept until the process ends: the next `init` meets in the same place."""
-    if place.meeting is None:
+def _store(launch: Launch, seconds: float) -> HashStore | TCPStore:
+    """Where the ranks find each other. Kept until the process ends: the next `init` meets in the same launch."""
+    if launch.meeting is None:
         return HashStore()
-    store = _stores.get(place.meeting)
+    store = _stores.get(launch.meeting)
     if store is None:
-        store = _stores[place.meeting] = TCPStore(
-            *place.meeting,
-            place.world_size,
-            is_master=place.hosts_store,
+        store = _stores[launch.meeting] = TCPStore(
+            *launch.meeting,
+            launch.world_size,
+            is_master=launch.hosts_store,
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
             multi_tenant=True,

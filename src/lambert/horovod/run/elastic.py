@@ -17,7 +17,7 @@ from typing import Any
 
 from lambert.core.errors import DataError
 from lambert.horovod.elastic.membership import GENERATION, HOSTS_SEEN, STORE, WORKER
-from lambert.horovod.run.hosts import Host, discover, is_local, meeting_point, places
+from lambert.horovod.run.hosts import Host, discover, is_local, meeting_point, slots_of
 from lambert.horovod.run.job import POLL_SECONDS, Start, ended, hosts_of, say, signals, starter
 from lambert.horovod.run.workers import Worker, end
 
@@ -104,7 +104,7 @@ class Job:
         leaving = [worker for worker in self.workers if worker not in staying]
         self.workers[:] = staying
         new = self.free_slots()[: most - len(staying)]
-        ranks = places([worker.host for worker in staying] + new)
+        ranks = slots_of([worker.host for worker in staying] + new)
         say(f"generation {self.generation}: {len(ranks)} ranks, {len(new)} of them new, {len(leaving)} leave")
         master, port = meeting_point(ranks)
         own = {
@@ -113,15 +113,15 @@ class Job:
             HOSTS_SEEN: str(self.changes),
             "HOROVOD_ELASTIC": "1",
         }
-        for place in ranks:
-            variables = {**place.variables(master, port), **own}
-            if place.rank < len(staying):
-                worker = staying[place.rank]
-                worker.rank = place.rank
+        for slot in ranks:
+            variables = {**slot.variables(master, port), **own}
+            if slot.rank < len(staying):
+                worker = staying[slot.rank]
+                worker.rank = slot.rank
                 self.store.set(f"world/{self.generation}/{self.names[worker]}", json.dumps(variables))
             else:
-                name = f"{self.generation}.{place.rank}"
-                worker = self.start(place, {**variables, WORKER: name})
+                name = f"{self.generation}.{slot.rank}"
+                worker = self.start(slot, {**variables, WORKER: name})
                 self.names[worker] = name
                 self.workers.append(worker)
         if leaving:

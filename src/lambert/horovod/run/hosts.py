@@ -23,8 +23,8 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank's place: in the world, on its host (local), and among the ranks of its local rank (cross)."""
+class Slot:
+    """Where a rank runs: its place in the world, on its host (local), and among the ranks of its local rank (cross)."""
 
     host: str
     rank: int
@@ -100,8 +100,8 @@ def discover(script: str, slots: int | None) -> list[Host]:
     return parse_hosts(done.stdout, slots or 1) if done.stdout.strip() else []
 
 
-def places(ranks: Sequence[str]) -> list[Place]:
-    """The places of ranks 0, 1, ... that run on these hosts."""
+def slots_of(ranks: Sequence[str]) -> list[Slot]:
+    """The slots of ranks 0, 1, ... that run on these hosts."""
     order = list(dict.fromkeys(ranks))
     local_of, seen = [], dict.fromkeys(order, 0)
     for host in ranks:
@@ -110,16 +110,16 @@ def places(ranks: Sequence[str]) -> list[Place]:
     found = []
     for rank, (host, local) in enumerate(zip(ranks, local_of, strict=True)):
         across = [name for name in order if seen[name] > local]
-        found.append(Place(host, rank, len(ranks), local, seen[host], across.index(host), len(across)))
+        found.append(Slot(host, rank, len(ranks), local, seen[host], across.index(host), len(across)))
     return found
 
 
-def fill(hosts: Sequence[Host], ranks: int) -> list[Place]:
-    """Places of `ranks` ranks, host by host; `UsageError` when there are fewer slots."""
+def fill(hosts: Sequence[Host], ranks: int) -> list[Slot]:
+    """The slots of `ranks` ranks, host by host; `UsageError` when there are fewer slots."""
     slots = [host.name for host in hosts for _ in range(host.slots)]
     if len(slots) < ranks:
         raise UsageError(f"horovodrun: -np {ranks} needs more than the {len(slots)} slots of the hosts")
-    return places(slots[:ranks])
+    return slots_of(slots[:ranks])
 
 
 @cache
@@ -136,12 +136,12 @@ def is_local(name: str) -> bool:
     return True
 
 
-def meeting_point(ranks: Sequence[Place]) -> tuple[str, int]:
+def meeting_point(ranks: Sequence[Slot]) -> tuple[str, int]:
     """Address and free port where rank 0 listens: the loopback when all ranks run here."""
     first = ranks[0].host
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
-    if all(is_local(place.host) for place in ranks):
+    if all(is_local(slot.host) for slot in ranks):
         return "127.0.0.1", port
     return (socket.gethostname() if first in ("localhost", "127.0.0.1") else first), port

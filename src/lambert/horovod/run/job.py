@@ -12,13 +12,13 @@ from pathlib import Path
 from types import FrameType
 
 from lambert.core.errors import DataError
-from lambert.horovod.run.hosts import Host, Place, fill, is_local, meeting_point, parse_hosts, read_hostfile
+from lambert.horovod.run.hosts import Host, Slot, fill, is_local, meeting_point, parse_hosts, read_hostfile
 from lambert.horovod.run.options import variables
 from lambert.horovod.run.workers import Worker, end, forwarded, remote_script, ssh_command
 
 POLL_SECONDS = 0.05
 
-Start = Callable[[Place, Mapping[str, str]], Worker]
+Start = Callable[[Slot, Mapping[str, str]], Worker]
 
 
 class Stop(Exception):
@@ -40,11 +40,11 @@ def starter(args: argparse.Namespace) -> Start:
     """The function that starts a rank as the options say."""
     common, ssh = variables(args) | alias_variables(args), ssh_command(args.ssh_port, args.ssh_identity_file)
 
-    def start(place: Place, own: Mapping[str, str]) -> Worker:
-        folder = output_folder(args, place)
+    def start(slot: Slot, own: Mapping[str, str]) -> Worker:
+        folder = output_folder(args, slot)
         return Worker(
             args.command,
-            place.host,
+            slot.host,
             {**common, **own},
             ssh,
             folder=folder,
@@ -62,11 +62,11 @@ def alias_variables(args: argparse.Namespace) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))}
 
 
-def output_folder(args: argparse.Namespace, place: Place) -> Path | None:
+def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
     """Where the rank's output is copied to, made."""
     if not args.output_filename:
         return None
-    folder = Path(args.output_filename) / f"rank.{place.rank:0{len(str(place.size - 1))}}"
+    folder = Path(args.output_filename) / f"rank.{slot.rank:0{len(str(slot.size - 1))}}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     start = starter(args)
     workers: list[Worker] = []
     with signals(), ended(workers):
-        workers.extend(start(place, place.variables(master, port)) for place in ranks)
+        workers.extend(start(slot, slot.variables(master, port)) for slot in ranks)
         while True:
             codes = [worker.poll() for worker in workers]
             failed = next((worker for worker, code in zip(workers, codes, strict=True) if code), None)
@@ -130,19 +130,19 @@ def ended(workers: Sequence[Worker]) -> Iterator[None]:
         end(workers, number)
 
 
-def show(args: argparse.Namespace, ranks: Sequence[Place], master: str, port: int) -> None:
+def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int) -> None:
     """Prints what is run, rank by rank, and which options have no effect."""
     for option in args.ignored or []:
         say(f"{option} has no effect here")
     common = variables(args) | alias_variables(args)
-    for place in ranks:
-        own = {**common, **place.variables(master, port)}
-        if is_local(place.host):
+    for slot in ranks:
+        own = {**common, **slot.variables(master, port)}
+        if is_local(slot.host):
             assignments = shlex.join(f"{key}={value}" for key, value in own.items())
-            print(f"[{place.rank}] env {assignments} {shlex.join(args.command)}")
+            print(f"[{slot.rank}] env {assignments} {shlex.join(args.command)}")
         else:
-            remote = shlex.join([*ssh_command(args.ssh_port, args.ssh_identity_file), place.host])
-            print(f"[{place.rank}] {remote} sh -s <<'END'")
+            remote = shlex.join([*ssh_command(args.ssh_port, args.ssh_identity_file), slot.host])
+            print(f"[{slot.rank}] {remote} sh -s <<'END'")
             kept = own if args.dry_run else {**forwarded(), **own}
             print(remote_script(args.command, kept) + "END")
     sys.stdout.flush()

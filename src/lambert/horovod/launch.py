@@ -1,4 +1,4 @@
-"""Where this process stands among the others, as its launcher says in the environment."""
+"""Which rank this process is and where the others are met, as its launcher says in the environment."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Launch:
     """A rank, and where the ranks meet."""
 
     rank: int = 0
@@ -38,7 +38,7 @@ class Place:
         return address
 
     @classmethod
-    def detect(cls, comm: Sequence[int] = ()) -> "Place":
+    def detect(cls, comm: Sequence[int] = ()) -> "Launch":
         """Horovod's variables (HOROVOD_RANK, HOROVOD_SIZE), else torchrun's (RANK, WORLD_SIZE), else a process alone.
 
         The meeting is MASTER_ADDR and MASTER_PORT, or HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT.
