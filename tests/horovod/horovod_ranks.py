@@ -17,9 +17,7 @@ Check = Callable[[], None]
 
 def outcomes(checks: Sequence[Check], folder: Path, ranks: int = 2) -> dict[str, str]:
     """What went wrong on any rank, by the name of the check: nothing where it holds. The folder is the checks' own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lambert.horovod", "torch._dynamo"])
     processes = [
@@ -36,6 +34,14 @@ def outcomes(checks: Sequence[Check], folder: Path, ranks: int = 2) -> dict[str,
         said = [json.loads(f.read_text()) if f.exists() else f"rank {i} did not end it" for i, f in enumerate(files)]
         found[check.__name__] = "\n".join(filter(None, said))
     return found
+
+
+def free_port() -> int:
+    """One of the loopback's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def _all(rank: int, ranks: int, port: int, checks: Sequence[Check], folder: Path) -> None:

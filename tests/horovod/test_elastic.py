@@ -3,7 +3,6 @@
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,6 @@ import lambert.horovod as hvd
 from lambert.horovod import elastic
 from lambert.horovod.elastic import sampler as sampling
 from lambert.horovod.run import main
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    hvd.init()
-    yield
-    hvd.shutdown()
 
 
 def in_world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:

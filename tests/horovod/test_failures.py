@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from horovod_ranks import free_port
 
 PROGRAM = """
 import os, signal, sys, time, torch
@@ -28,9 +28,7 @@ except hvd.HorovodInternalError as error:
 
 
 def two_ranks(misfortune: str, **variables: str) -> list["subprocess.Popen[str]"]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started = []
     for rank in range(2):
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **variables}

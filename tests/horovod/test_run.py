@@ -15,7 +15,7 @@ import lambert.horovod as hvd
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.horovod.run import main
 from lambert.horovod.run.function import run as run_function
-from lambert.horovod.run.hosts import Host, discover, fill, parse_hosts, places, read_hostfile
+from lambert.horovod.run.hosts import Host, discover, fill, parse_hosts, read_hostfile, slots_of
 from lambert.horovod.run.options import parse, variables
 
 FAR = "far-away.invalid"
@@ -42,7 +42,7 @@ def test_places_count_within_and_across_hosts() -> None:
         ("c", 4, 1, 2, 1, 2),
     ]
     # Ranks of an elastic job need not stand together.
-    assert [(p.local_rank, p.cross_rank) for p in places(["a", "b", "a"])] == [(0, 0), (0, 1), (1, 0)]
+    assert [(p.local_rank, p.cross_rank) for p in slots_of(["a", "b", "a"])] == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_hosts_come_from_options_files_and_scripts(tmp_path: Path) -> None:
@@ -96,8 +96,9 @@ def test_options_become_variables() -> None:
     [
         ("true", "how many ranks"),
         ("-np 2", "what shall the ranks run"),
-        ("-np 0 true", "less than 1"),
-        ("-np two true", "invalid"),
+        ("-np 0 true", "'0' is not a whole number of at least 1"),
+        ("-np two true", "-np/--num-proc: 'two' is not a whole number of at least 1"),
+        ("-np 2 --cycle-time-ms x true", "--cycle-time-ms: 'x' is not a number of at least 0"),
         ("-np 3 -H localhost:2 true", "more than the 2 slots"),
         ("-np 2 --mpi true", "no MPI"),
         ("-np 2 --gloo --mpi true", "not allowed with"),
