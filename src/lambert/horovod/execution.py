@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from queue import Queue
 from typing import Any
 
@@ -233,6 +233,7 @@ def bundles(works: list[Work], limit: int) -> Iterator[list[Work]]:
         yield bundle
 
 
+@lru_cache(4096)
 def _bytes(tensor: TensorKind) -> int:
     dtype: torch.dtype = getattr(torch, tensor.dtype)
     return math.prod(tensor.shape) * dtype.itemsize
