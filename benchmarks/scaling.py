@@ -17,8 +17,8 @@ WORK is one of these; all train a BERT with lambert's own loop on drawn batches 
   (`faults`), what ranks report (`report`) and agree on: that none was out of memory, nor asked to stop
   (`agreement`), `guard` and `stragglers`, and weights compared
   every 1,000 updates (`weights`). `share` is their sum over the time of an update.
-- `horovod`: lambert.horovod's DistributedOptimizer beside DistributedDataParallel, on 110 M floats in 200 tensors of
-  linear layers. `ratio` is its seconds over DDP's.
+- `horovod`: lambert.horovod's DistributedOptimizer beside DistributedDataParallel (as in `ddp`), on 110 M floats in 200
+  tensors of linear layers. `ratio` is its seconds over DDP's; the larger of the two counts.
 - `restart`: `lambert launch -np 2 pretrain` of a small BERT, saved every 20 updates; a rank, the last and the first in
   turn, is killed, and the launcher starts the group anew. `seconds` are from `kill -9` to the first row of
   metrics.jsonl that a new process writes, of which `started_seconds` until that was started; `lost` updates are done
@@ -161,25 +161,31 @@ def horovod(args: argparse.Namespace, world: Group) -> Iterator[Row]:
     import lambert.horovod as hvd
 
     hvd.init()
-    nets = Deep(), Deep()
-    wrapped = DistributedDataParallel(nets[0])
-    plain = torch.optim.SGD(nets[0].parameters(), lr=1e-4)
-    own = torch.optim.SGD(nets[1].parameters(), lr=1e-4)
-    named = nets[1].named_parameters()
-    sides = (wrapped, plain), (nets[1], hvd.DistributedOptimizer(own, named_parameters=named))
-    rows_TD = torch.randn(args.rows, nets[0].width, generator=torch.Generator().manual_seed(world.rank))
+    net, buckets_mb = Deep(), (5, 25)
+    rows_TD = torch.randn(args.rows, net.width, generator=torch.Generator().manual_seed(world.rank))
 
     def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
         net(rows_TD).square().mean().backward()
         optimizer.step()
 
-    steps = [partial(step, *side) for side in sides]
-    for work in steps:
+    own = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-4), net.named_parameters())
+    sides = [partial(step, net, own)]
+    for megabytes in buckets_mb:
+        other = Deep()
+        wrapped = DistributedDataParallel(
+            other, bucket_cap_mb=megabytes, gradient_as_bucket_view=True, static_graph=True
+        )
+        sides.append(partial(step, wrapped, torch.optim.SGD(other.parameters(), lr=1e-4)))
+    for work in sides:
         seconds_of(work, world, args.warm_up)
     for number in range(args.rounds):
-        theirs, ours = (max(everyones(seconds_of(work, world, args.updates), world)) for work in steps)
-        yield {"round": number, "rows": args.rows, "seconds": ours, "ddp_seconds": theirs, "ratio": ours / theirs}
+        ours, *theirs = (max(everyones(seconds_of(work, world, args.updates), world)) for work in sides)
+        for megabytes, seconds in zip(buckets_mb, theirs, strict=True):
+            yield {
+                "round": number, "rows": args.rows, "bucket_mb": megabytes, "seconds": ours, "ddp_seconds": seconds,
+                "ratio": ours / seconds,
+            }  # fmt: skip
     hvd.shutdown()
 
 
