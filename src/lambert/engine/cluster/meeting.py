@@ -24,14 +24,17 @@ _NAMED = 8
 def meet(here: Place, seconds: float) -> Store:
     """The store that all ranks share. Raises MachineError where it cannot be reached within so many `seconds`."""
     promise: Future[Store] = Future()
+    until = time.monotonic() + seconds
 
     def connect() -> None:
         # Under torchrun its agent holds the store.
         by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         try:
+            if here.rank > 0:
+                _knock(here, until)
             store = TCPStore(
                 here.address, here.port, is_master=here.rank == 0 and not by_agent, wait_for_workers=False,
-                timeout=timedelta(seconds=seconds), multi_tenant=True,
+                timeout=timedelta(seconds=max(1.0, until - time.monotonic())), multi_tenant=True,
             )  # fmt: skip
             own = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
             if by_agent and own.add(f"lambert/came/{here.rank}", 1) > 1:
@@ -46,6 +49,20 @@ def meet(here: Place, seconds: float) -> Store:
         return promise.result(seconds + _REPLY_SECONDS)
     except (RuntimeError, ValueError, TimeoutError) as error:
         raise MachineError(_no_store(here, seconds, str(error))) from error
+
+
+def _knock(here: Place, until: float) -> None:
+    """Waits until somebody opens where the ranks meet: torch, refused once, asks again after half a second and more."""
+    pause = 0.02
+    while (left := until - time.monotonic()) > 0:
+        try:
+            socket.create_connection((here.address, here.port), left).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(pause)
+            pause = min(0.2, 1.5 * pause)  # of a thousand ranks
+        except OSError:  # torch says what it is
+            return
 
 
 def roll_call(here: Place, store: Store, device: str, problem: LambertError | None, seconds: float) -> tuple[str, int]:
