@@ -3,14 +3,15 @@
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.engine.cluster.meeting import meet
+from lambert.engine.cluster.meeting import meet, roll_call
 from lambert.engine.cluster.rendezvous import PORTS, Place, hosts_of, place
 
 SPOKEN = re.compile(r"RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|OMPI_|PMIX_|JOB_COMPLETION|TORCHELASTIC|LAMBERT_")
@@ -184,3 +185,19 @@ def test_what_an_earlier_group_left_in_torchruns_store_is_refused(monkeypatch: p
             meet(here, 5)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert not meet(places[0], 5).check(["verdict"])
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"), [(["", ""], ""), (["a", "b"], ""), (["a", "a"], "Ranks 0 and 1 .* same GPU")]
+)
+def test_two_ranks_have_two_gpus(cards: list[str], said: str) -> None:
+    store = HashStore()
+    places = [Place(rank, 2, rank, 2, "127.0.0.1", 29400) for rank in range(2)]
+    with ThreadPoolExecutor() as pool:
+        answers = [
+            pool.submit(roll_call, here, store, "cuda", None, 5, card=card)
+            for here, card in zip(places, cards, strict=True)
+        ]
+    for text, code in (answer.result() for answer in answers):
+        assert re.match(said, text) if said else not text
+        assert code == (2 if said else 0)

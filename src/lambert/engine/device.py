@@ -40,6 +40,11 @@ def device_named(name: str, local_rank: int) -> torch.device:
     return device
 
 
+def card_of(device: torch.device) -> str:
+    """What tells this GPU from all others, also of other machines; nothing for other devices."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
 def sent(values: Sequence[float], device: torch.device) -> Tensor:
     """The values [n] on the device, in torch's default type for them. From pinned memory: the host does not wait."""
     tensor = torch.tensor(values)

@@ -31,7 +31,7 @@ from lambert.core.errors import (
 from lambert.engine.cluster.meeting import meet, roll_call
 from lambert.engine.cluster.parting import Watch, bounded
 from lambert.engine.cluster.rendezvous import Place, place
-from lambert.engine.device import device_named
+from lambert.engine.device import card_of, device_named
 from lambert.engine.memory import ran_out
 
 TIMEOUT_SECONDS = 120.0
@@ -293,7 +293,7 @@ def _met(here: Place, device: str, timeout: float) -> tuple[torch.device, Store]
         problem = error
     seconds = min(timeout, _MEETING_SECONDS)
     store = meet(here, seconds)
-    text, code = roll_call(here, store, where.type, problem, seconds)
+    text, code = roll_call(here, store, where.type, problem, seconds, card=card_of(where))
     if text:
         raise _again(text, code)
     try:

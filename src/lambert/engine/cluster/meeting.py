@@ -65,12 +65,14 @@ def _knock(here: Place, until: float) -> None:
             return
 
 
-def roll_call(here: Place, store: Store, device: str, problem: LambertError | None, seconds: float) -> tuple[str, int]:
+def roll_call(
+    here: Place, store: Store, device: str, problem: LambertError | None, seconds: float, *, card: str = ""
+) -> tuple[str, int]:
     """Why the ranks cannot work together, the same on all that came, and the exit code that says so; "" and 0 where
-    they can. `device` is the kind that this rank computes on, `problem` what keeps it from that. The first rank waits
-    for the others for so many `seconds`, and they for its word."""
+    they can. `device` is the kind that this rank computes on, `card` what tells a GPU from all others, and `problem`
+    what keeps the rank from it. The first rank waits for the others for so many `seconds`, and they for its word."""
     said = [str(problem), problem.exit_code] if problem else ["", 0]
-    store.set(_here(here.rank), json.dumps([*said, here.size, device]))
+    store.set(_here(here.rank), json.dumps([*said, here.size, device, card]))
     until = time.monotonic() + seconds
     try:
         if here.rank > 0:
@@ -122,15 +124,21 @@ def _verdict(here: Place, store: Store, missing: list[int], seconds: float) -> t
     if missing:
         return _absent(here, missing, seconds), MachineError.exit_code
     answers = [json.loads(store.get(_here(rank))) for rank in range(here.size)]
-    for rank, (text, code, _, _) in enumerate(answers):
+    for rank, (text, code, *_) in enumerate(answers):
         if text:
             return f"Rank {rank} cannot start: {text}", code
-    _, _, size, device = answers[0]
-    for rank, (_, _, theirs, kind) in enumerate(answers):
+    _, _, size, device, _ = answers[0]
+    cards: dict[str, int] = {}
+    for rank, (_, _, theirs, kind, card) in enumerate(answers):
         if theirs != size:
             return f"Rank {rank} was told of {theirs} ranks, and rank 0 of {size}: give all the same WORLD_SIZE.", 2
         if kind != device:
             return f"Rank {rank} computes on {kind}, and rank 0 on {device}: give all the same train.device.", 2
+        if card and (first := cards.setdefault(card, rank)) != rank:
+            return (
+                f"Ranks {first} and {rank} compute on the same GPU, and each needs one of its own: start one rank a "
+                "GPU, and leave its number out of train.device."
+            ), 2
     return "", 0
 
 
