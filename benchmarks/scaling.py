@@ -180,8 +180,8 @@ def horovod(args: argparse.Namespace, world: Group) -> Iterator[Row]:
     for work in sides:
         seconds_of(work, world, args.warm_up)
     for number in range(args.rounds):
-        ours, *theirs = (max(everyones(seconds_of(work, world, args.updates), world)) for work in sides)
-        for megabytes, seconds in zip(buckets_mb, theirs, strict=True):
+        ours, *others = (max(everyones(seconds_of(work, world, args.updates), world)) for work in sides)
+        for megabytes, seconds in zip(buckets_mb, others, strict=True):
             yield {
                 "round": number, "rows": args.rows, "bucket_mb": megabytes, "seconds": ours, "ddp_seconds": seconds,
                 "ratio": ours / seconds,
