@@ -8,10 +8,10 @@ lie in one already. A large tensor is reduced where it lies.
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import lru_cache, partial
-from queue import Queue
+from queue import Full, Queue
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ class Executor:
 
     def close(self) -> None:
         """Lets go of connections and buffers."""
-        self._started.put(None)
+        with suppress(Full):  # of operations that nobody waits for any more
+            self._started.put_nowait(None)
         self._groups.clear()
         self._buffers = FusionBuffers()
 

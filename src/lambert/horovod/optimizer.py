@@ -267,6 +267,15 @@ def _dense(grad: Tensor | None) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad.contiguous()
 
 
+def _derived(optimizer: torch.optim.Optimizer, mixin: type[_Wrapping]) -> Any:
+    """An instance of a class that derives from the mixin and the optimizer's own, with the optimizer's state."""
+    own = type(optimizer)
+    wrapped: Any = object.__new__(type(own.__name__, (mixin, own), {}))
+    # A scheduler made before leaves its own `step`, bound to the optimizer without reduction.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    return wrapped
+
+
 def _remove(hooks: list[Any]) -> None:
     for hook in hooks:
         hook.remove()
@@ -320,23 +329,14 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     adasum = op == Adasum and size() > 1
     if adasum and process_set != global_process_set:
         raise NotImplementedError("Adasum works over all ranks only, not over a process set")
-    mixin = _AdasumReduced if adasum else _Reduced
-    wrapped_class = type(optimizer)
-    wrapped: Any = object.__new__(type(wrapped_class.__name__, (mixin, wrapped_class), {}))
-    # A scheduler made before leaves its own `step`, bound to the optimizer without reduction.
-    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     if adasum:
+        wrapped = _derived(optimizer, _AdasumReduced)
         wrapped._distribute(names, compression, backward_passes_per_step)
     else:
         lists = groups_of(optimizer, groups)
+        wrapped = _derived(optimizer, _Reduced)
         wrapped._distribute(
-            names,
-            compression,
-            backward_passes_per_step,
-            op,
-            gradient_predivide_factor,
-            lists,
-            sparse_as_dense,
+            names, compression, backward_passes_per_step, op, gradient_predivide_factor, lists, sparse_as_dense,
             process_set,
-        )
+        )  # fmt: skip
     return wrapped

@@ -161,7 +161,7 @@ def _meet(launch: Launch, seconds: float) -> Session:
 
 
 def _store(launch: Launch, seconds: float) -> HashStore | TCPStore:
-    """Where the ranks find each other. Kept until the process ends: the next `init` meets in the same launch."""
+    """Where the ranks find each other. Kept until the process ends: the next `init` meets in the same place."""
     if launch.meeting is None:
         return HashStore()
     store = _stores.get(launch.meeting)

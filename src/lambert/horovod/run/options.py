@@ -85,6 +85,22 @@ def parser() -> argparse.ArgumentParser:
     ssh.add_argument("-p", "--ssh-port", type=whole_number)
     ssh.add_argument("-i", "--ssh-identity-file")
 
+    _add_elastic(p)
+    _add_variables(p)
+    controller = p.add_argument_group("controller").add_mutually_exclusive_group()
+    controller.add_argument("--gloo", action="store_true", help="the default, and the only one")
+    controller.add_argument("--mpi", action="store_true", help="refused: there is no MPI here")
+    controller.add_argument("--jsrun", action="store_true", help="refused: there is no MPI here")
+    for flag in FLAGS_IGNORED:
+        p.add_argument(flag, dest="ignored", action="append_const", const=flag, help=argparse.SUPPRESS)
+    for flag in VALUES_IGNORED:
+        p.add_argument(flag, dest="ignored", action="append", type=f"{flag} {{}}".format, help=argparse.SUPPRESS)
+    p.add_argument("--config-file", help="refused: give the options on the command line")
+    p.add_argument("command", nargs=argparse.REMAINDER, help="what each rank runs")
+    return p
+
+
+def _add_elastic(p: argparse.ArgumentParser) -> None:
     elastic = p.add_argument_group("elastic")
     elastic.add_argument("--min-np", "--min-num-proc", dest="min_np", type=whole_number, help="go on with as few ranks")
     elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=whole_number, help="grow to as many ranks")
@@ -100,6 +116,8 @@ def parser() -> argparse.ArgumentParser:
         help="use a slot MIN to MAX seconds after a failure on it again (default: never)",
     )
 
+
+def _add_variables(p: argparse.ArgumentParser) -> None:
     tuned = p.add_argument_group("passed to the ranks as HOROVOD_* variables")
     tuned.add_argument("--fusion-threshold-mb", type=number)
     tuned.add_argument("--cycle-time-ms", type=number)
@@ -113,18 +131,6 @@ def parser() -> argparse.ArgumentParser:
     tuned.add_argument("--stall-check-shutdown-time-seconds", type=number)
     tuned.add_argument("--gloo-timeout-seconds", type=number)
     tuned.add_argument("--log-level", choices=["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"])
-
-    controller = p.add_argument_group("controller").add_mutually_exclusive_group()
-    controller.add_argument("--gloo", action="store_true", help="the default, and the only one")
-    controller.add_argument("--mpi", action="store_true", help="refused: there is no MPI here")
-    controller.add_argument("--jsrun", action="store_true", help="refused: there is no MPI here")
-    for flag in FLAGS_IGNORED:
-        p.add_argument(flag, dest="ignored", action="append_const", const=flag, help=argparse.SUPPRESS)
-    for flag in VALUES_IGNORED:
-        p.add_argument(flag, dest="ignored", action="append", type=f"{flag} {{}}".format, help=argparse.SUPPRESS)
-    p.add_argument("--config-file", help="refused: give the options on the command line")
-    p.add_argument("command", nargs=argparse.REMAINDER, help="what each rank runs")
-    return p
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
