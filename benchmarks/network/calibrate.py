@@ -89,7 +89,7 @@ def costs(args: argparse.Namespace, gradients: Gradients, name: str) -> dict[str
     """Of a method of the study: seconds and bytes of each bucket."""
     config = exchange.ExchangeConfig(**METHODS[name])
     method = exchange.METHODS[config.method](config, None, None)
-    buckets = gradients.buckets(config.bucket_mb)
+    buckets = gradients.buckets(config.megabytes(gradients.flat.device))
     kept = gradients.flat.clone()
     seconds: list[list[float]] = []
     for _ in range(args.rounds + 2):
@@ -145,7 +145,7 @@ def main() -> None:
     precision, gradients = Precision(args.precision), Gradients(net)
     found = {"work": "calibration"} | timeline(args, gradients, net, precision)
     starts = {view.data_ptr(): place for place, view in enumerate(gradients.views)}
-    buckets = gradients.buckets(exchange.ExchangeConfig().bucket_mb)
+    buckets = gradients.buckets(exchange.ExchangeConfig().megabytes(gradients.flat.device))
     lows = [starts[bucket.views[0].data_ptr()] for bucket in buckets]
     found["buckets"] = [[low, low + len(bucket.views)] for low, bucket in zip(lows, buckets, strict=True)]
     found["methods"] = {name: costs(args, gradients, name) for name in METHODS if "method" in METHODS[name]}

@@ -30,8 +30,8 @@ class ExchangeConfig:
     dense_share: float = 0.1
     """int4 and powersgd: share of the updates, at the beginning, that are sent in int8: a young net's gradients change
     fast, and what is held back would come too late."""
-    bucket_mb: float = 4.0
-    """Gradients that travel together, in MB of float32."""
+    bucket_mb: float = 0.0
+    """Gradients that travel together, in MB of float32; 0: 4 between processors, 25 between GPUs."""
     machines: Literal["auto", "on", "off"] = "auto"
     """First sum within each machine, then between machines. auto: on hosts without NCCL, where machines have several
     ranks each."""
@@ -44,8 +44,8 @@ class ExchangeConfig:
         for name in ("rank", "sync_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"exchange.{name} = {getattr(self, name)} must be at least 1.")
-        if self.bucket_mb <= 0:
-            raise UsageError(f"exchange.bucket_mb = {self.bucket_mb} must be above 0.")
+        if self.bucket_mb < 0:
+            raise UsageError(f"exchange.bucket_mb = {self.bucket_mb} must be 0 or more.")
         if self.method == "auto" and self.sync_every > 1:
             raise UsageError(
                 "exchange.method = 'auto' times single updates, most of which send nothing with exchange.sync_every "
@@ -59,6 +59,11 @@ class ExchangeConfig:
         """Values a weight that a rank may hold back, in float32: of methods with error feedback one."""
         methods = self.tolerates if self.method == "auto" else (self.method,)
         return int(not {"int8", "int4", "powersgd"}.isdisjoint(methods))
+
+    def megabytes(self, device: torch.device) -> float:
+        """Of gradients that travel together. On processors 4 is measured (docs/design/0006); on GPUs it is what torch's
+        DistributedDataParallel takes: each bucket costs launches, which smaller ones do not earn back."""
+        return self.bucket_mb or (4.0 if device.type == "cpu" else 25.0)
 
     def early_updates(self, method: str, updates: int) -> int:
         """How many of a run's `updates` are sent by EARLY before `method` begins."""

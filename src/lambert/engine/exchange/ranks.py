@@ -41,7 +41,7 @@ class Ranks(Exchange):
         self._machines = (
             machines(world.size, world.local_size, world.timeout) if _nested(world, config, deterministic) else None
         )
-        self.buckets = self.gradients.buckets(config.bucket_mb)
+        self.buckets = self.gradients.buckets(config.megabytes(self.gradients.flat.device))
         """All gradients, in the order in which they travel."""
         self._bucket_of = [bucket.index for bucket in reversed(self.buckets) for _ in bucket.views]
         self._missing: dict[int, int] = {}
@@ -52,7 +52,7 @@ class Ranks(Exchange):
         """The table whose rows travel behind all buckets, where there is one."""
         self.courier: Courier | None = None
         """Who does what travels, while attached."""
-        self._fault = torch.full((), len(self.gradients.names), device=self.gradients.flat.device)
+        self._norms_P = self.gradients.flat.new_zeros(len(self.gradients.names))
         self._nodes: list[tuple[Any, Any]] = []
         self._waited = 0.0
         self.use("float32" if config.method == "auto" else config.method)
@@ -102,7 +102,7 @@ class Ranks(Exchange):
         self._method.rescale(scale)
         self._update, self._next, self._armed = update, 0, False
         self._missing = {bucket.index: len(bucket.views) for bucket in self.buckets}
-        self._fault.fill_(len(self.gradients.names))
+        self._norms_P.zero_()
         if self.late is not None:
             self.late.begin()
 
@@ -128,14 +128,15 @@ class Ranks(Exchange):
     def _add_late_rows(self, late: LateRows) -> None:
         late.add_to(self.gradients.views[self._table])
         if not late.finite:
-            self._fault.clamp_(max=self._table)
+            self._norms_P[self._table] = torch.nan
         if late.active:  # from now on the table's dense part is the first that is ready
             self.buckets.sort(key=lambda bucket: bucket.index != self._bucket_of[self._table])
 
     def report(self, losses_SK: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
         # A row for each share of a deterministic update, so that they are added up in the same order by any ranks.
         rows_SK = losses_SK if self._deterministic else losses_SK.sum(0, keepdim=True)
-        fault = (self._fault + 1) % (len(self.gradients.names) + 1)
+        bad_P = ~torch.isfinite(self._norms_P)
+        fault = torch.where(bad_P.any(), bad_P.int().argmax() + 1, 0)  # of equal ones the first
         own_N = torch.cat([rows_SK.flatten(), fault[None], losses_SK.new_full((1,), seconds)])
         said_WN = own_N.new_empty(self.world.size, len(own_N))
         # Not all at once, as a sum would: where two ranks of a core each send to one another, Gloo's threads wait for
@@ -190,14 +191,12 @@ class Ranks(Exchange):
         self._method.reduce(bucket)
 
     def look_through(self, bucket: Bucket) -> None:
-        """Notes which is the first parameter whose gradient is not finite on this rank."""
+        """Notes the norms of this rank's own gradients, where one of them might not be finite."""
         # A CPU knows at once, and a sum is half as dear as norms; a GPU would be waited for.
         if bucket.flat.device.type == "cpu" and bucket.flat.sum().isfinite():
             return
         first = self._bucket_of.index(bucket.index)
-        bad_P = ~torch.isfinite(torch.stack(torch._foreach_norm(list(bucket.views))))
-        places_P = torch.arange(first, first + len(bad_P), device=bad_P.device)
-        self._fault.copy_(torch.where(bad_P, places_P, self._fault).min())
+        torch.stack(torch._foreach_norm(list(bucket.views)), out=self._norms_P[first : first + len(bucket.views)])
 
 
 def _nested(world: World, config: ExchangeConfig, deterministic: bool) -> bool:
