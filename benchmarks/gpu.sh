@@ -7,6 +7,7 @@
 #   OUT      folder of the results       ROUNDS  rounds of each side (7)
 #   PYTHON   interpreter (python3)       LIMIT   seconds for everything (570); what is left then is skipped, and said
 #   WHEELS   folder of wheels for packages that are missing where there is no network (wheels)
+#   TESTS    0 leaves out the tests
 #   TOKENS   tokens of a round, padding included; by the GPU's memory where not given
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -50,7 +51,7 @@ if [ -z "${TOKENS:-}" ]; then
 fi
 OUT=${OUT:-benchmarks/gpu/$NAME}
 mkdir -p "$OUT"
-rm -f "$OUT"/{bench.jsonl,losses.jsonl,log.txt,table.txt,tests.txt,costs.txt} "$OUT"/trace-*
+rm -f "$OUT"/{bench.jsonl,wrapper.jsonl,losses.jsonl,log.txt,table.txt,tests.txt,costs.txt} "$OUT"/trace-*
 
 say() { printf "%4d s  %s\n" "$SECONDS" "$*" | tee -a "$OUT/log.txt" >&2; }
 limited() { # a command, unless the time is over; its errors go to the log
@@ -71,6 +72,11 @@ bench() { # work, size, sequence length (0: the work's own), flags
         --device "$DEVICE" --rounds "$ROUNDS" "$@"
 }
 measure() { bench "$@" --json >>"$OUT/bench.jsonl"; }
+wrapper() { # flags of wrapper.py
+    say "wrapper $*"
+    limited "$PYTHON" benchmarks/wrapper.py --device "$DEVICE" --size "$BASE" --rounds "$ROUNDS" \
+        --sequences $((TOKENS / 512 > 0 ? TOKENS / 512 : 1)) "$@" >>"$OUT/wrapper.jsonl"
+}
 profile() { # name of the trace, then as bench
     local trace="$OUT/trace-$1.json"
     shift
@@ -84,19 +90,22 @@ profile() { # name of the trace, then as bench
 } >>"$OUT/log.txt" 2>&1
 say "$NAME, $MEMORY GiB, $TOKENS tokens a round"
 
-say "tests"
-LAMBERT_TEST_GPU=1 limited timeout 150 "$PYTHON" -m pytest -p no:cacheprovider -p no:benchmark -k "cuda or gpu" -v -rs --timeout 140 \
-    tests/model tests/engine tests/stages/test_compile.py >"$OUT/tests.txt"
-tail -n 3 "$OUT/tests.txt" | tee -a "$OUT/log.txt"
+if [ "${TESTS:-1}" = 1 ]; then
+    say "tests"
+    LAMBERT_TEST_GPU=1 limited timeout 150 "$PYTHON" -m pytest -p no:cacheprovider -p no:benchmark -k "cuda or gpu" -v -rs --timeout 140 \
+        tests/model tests/engine tests/stages/test_compile.py >"$OUT/tests.txt"
+    tail -n 3 "$OUT/tests.txt" | tee -a "$OUT/log.txt"
+fi
 
 BOTH="transformers,transformers-compiled"
 training=(--compile --optimizer --dropout 0.1)
 measure pretrain "$BASE" 512 "${training[@]}" --peer "$BOTH"
+wrapper --compile --methods float32 bfloat16 int8
 measure pretrain "$BASE" 512 --optimizer --dropout 0.1
-measure pretrain "$LARGE" 128 "${training[@]}" --lengths full --peer transformers
 measure pretrain "$LARGE" 512 "${training[@]}" --peer transformers
 measure finetune "$BASE" 0 "${training[@]}" --peer "$BOTH"
 measure inference "$BASE" 0 --peer transformers
+measure pretrain "$LARGE" 128 "${training[@]}" --lengths full --peer transformers
 measure pretrain "$BASE" 512 "${training[@]}" --lengths full --peer transformers
 measure optimizer "$BASE" 0 --peer adamw,adamw-foreach
 measure optimizer "$LARGE" 0 --peer adamw
