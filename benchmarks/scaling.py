@@ -13,10 +13,10 @@ WORK is one of these; all train a BERT with lambert's own loop on drawn batches 
   `slower_seconds` is what the update really takes beyond one without an exchange: here a core does both.
 - `ddp`: the same net, batches and optimizer under torch's DistributedDataParallel (gradients as views of buckets of 5
   or 25 MB, static graph, no_sync), beside lambert's exchange. `ratio` is its seconds over lambert's.
-- `safety`: what checks cost, by timing each on its own: every rank's gradients looked through for what is not finite
-  (`faults`), what ranks report (`report`) and agree on: that none was out of memory, nor asked to stop
-  (`agreement`), `guard` and `stragglers`, and weights compared
-  every 1,000 updates (`weights`). `share` is their sum over the time of an update.
+- `safety`: what checks cost: every rank's gradients looked through for what is not finite (`faults`, by its processor
+  time within updates), and, each timed on its own, what ranks report (`report`: losses, faults, that none was out of
+  memory, nor asked to stop), `guard` and `stragglers`, and weights compared every 1,000 updates (`weights`). `share` is
+  their sum over the time of an update.
 - `horovod`: lambert.horovod's DistributedOptimizer beside DistributedDataParallel (as in `ddp`), on 110 M floats in 200
   tensors of linear layers. `ratio` is its seconds over DDP's; the larger of the two counts.
 - `restart`: `lambert launch -np 2 pretrain` of a small BERT, saved every 20 updates; a rank, the last and the first in
@@ -34,6 +34,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -52,6 +53,8 @@ from lambert.engine.cluster.agreement import compare_weights
 from lambert.engine.cluster.dist import Group, World
 from lambert.engine.cluster.stragglers import Stragglers
 from lambert.engine.exchange import Ranks
+from lambert.engine.exchange.methods import ExchangeConfig
+from lambert.engine.exchange.reduction import Bucket
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.precision import Precision
 
@@ -117,19 +120,29 @@ def _ddp(args: argparse.Namespace, world: Group, megabytes: float) -> Callable[[
     return step
 
 
+class Timed(Ranks):
+    """Notes the processor time that it takes to look through gradients."""
+
+    spent = 0.0
+
+    def look_through(self, bucket: Bucket) -> None:
+        began = time.thread_time()
+        super().look_through(bucket)
+        self.spent += time.thread_time() - began
+
+
 def safety(args: argparse.Namespace, world: Group) -> Iterator[Row]:
-    side = Side(args, world)
+    side = Side(args, world, exchange_of=lambda net: Timed(net, world, ExchangeConfig()))
     exchange, guard, slow = side.exchange, Guard(GuardConfig()), Stragglers()
-    assert isinstance(exchange, Ranks)
-    buckets, look_through = exchange.buckets, exchange.look_through
+    assert isinstance(exchange, Timed)
     losses_SK = torch.zeros(1, len(side.net.objectives))
 
     for number in range(args.rounds):
+        exchange.spent = 0.0
         steps, seconds = side.timed(args.updates, world)
         found = {
-            "faults": seconds_of(lambda: deque(map(look_through, buckets), 0), world, 3),
-            "report": seconds_of(partial(exchange.report, losses_SK, 0.1), world, 20),
-            "agreement": seconds_of(partial(world.add, [0, 0]), world, 20),
+            "faults": exchange.spent / args.updates,
+            "report": seconds_of(partial(exchange.report, losses_SK, 0.1, [False, False]), world, 20),
             "guard": seconds_of(partial(deque, map(guard.watch, steps), 0), world) / len(steps),
             "stragglers": seconds_of(partial(deque, map(slow.watch, steps), 0), world) / len(steps),
             "weights": seconds_of(partial(compare_weights, world, side.net, 0), world) / COMPARED_EVERY,

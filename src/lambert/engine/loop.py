@@ -206,12 +206,13 @@ def train(
             seconds = time.perf_counter() - began
             with _memory_explained(number, update, world):
                 exchange.finish()  # also where memory ran out: the others are at it
-                # One question for both, and over the host: the device is not waited for.
-                failed, asked = world.add([int(failure is not None), int(bool(stop))])
+                told = failure is not None, bool(stop)
+                losses_K, ranks_2W, (failed, asked) = exchange.report(
+                    losses_SK, seconds if world.device.type == "cpu" else 0.0, told
+                )
                 if failed:
                     exchange.dropped()
                     raise _out_of_memory(failure, number, update, world) from failure
-                losses_K, ranks_2W = exchange.report(losses_SK, seconds if world.device.type == "cpu" else 0.0)
                 # Read only now: the device is busy with this update while the host learns of the one before.
                 lr = schedule(number - precision.skipped)
                 for group in optimizer.param_groups:
@@ -231,7 +232,7 @@ def train(
                 reading=reading,
                 stopwatch=stopwatch,
                 exchange_seconds=exchange.seconds,
-                asked=asked > 0,
+                asked=asked,
             )
             stopwatch = Stopwatch(world.device)
     finally:

@@ -1,6 +1,6 @@
 """The exchange of a process alone, and what any exchange answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -56,11 +56,14 @@ class Exchange:
         if self._tree is not None:
             self._tree.take(self.gradients.flat)
 
-    def report(self, losses_SK: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
-        """What the ranks tell one another after `finish`: the losses [K], summed over the shares S of all ranks W; and
+    def report(
+        self, losses_SK: Tensor, seconds: float, told: Sequence[bool] = ()
+    ) -> tuple[Tensor, Tensor, Sequence[bool]]:
+        """What the ranks tell one another after `finish`: the losses [K], summed over the shares S of all ranks W;
         [2, W] for each rank 1 + the number of the first parameter whose own gradient was not finite there (0: none),
-        and the `seconds` it took."""
-        return losses_SK.sum(0), torch.stack([losses_SK.new_zeros(1), losses_SK.new_full((1,), seconds)])
+        and the `seconds` it took; and of each thing `told` whether any rank says so. No device is waited for."""
+        ranks_2W = torch.stack([losses_SK.new_zeros(1), losses_SK.new_full((1,), seconds)])
+        return losses_SK.sum(0), ranks_2W, told
 
     def shared(self, norms_P: Tensor) -> Tensor:
         """The norms as all ranks report them, where each has its own."""

@@ -1,7 +1,7 @@
 """The exchange of one of several ranks: buckets of gradients leave as soon as the backward pass is done with them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -132,19 +132,26 @@ class Ranks(Exchange):
         if late.active:  # from now on the table's dense part is the first that is ready
             self.buckets.sort(key=lambda bucket: bucket.index != self._bucket_of[self._table])
 
-    def report(self, losses_SK: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
+    def report(
+        self, losses_SK: Tensor, seconds: float, told: Sequence[bool] = ()
+    ) -> tuple[Tensor, Tensor, Sequence[bool]]:
         # A row for each share of a deterministic update, so that they are added up in the same order by any ranks.
         rows_SK = losses_SK if self._deterministic else losses_SK.sum(0, keepdim=True)
         bad_P = ~torch.isfinite(self._norms_P)
         fault = torch.where(bad_P.any(), bad_P.int().argmax() + 1, 0)  # of equal ones the first
-        own_N = torch.cat([rows_SK.flatten(), fault[None], losses_SK.new_full((1,), seconds)])
+        # A device would be waited for: what is told goes over the host then.
+        beside = told if losses_SK.device.type == "cpu" else ()
+        facts = [losses_SK.new_full((1,), value) for value in (seconds, *beside)]
+        own_N = torch.cat([rows_SK.flatten(), fault[None], *facts])
         said_WN = own_N.new_empty(self.world.size, len(own_N))
         # Not all at once, as a sum would: where two ranks of a core each send to one another, Gloo's threads wait for
         # one another in a loop, and a few bytes take 1.5 ms. So it is 0.15 ms.
         with self.world.collective("at a report"):
             torch.distributed.gather(own_N, [*said_WN] if self.world.is_first else None)
             torch.distributed.broadcast(said_WN, src=0)
-        return said_WN[:, :-2].reshape(-1, losses_SK.shape[1]).sum(0), said_WN[:, -2:].T
+        rows_WN, ranks_W2, told_WN = torch.split(said_WN, [rows_SK.numel(), 2, len(beside)], dim=1)
+        counts = told_WN.sum(0).tolist() if beside else self.world.add([*map(int, told)])
+        return rows_WN.reshape(-1, losses_SK.shape[1]).sum(0), ranks_W2.T, [count > 0 for count in counts]
 
     def settle(self, optimizer: Optimizer) -> None:
         with self.world.collective("evening out what is held back"):
