@@ -2,12 +2,14 @@
 
     python benchmarks/network/study.py speed --corpus CORPUS --out speed.jsonl
     python benchmarks/network/study.py loss  --corpus CORPUS --out loss.jsonl --seeds 0 1 2 --updates 2000
+    python benchmarks/network/study.py loss  --recipe RECIPE --out loss.jsonl
 
 CORPUS is a folder of `lambert prepare`. `speed` takes a few updates of each method at each rate, the methods one after
 the other within a round, and writes a line of JSON a run: seconds of an update (median after the warm-up) and bytes
 that a rank puts on the wire for it, as its network interface counts them. `loss` runs each method to the end at an
 unlimited rate, which changes no result, and writes its losses and the held-out masked-LM loss. Runs already in the
-file are not made anew. BERT-mini, one core a rank; the batches are the same for all methods and numbers of ranks.
+file are not made anew. BERT-mini, one core a rank; the batches are the same for all methods and numbers of ranks. With
+--recipe `loss` runs that recipe as it is, to its end, on as many ranks.
 
 horovod and horovod-fp16 are the baseline (baseline.py); float32 is Lambert's exchange with nothing compressed. Methods
 that begin with dense updates (int4, powersgd) do without them in `speed`, and table.py counts them in again.
@@ -32,7 +34,7 @@ import numpy as np
 import torch
 from lab import Lab
 
-from lambert.core.config import dotted
+from lambert.core.config import dotted, read
 
 HERE = Path(__file__).parent
 BASELINES = {"horovod": "none", "horovod-fp16": "fp16"}
@@ -56,7 +58,11 @@ SAMPLED_SECONDS = 0.02
 
 
 def recipe(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
-    """BERT-mini without dropout, by flags of `lambert pretrain`."""
+    """BERT-mini without dropout, by flags of `lambert pretrain`; of a recipe only what it leaves open."""
+    if args.recipe:
+        share = args.batch_size * args.length // args.ranks
+        tables = {"out": out, "seed": seed, "train": {"micro_tokens": share, "device": "cpu"}, "log": {"every": 1}}
+        return dotted(tables)
     tables = {
         "corpus": args.corpus, "out": out, "seed": seed,
         "model": {
@@ -75,8 +81,8 @@ def recipe(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
     return dotted(tables)
 
 
-def command(method: str, flags: Mapping[str, Any], *, dense: bool) -> list[str]:
-    """What a rank runs; not `dense`: without the dense updates at the beginning."""
+def command(method: str, recipe: Sequence[Path], flags: Mapping[str, Any], *, dense: bool) -> list[str]:
+    """What a rank runs, by the `recipe`, if any; not `dense`: without the dense updates at the beginning."""
     flags = dict(flags)
     if method in BASELINES:
         program = [str(HERE / "baseline.py"), BASELINES[method]]
@@ -86,7 +92,12 @@ def command(method: str, flags: Mapping[str, Any], *, dense: bool) -> list[str]:
         if chosen.get("method") in BEGIN_DENSE and not dense:
             chosen["dense_share"] = 0.0
         flags |= {f"exchange.{name}": value for name, value in chosen.items()}
-    return [sys.executable, *program, *(f"--{name.replace('_', '-')}={value}" for name, value in flags.items())]
+    return [
+        sys.executable,
+        *program,
+        *map(str, recipe),
+        *(f"--{name.replace('_', '-')}={value}" for name, value in flags.items()),
+    ]
 
 
 @contextmanager
@@ -113,7 +124,7 @@ def train(args: argparse.Namespace, method: str, rate: str, seed: int, *, dense:
     with tempfile.TemporaryDirectory() as folder, Lab(args.ranks, rate) as lab:
         out = Path(folder) / "run"
         with counted(lab) as samples:
-            found = lab.run(command(method, recipe(args, out, seed), dense=dense), timeout=args.timeout)
+            found = lab.run(command(method, args.recipe, recipe(args, out, seed), dense=dense), timeout=args.timeout)
         failed = [f"rank {rank}: {finished.err[-2000:]}" for rank, finished in enumerate(found) if finished.code]
         if failed:
             raise SystemExit(f"{method} at {rate}: {' '.join(failed)}")
@@ -148,13 +159,18 @@ def train(args: argparse.Namespace, method: str, rate: str, seed: int, *, dense:
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the runs of a file share."""
     names = ("ranks", "batch_size", "length", "updates", "optimizer", "lr", "precision")
+    recipe = {"recipe": args.recipe[0].stem} if args.recipe else {}
     git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False)
-    return {name: getattr(args, name) for name in names} | {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-    }
+    return (
+        recipe
+        | {name: getattr(args, name) for name in names}
+        | {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "commit": commit.stdout.strip(),
+        }
+    )
 
 
 def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -178,7 +194,8 @@ def done(path: Path) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=("speed", "loss"))
-    parser.add_argument("--corpus", type=Path, required=True, help="folder of `lambert prepare`")
+    parser.add_argument("--corpus", type=Path, help="folder of `lambert prepare`")
+    parser.add_argument("--recipe", type=Path, nargs=1, default=[], help="of `lambert pretrain`: loss")
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines, appended to")
     parser.add_argument("--methods", nargs="+", default=[*BASELINES, *METHODS], choices=(*BASELINES, *METHODS))
     parser.add_argument("--rates", nargs="+", default=["none", "10gbit", "1gbit", "100mbit"], help="speed")
@@ -197,6 +214,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds of a run")
     args = parser.parse_args(arguments)
+    if bool(args.corpus) == bool(args.recipe):
+        parser.error("give --corpus or, for loss, --recipe")
+    for path in args.recipe:
+        given = read(path)
+        args.batch_size, args.updates = given["train"]["batch_size"], given["train"]["steps"]
+        args.length, args.precision = given["packing"]["sequence_length"], given["train"]["precision"]
+        args.optimizer, args.lr = given["optim"]["name"], given["optim"]["lr"]
     if args.updates - args.warm_up < 8:
         parser.error("--updates must be at least 8 more than --warm-up")
     if args.work == "speed" and not args.evaluate_sequences:
