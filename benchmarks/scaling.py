@@ -5,7 +5,8 @@
 WORK is one of these; all train a BERT with lambert's own loop on drawn batches of full sequences, no dropout:
 
 - `together`: two ranks that train together beside two that train alone at the same moment. `efficiency` is the
-  sequences a second of the first over the sum of those of the two; an update is of --aggregate micro-batches a rank.
+  sequences a second of the first, by each of --methods, over the sum of those of the two; an update is of --aggregate
+  micro-batches a rank.
 - `hidden`: how much of the exchange the backward pass hides, with and without the token table sent ahead of its last
   rows, in float32 and int8; micro-batches are not aggregated. Against `alone_seconds`, which the same buckets take with
   nothing else under way: `hidden` is the share that the last rank to end its backward pass does not wait for, `bound`
@@ -44,7 +45,7 @@ from typing import Any
 
 import torch
 from hidden import hidden
-from ranks import Side, everyones, fresh, run, seconds_of, updates
+from ranks import MANY, Side, everyones, fresh, run, seconds_of, updates
 from restart import restart
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -64,19 +65,25 @@ Row = dict[str, Any]
 
 
 def together(args: argparse.Namespace, world: Group) -> Iterator[Row]:
-    both, alone = Side(args, world, args.aggregate), Side(args, World(), args.aggregate)
+    alone = Side(args, World(), args.aggregate)
+    sides = {name: Side(args, world, args.aggregate, partial(_by, world, name)) for name in args.methods}
     sequences = args.aggregate * args.sequences
     for number in range(args.rounds):
         apart = everyones(seconds_of(lambda: alone.take(args.updates), world), world)
         speeds = [args.updates * sequences / seconds for seconds in apart]
-        _, seconds = both.timed(args.updates, world)
-        speed = world.size * sequences / seconds
-        yield {
-            "round": number, "aggregate": args.aggregate, "sequences_per_second": speed, "alone": speeds,
-            "efficiency": speed / sum(speeds),
-        }  # fmt: skip
-    both.close()
-    alone.close()
+        for name, both in sides.items():
+            _, seconds = both.timed(args.updates, world)
+            speed = world.size * sequences / seconds
+            yield {
+                "round": number, "aggregate": args.aggregate, "method": name, "sequences_per_second": speed,
+                "alone": speeds, "efficiency": speed / sum(speeds),
+            }  # fmt: skip
+    for side in (alone, *sides.values()):
+        side.close()
+
+
+def _by(world: Group, method: Any, net: nn.Module) -> Ranks:
+    return Ranks(net, world, ExchangeConfig(method=method), updates=MANY)
 
 
 def ddp(args: argparse.Namespace, world: Group) -> Iterator[Row]:
@@ -280,7 +287,7 @@ def main() -> None:
     parser.add_argument("--aggregate", type=int, default=1, help="micro-batches of a rank in an update: together, ddp")
     parser.add_argument("--optimizer", default="lamb", choices=("lamb", "adamw"))
     parser.add_argument("--precision", default="bfloat16", choices=("float32", "bfloat16"))
-    parser.add_argument("--methods", nargs="+", default=["float32", "int8"], help="of exchange.method: hidden")
+    parser.add_argument("--methods", nargs="+", default=["float32", "int8"], help="hidden, together")
     parser.add_argument("--compile", action="store_true", help="the kernels of int8, as in a long run: hidden")
     parser.add_argument("--rows", type=int, default=32, help="of the linear layers' batch: horovod")
     args = parser.parse_args()
