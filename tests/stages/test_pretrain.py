@@ -111,9 +111,9 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, at: int, number: signal.Signals
     def struck(*arguments: Any, **settings: Any) -> Iterator[Any]:
         with closing(train(*arguments, **settings)) as steps:  # type: ignore[type-var]
             for step in steps:
-                if step.index == at:
-                    signal.raise_signal(number)
                 yield step
+                if step.index == at - 1:
+                    signal.raise_signal(number)
 
     monkeypatch.setattr(training, "train", struck)
 
