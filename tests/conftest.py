@@ -5,6 +5,7 @@ import io
 import os
 import random
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: results to the bit depend on it
 if not os.environ.get("LAMBERT_TEST_GPU"):  # what runs on "auto" is the same everywhere; `make test-gpu` asks for it
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's job in the background; what tests start inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = re.findall(
     r"\w+",
