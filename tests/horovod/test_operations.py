@@ -67,8 +67,11 @@ def factors_scale_before_and_after() -> None:
 def large_and_small_tensors_are_reduced_in_place() -> None:
     tensors = [of_rank(hvd.rank(), n) for n in (3, 1 << 19, 5, 1 << 18)]
     strided = of_rank(hvd.rank(), 6, 4).t()
-    whole = [*tensors, strided]
-    wanted = [of_all(*tensor.shape).sum(0) for tensor in tensors] + [of_all(6, 4).sum(0).t()]
+    large = of_rank(hvd.rank(), 2048, 2048)
+    unlike = large if hvd.rank() else large.t().contiguous().t()  # it lies otherwise on the first rank alone
+    whole = [*tensors, strided, unlike]
+    wanted = [of_all(*tensor.shape).sum(0) for tensor in tensors]
+    wanted += [of_all(6, 4).sum(0).t(), of_all(2048, 2048).sum(0)]
     handles = [hvd.allreduce_async_(tensor, name=f"in_place.{i}", op=hvd.Sum) for i, tensor in enumerate(whole)]
     for tensor, handle, right in zip(whole, handles, wanted, strict=True):
         assert hvd.synchronize(handle) is tensor

@@ -54,6 +54,7 @@ class Executor:
         self._buffers = FusionBuffers()
         self._started: Queue[tuple[list[Work], Finish, Finished] | None] = Queue(STARTED_AHEAD)
         self._finisher: threading.Thread | None = None
+        self._closing = False
         self.joined_gpu = 0
         """Where values are made for the others' operations after this rank has joined."""
 
@@ -68,7 +69,8 @@ class Executor:
 
     def close(self) -> None:
         """Lets go of connections and buffers."""
-        with suppress(Full):  # of operations that nobody waits for any more
+        self._closing = True
+        with suppress(Full):  # of operations that nobody waits for any more: the last of them ends it
             self._started.put_nowait(None)
         self._groups.clear()
         self._buffers = FusionBuffers()
@@ -97,6 +99,8 @@ class Executor:
             finished(bundle, failure)
             self._started.task_done()
             del started, bundle, finish  # and with them the memory that the next operations may take
+            if self._closing and self._started.empty():
+                return
         self._started.task_done()
 
     def _finish(self, bundle: list[Work], finish: Finish) -> str | None:
@@ -173,11 +177,9 @@ class Executor:
         finishes: list[Finish] = []
         small: dict[torch.dtype, list[_Part]] = {}
         for part in parts:
-            source, target, scaled = part
-            if source.dtype == wire_type(source.dtype) and target.is_contiguous() and large(source):
-                if target is not source:
-                    target.copy_(source)
-                finishes.append(reduction.start(target, [target], [scaled]))
+            source, *_ = part
+            if source.dtype == wire_type(source.dtype) and large(source):  # by what all ranks know of it alone
+                finishes.append(_reduced_alone(part, reduction))
             elif source.numel():
                 small.setdefault(wire_type(source.dtype), []).append(part)
         for dtype, together in small.items():
@@ -211,6 +213,23 @@ class Executor:
             self._buffers.give_back(memory)
 
         return finish
+
+
+def _reduced_alone(part: _Part, reduction: "_Reduction") -> Finish:
+    """Where the result is to be, if that is contiguous."""
+    source, target, scaled = part
+    whole = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
+    if whole is not source:
+        whole.copy_(source)
+    reduced = reduction.start(whole, [whole], [scaled])
+    if whole is target:
+        return reduced
+
+    def finish() -> None:
+        reduced()
+        target.copy_(whole)
+
+    return finish
 
 
 def bundles(works: list[Work], limit: int) -> Iterator[list[Work]]:

@@ -80,4 +80,4 @@ class FusionBuffers:
 
     def give_back(self, memory: Tensor) -> None:
         """Makes what `take` gave free again."""
-        self._free[memory.device].append(memory)
+        self._free.setdefault(memory.device, []).append(memory)
