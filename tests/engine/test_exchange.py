@@ -198,7 +198,11 @@ def short(world: World) -> Any:
 
 
 def struck(world: World) -> Any:
-    """Who is to blame for an update that is skipped."""
+    """Who is to blame for an update that is skipped: where gradients travel, and where ranks take steps of their own."""
+    return [_struck(world, config) for config in (ExchangeConfig(method="int8"), ExchangeConfig(sync_every=3))]
+
+
+def _struck(world: World, config: ExchangeConfig) -> Any:
     net, number = Tiny(), 1
 
     def explode(gradient: Tensor) -> Tensor:
@@ -208,9 +212,9 @@ def struck(world: World) -> Any:
     found = []
     for step in train(
         net, adamw(net), whole(world), schedule=schedule, clip=1.0, precision=Precision("float32"), world=world, seed=3,
-        start=0, steps=3, exchange=build(net, world, ExchangeConfig(method="int8")),
+        start=0, steps=3, exchange=build(net, world, config),
     ):  # fmt: skip
-        found.append((step.skipped, step.faults, step.non_finite))
+        found.append((step.skipped, step.faults, step.non_finite, step.exchange_seconds != (0, 0)))
         number += 1
     return found
 
@@ -405,10 +409,12 @@ def test_ranks_meet_again_where_memory_ran_out_between_two_averagings(found: Cal
 @pytest.mark.parametrize("size", SIZES)
 def test_a_gradient_that_is_not_finite_names_parameter_and_rank(found: Callable[..., Any], size: int) -> None:
     for rank in range(size):
-        skipped, faults, names = zip(*found("struck", size, rank), strict=True)
-        assert skipped == (False, True, False)
-        assert [*faults] == [{}, {size - 1: "dense.weight"}, {}]
-        assert names[1] is not None
+        for steps, sent in zip(found("struck", size, rank), ((True,) * 3, (False, False, True)), strict=True):
+            skipped, faults, names, travelled = zip(*steps, strict=True)
+            assert skipped == (False, True, False)
+            assert [*faults] == [{}, {size - 1: "dense.weight"}, {}]
+            assert names[1] is not None
+            assert travelled == (sent if size > 1 else (False,) * 3)
 
 
 @pytest.mark.parametrize("size", SIZES)

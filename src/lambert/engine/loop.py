@@ -86,7 +86,8 @@ class Step:
         self.wait_seconds = update.wait_seconds
         """How long the device had no work because the data was not ready."""
         self.exchange_seconds = exchange_seconds
-        """How long gradients were on their way, and how much of that the backward pass did not hide."""
+        """How long gradients were on their way, and how much of that the backward pass did not hide; 0 on a GPU, where
+        the host does not know it."""
         self.asked = asked
         """Whether any rank had been asked to stop by then; the same on all."""
         self._objectives, self._parameters = objectives, parameters

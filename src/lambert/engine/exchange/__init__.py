@@ -8,8 +8,7 @@ DistributedDataParallel.
 
 from torch import nn
 
-from lambert.engine.cluster.dist import Group as Several
-from lambert.engine.cluster.dist import World
+from lambert.engine.cluster.dist import Group, World
 from lambert.engine.exchange.alone import Exchange
 from lambert.engine.exchange.averaging import Averaging
 from lambert.engine.exchange.methods import ExchangeConfig
@@ -22,7 +21,7 @@ def build(
     net: nn.Module, world: World, config: ExchangeConfig, *, updates: int = 0, deterministic: bool = False
 ) -> Exchange:
     """The exchange of this world, for a run of so many `updates`."""
-    if not isinstance(world, Several):
+    if not isinstance(world, Group):
         return Exchange(net, deterministic=deterministic)
     kind = Averaging if config.sync_every > 1 else Ranks
     return kind(net, world, config, updates=updates, deterministic=deterministic)

@@ -24,7 +24,11 @@ class Averaging(Ranks):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._anchor: Tensor | None = None
-        self._apart = False
+        self._apart = self._met = False
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        return super().seconds if self._met else (0.0, 0.0)
 
     def attach(self) -> None:
         super().attach()
@@ -32,12 +36,15 @@ class Averaging(Ranks):
 
     def begin(self, update: int, scale: Callable[[], float]) -> None:
         super().begin(update, lambda: 1.0)  # weights are never scaled
+        self._met = False
 
     def last_pass(self) -> None:
         """Nothing travels yet."""
 
     def finish(self) -> None:
         self.gradients.collect()
+        for bucket in self.buckets:
+            self.look_through(bucket)
 
     def shared(self, norms_P: Tensor) -> Tensor:
         """The mean over the ranks; not finite where any rank's is not."""
@@ -67,6 +74,7 @@ class Averaging(Ranks):
     def _average(self) -> None:
         """Weights = anchor + mean of (weights - anchor): the buffer of gradients, read by now, carries the changes."""
         assert self._anchor is not None
+        self._met = True
         flat, self._apart = self.gradients.flat, False
         flat.zero_()
         for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):

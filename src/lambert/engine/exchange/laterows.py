@@ -11,6 +11,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from lambert.core.errors import MachineError
 from lambert.core.gradients import watch
 from lambert.engine.cluster.dist import Group
 
@@ -43,7 +44,11 @@ class LateRows:
     def written(self) -> None:
         self._written += 1
         if self.active:
-            assert self._written == 1, "the table has two dense gradients, and had one in the first update"
+            if self._written > 1:
+                raise MachineError(
+                    "The token table has a second dense gradient in this update, and had one in the first: a net that "
+                    "changes what it computes cannot send it ahead. Train with train.deterministic, which does not."
+                )
             self._ready()
 
     def takes(self, ids_T: Tensor, grad_TD: Tensor) -> bool:
@@ -51,6 +56,10 @@ class LateRows:
         if self.active:
             self._rows.append((ids_T, grad_TD))
         return bool(self.active)
+
+    def dropped(self) -> None:
+        """After an update that was broken off: if it was the first, the next one is looked at."""
+        self.active = self.active or None
 
     def gather(self) -> None:
         """After the last pass: brings the rows of all ranks here, while the dense part may still be under way."""

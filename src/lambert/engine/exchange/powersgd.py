@@ -29,7 +29,7 @@ from lambert.engine.exchange.reduction import Bucket, Residuals, Room, ring_byte
 class PowerSGD:
     """All-reduce of the factors of gradient matrices, all of a bucket at once; of other gradients in float32."""
 
-    def __init__(self, group: ProcessGroup | None = None, rank: int = 16) -> None:
+    def __init__(self, group: ProcessGroup | None = None, *, rank: int) -> None:
         """`rank` of the matrices sent. A gradient [n, ...] is a matrix of n rows; where its factors are smaller than it
         is, they are sent instead."""
         if rank < 1:

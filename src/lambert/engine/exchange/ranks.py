@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.gradients import collect
-from lambert.engine.cluster.dist import Group as Several
-from lambert.engine.cluster.dist import World
+from lambert.engine.cluster.dist import Group, World
 from lambert.engine.exchange.alone import Exchange
 from lambert.engine.exchange.courier import Courier
 from lambert.engine.exchange.hierarchy import Hierarchical, machines
@@ -26,7 +25,7 @@ class Ranks(Exchange):
     """Of one of several ranks. Every rank must make and call it alike."""
 
     def __init__(
-        self, net: nn.Module, world: Several, config: ExchangeConfig, *, updates: int = 0, deterministic: bool = False
+        self, net: nn.Module, world: Group, config: ExchangeConfig, *, updates: int = 0, deterministic: bool = False
     ) -> None:
         """For a run of so many `updates`. `deterministic`: float32 sums whose order is that of a binary tree over the
         ranks."""
@@ -159,6 +158,8 @@ class Ranks(Exchange):
 
     def dropped(self) -> None:
         self.use(self.method)
+        if self.late is not None:
+            self.late.dropped()
 
     def state(self) -> dict[str, Tensor]:
         return self._method.state()
@@ -168,7 +169,9 @@ class Ranks(Exchange):
 
     @property
     def seconds(self) -> tuple[float, float]:
-        return (0.0 if self.courier is None else self.courier.busy), self._waited
+        if self.courier is None or self.gradients.flat.device.type != "cpu":  # where the host does not know it
+            return 0.0, 0.0
+        return self.courier.busy, self._waited
 
     def _passed(self, place: int, *_: object) -> None:
         """A backward pass is done with this parameter."""

@@ -19,8 +19,7 @@ PIECE = 1 << 18
 """Elements that a CPU works on at a time: a MB in float32, of which its caches hold the few that a method reads and
 writes. Of 2^15 to 2^18 it is the fastest on a core with a second cache of 1 MB: smaller ones cost calls."""
 
-
-_WIRE_BYTES = 1 << 18
+_SENT_AT_ONCE = 1 << 18
 """What a CPU sends at a time (measured at 100 Mbit/s with a queue of 0.9 MB: pieces of 1 MB still overran it)."""
 
 
@@ -39,7 +38,7 @@ class Bucket:
 
 class Method(Protocol):
     """A way to sum buckets over the ranks of a group. Every rank calls the same methods for the same buckets in the
-    same order, from one thread; calls return when they are done."""
+    same order; calls return when they are done. `reduce` comes from the courier's thread, the rest while it is idle."""
 
     def reduce(self, bucket: Bucket) -> None:
         """Replaces `bucket.flat` by its sum over all ranks, the same bits on each. Where any rank's is not finite, the
@@ -309,7 +308,7 @@ def _shift(group: ProcessGroup | None, to: int, sent: Tensor, source: int, recei
             work.wait()
         return
     # Not as what torch calls a batch, which takes twice as much of a core.
-    size = _WIRE_BYTES // sent.element_size()
+    size = _SENT_AT_ONCE // sent.element_size()
     for place in range(0, max(len(sent), len(received)), size):
         mine, theirs = sent[place : place + size], received[place : place + size]
         works = [dist.isend(mine, group=group, group_dst=to)] if len(mine) else []
