@@ -15,11 +15,11 @@ from lambert.core.errors import UsageError
 from lambert.core.products import PRODUCTS
 from lambert.data.stream import GlobalBatch, places, stream
 from lambert.engine import archive, checkpoint
+from lambert.engine.ceiling import product_ceiling
 from lambert.engine.cluster import agreement
 from lambert.engine.cluster.dist import World
 from lambert.engine.cluster.stragglers import Stragglers
 from lambert.engine.compiler import Compilation, compiled, wanted
-from lambert.engine.device import product_ceiling
 from lambert.engine.exchange import Exchange
 from lambert.engine.incidents import Incidents
 from lambert.engine.log import RunLog

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from lambert.engine.device import product_ceiling, seconds_of
+from lambert.engine.ceiling import product_ceiling, seconds_of
 from lambert.stages.bench.work import Shape
 
 SUSTAINED = 0.2
