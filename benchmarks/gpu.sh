@@ -100,7 +100,7 @@ fi
 BOTH="transformers,transformers-compiled"
 training=(--compile --optimizer --dropout 0.1)
 measure pretrain "$BASE" 512 "${training[@]}" --peer "$BOTH"
-wrapper --compile --methods float32 bfloat16 int8
+wrapper --compile --methods float32 bfloat16
 measure pretrain "$BASE" 512 --optimizer --dropout 0.1
 measure pretrain "$LARGE" 512 "${training[@]}" --peer transformers
 measure finetune "$BASE" 0 "${training[@]}" --peer "$BOTH"

@@ -2,12 +2,12 @@
 
     python benchmarks/wrapper.py --out wrapper.jsonl [--device cuda] [--size base] [--compile] [--methods float32 int8]
 
-The same BERT, batches of full sequences and fused optimizer, without dropout, by five ways: `alone`, as in a run of one
-process; each of the --methods in a group of one rank, whose hooks, thread and collectives (NCCL on a GPU) do all that
-they do for many ranks; and `ddp`, torch's DistributedDataParallel around the same net (gradients as views of buckets,
-static graph), its gradients clipped by torch and the same optimizer. Sides take their rounds in turn, after untimed
-updates; the device is waited for at the end of a round. `over` is a side's time over that of `alone`, less 1. A line of
-JSON a side: medians over the rounds, with ranges.
+The same BERT, batches of full sequences and fused optimizer, without dropout, by several ways: `alone`, as in a run of
+one process; each of the --methods in a group of one rank, whose hooks, thread and collectives (NCCL on a GPU) do all
+that they do for many ranks (methods with error feedback do nothing for one); `ddp`, torch's DistributedDataParallel
+around the same net (gradients as views of buckets, static graph), with gradients clipped by torch and the same
+optimizer. Sides take their rounds in turn, after untimed updates; the device is waited for at the end of a round.
+`over` is a side's time over that of `alone`, less 1. A line of JSON a side: medians over the rounds, with ranges.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ from torch.nn.parallel import DistributedDataParallel
 from lambert.engine.cluster.dist import Group, World
 from lambert.engine.cluster.parting import Watch
 from lambert.engine.compiler import compile_blocks
-from lambert.engine.device import device_named
+from lambert.engine.device import device_named, sent
 from lambert.engine.exchange import build
-from lambert.engine.exchange.methods import METHODS, ExchangeConfig
+from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 
 Updates = Callable[[int], None]
+EXACT = "float32", "bfloat16", "float16"
 
 
 def group(device: torch.device, folder: str) -> Group:
@@ -48,13 +50,15 @@ def group(device: torch.device, folder: str) -> Group:
     return Group(0, 1, 0, 1, device, "one rank", watch=Watch(store, 0, 1))
 
 
-def own(args: argparse.Namespace, world: World, method: str) -> Updates:
+def own(args: argparse.Namespace, world: World, method: Any, closers: list[Callable[[], None]]) -> Updates:
     net, optimizer = placed(args, world.device)
     exchange = build(net, world, ExchangeConfig(method=method), updates=MANY)
     steps = train(
         net, optimizer, updates(args, world, args.aggregate), schedule=lambda update: 1e-4, clip=1.0,
         precision=Precision(args.precision, world.device), world=world, seed=0, start=0, steps=MANY, exchange=exchange,
     )  # fmt: skip
+
+    closers.append(steps.close)  # type: ignore[attr-defined]
 
     def run(count: int) -> None:
         for _ in range(count):
@@ -68,17 +72,20 @@ def ddp(args: argparse.Namespace, world: World) -> Updates:
     wrapped = DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
     precision = Precision(args.precision, world.device)
     source = updates(args, world, args.aggregate)
+    done: list[bool] = []
 
     def run(count: int) -> None:
         for _ in range(count):
             update = next(source)
-            counts_K = torch.tensor([update.counts[name] for name in net.objectives], device=world.device)
+            counts_K = sent([update.counts[name] for name in net.objectives], world.device)
             optimizer.zero_grad()
-            for share in update.shares:
-                for _, batch in share:
+            micro_batches = update.micro_batches
+            for place, (_, batch) in enumerate(micro_batches):
+                with nullcontext() if place == len(micro_batches) - 1 or not done else wrapped.no_sync():
                     with precision.autocast():
                         sums_K = wrapped(world.put(batch))
                     precision.backward((sums_K / counts_K).sum())
+            done.append(True)  # a static graph is learnt in the very first pass, which torch cannot do without a sync
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
 
@@ -96,8 +103,9 @@ def placed(args: argparse.Namespace, device: torch.device) -> tuple[Any, torch.o
 
 def rounds(args: argparse.Namespace, world: Group) -> Iterator[dict[str, Any]]:
     apart = World(device=world.device)
-    sides = {"alone": own(args, apart, "float32")}
-    sides |= {method: own(args, world, method) for method in args.methods}
+    closers: list[Callable[[], None]] = []
+    sides = {"alone": own(args, apart, "float32", closers)}
+    sides |= {method: own(args, world, method, closers) for method in args.methods}
     sides["ddp"] = ddp(args, world)
     times: dict[str, list[float]] = {name: [] for name in sides}
     for run in sides.values():
@@ -110,6 +118,8 @@ def rounds(args: argparse.Namespace, world: Group) -> Iterator[dict[str, Any]]:
             run(args.updates)
             _wait(world.device)
             times[name].append((time.perf_counter() - began) / args.updates)
+    for close in closers:
+        close()
     for name, seconds in times.items():
         over = [one / base - 1 for one, base in zip(seconds, times["alone"], strict=True)]
         yield {
@@ -136,7 +146,7 @@ def main() -> None:
     parser.add_argument("--aggregate", type=int, default=1, help="micro-batches of an update")
     parser.add_argument("--optimizer", default="lamb", choices=("lamb", "adamw"))
     parser.add_argument("--precision", default="bfloat16", choices=("float32", "bfloat16"))
-    parser.add_argument("--methods", nargs="*", default=["float32"], choices=[*METHODS])
+    parser.add_argument("--methods", nargs="*", default=["float32"], choices=EXACT)
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, group(device_named(args.device, 0), folder) as world:

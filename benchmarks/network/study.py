@@ -57,7 +57,7 @@ BEGIN_DENSE = ("int4", "powersgd")
 SAMPLED_SECONDS = 0.02
 
 
-def recipe(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
+def flags_of(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
     """BERT-mini without dropout, by flags of `lambert pretrain`; of a recipe only what it leaves open."""
     if args.recipe:
         share = args.batch_size * args.length // args.ranks
@@ -81,7 +81,7 @@ def recipe(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
     return dotted(tables)
 
 
-def command(method: str, recipe: Sequence[Path], flags: Mapping[str, Any], *, dense: bool) -> list[str]:
+def command(method: str, recipe: Path | None, flags: Mapping[str, Any], *, dense: bool) -> list[str]:
     """What a rank runs, by the `recipe`, if any; not `dense`: without the dense updates at the beginning."""
     flags = dict(flags)
     if method in BASELINES:
@@ -95,7 +95,7 @@ def command(method: str, recipe: Sequence[Path], flags: Mapping[str, Any], *, de
     return [
         sys.executable,
         *program,
-        *map(str, recipe),
+        *([str(recipe)] if recipe else []),
         *(f"--{name.replace('_', '-')}={value}" for name, value in flags.items()),
     ]
 
@@ -124,7 +124,7 @@ def train(args: argparse.Namespace, method: str, rate: str, seed: int, *, dense:
     with tempfile.TemporaryDirectory() as folder, Lab(args.ranks, rate) as lab:
         out = Path(folder) / "run"
         with counted(lab) as samples:
-            found = lab.run(command(method, args.recipe, recipe(args, out, seed), dense=dense), timeout=args.timeout)
+            found = lab.run(command(method, args.recipe, flags_of(args, out, seed), dense=dense), timeout=args.timeout)
         failed = [f"rank {rank}: {finished.err[-2000:]}" for rank, finished in enumerate(found) if finished.code]
         if failed:
             raise SystemExit(f"{method} at {rate}: {' '.join(failed)}")
@@ -159,11 +159,11 @@ def train(args: argparse.Namespace, method: str, rate: str, seed: int, *, dense:
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the runs of a file share."""
     names = ("ranks", "batch_size", "length", "updates", "optimizer", "lr", "precision")
-    recipe = {"recipe": args.recipe[0].stem} if args.recipe else {}
+    named = {"recipe": args.recipe.stem} if args.recipe else {}
     git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False)
     return (
-        recipe
+        named
         | {name: getattr(args, name) for name in names}
         | {
             "torch": torch.__version__,
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=("speed", "loss"))
     parser.add_argument("--corpus", type=Path, help="folder of `lambert prepare`")
-    parser.add_argument("--recipe", type=Path, nargs=1, default=[], help="of `lambert pretrain`: loss")
+    parser.add_argument("--recipe", type=Path, help="of `lambert pretrain`, with train.steps: loss")
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines, appended to")
     parser.add_argument("--methods", nargs="+", default=[*BASELINES, *METHODS], choices=(*BASELINES, *METHODS))
     parser.add_argument("--rates", nargs="+", default=["none", "10gbit", "1gbit", "100mbit"], help="speed")
@@ -216,11 +216,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if bool(args.corpus) == bool(args.recipe):
         parser.error("give --corpus or, for loss, --recipe")
-    for path in args.recipe:
-        given = read(path)
-        args.batch_size, args.updates = given["train"]["batch_size"], given["train"]["steps"]
-        args.length, args.precision = given["packing"]["sequence_length"], given["train"]["precision"]
-        args.optimizer, args.lr = given["optim"]["name"], given["optim"]["lr"]
+    if args.recipe:
+        given = read(args.recipe)
+        try:
+            args.batch_size, args.updates = given["train"]["batch_size"], given["train"]["steps"]
+            args.length, args.precision = given["packing"]["sequence_length"], given["train"]["precision"]
+            args.optimizer, args.lr = given["optim"]["name"], given["optim"]["lr"]
+        except KeyError as missing:
+            parser.error(f"{args.recipe} does not say {missing}")
     if args.updates - args.warm_up < 8:
         parser.error("--updates must be at least 8 more than --warm-up")
     if args.work == "speed" and not args.evaluate_sequences:
