@@ -198,7 +198,7 @@ def short(world: World) -> Any:
 
 
 def struck(world: World) -> Any:
-    """Who is to blame for an update that is skipped: where gradients travel, and where ranks take steps of their own."""
+    """Who is to blame for a skipped update: where gradients travel, and where ranks take steps of their own."""
     return [_struck(world, config) for config in (ExchangeConfig(method="int8"), ExchangeConfig(sync_every=3))]
 
 
