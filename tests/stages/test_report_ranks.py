@@ -70,7 +70,7 @@ def test_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "Waiting for gradients, share of an update, median 5.0%",
         "1.020 median, 1.100 most",
         "Slow ranks rank 1",
-        "Restarts 1",
+        "Times continued 1",
         "float32 0.400 1.00 x bfloat16 0.200 2.00 x int8 0.100 4.00 x chosen",
         "Share of an update spent waiting for gradients",
         "rank 1 is slow",
@@ -86,7 +86,7 @@ def test_a_run_whose_ranks_change_names_all_of_them(tmp_path: Path) -> None:
     assert found["Ranks"] == ["4, then 2, then 4"]
     assert found["Machines"] == ["2, then 1, then 2"]
     assert found["Gradients by"] == ["bfloat16"]
-    assert found["Restarts"] == ["3"]
+    assert found["Times continued"] == ["3"]
 
 
 def test_one_process_has_no_section_of_ranks_but_its_incidents(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_one_process_has_no_section_of_ranks_but_its_incidents(tmp_path: Path) -
     text = " ".join(Outline(page(run)).text.split())
     assert re.search(r"7 skipped: loss 8\.5, gradient norm not finite, first in decoder\.bias 0 64 ", text)
     assert re.search(r"9 spike: loss 88\.5, gradient norm 4\.25 64 ", text)
-    assert "Restarts" not in text
+    assert "Times continued" not in text
 
 
 def test_one_process_beside_ranks(tmp_path: Path) -> None:

@@ -223,4 +223,4 @@ def _set_aside(path: Path, damage: str) -> None:
         copy += 1
         aside = path.with_name(f"{path.name}.corrupt-{copy}")
     path.rename(aside)
-    _log.warning("Checkpoint %s is damaged: %s. It was renamed to %s; an older one is used.", path, damage, aside.name)
+    _log.warning("Checkpoint %s is damaged: %s. It was renamed to %s.", path, damage, aside.name)

@@ -15,7 +15,7 @@ from lambert.engine import lock
 from lambert.engine.cluster import agreement
 from lambert.engine.cluster.dist import World
 from lambert.model.heads import Model
-from lambert.stages.config import RunConfig
+from lambert.stages.config import RunConfig, check_together
 
 CONFIG = "config.toml"
 FREE = (
@@ -51,9 +51,10 @@ def seen(model: Model, tokenizer: Any, files: Mapping[str, Path]) -> dict[str, o
 def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Iterator[None]:
     """Holds the run folder and writes config.toml, or compares it where the run goes on.
 
-    Raises UsageError, on all ranks, where the folder is in use, belongs to a run with other settings, or holds
-    something else; and where ranks differ in settings, `data` (see `seen`), code or libraries.
+    Raises UsageError, on all ranks, where settings contradict each other, the folder is in use, belongs to a run with
+    other settings, or holds something else; and where ranks differ in settings, `data` (see `seen`), code or libraries.
     """
+    check_together(config)
     agreement.compare(world, settings.dotted(settings.as_dict(config)) | dict(data) | agreement.software())
     problem = world.broadcast_text(_foreign(config) if world.is_first else "")
     if problem:

@@ -67,7 +67,9 @@ class LaunchConfig:
         if self.endpoint:
             host, _, port = self.endpoint.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-                raise UsageError(f"--endpoint {self.endpoint} must be HOST:PORT, as in node1:{_PORT}.")
+                raise UsageError(
+                    f"--endpoint {self.endpoint} must be HOST:PORT, as in node1:{_PORT}, with a port up to 65535."
+                )
             return host.strip("[]"), int(port)
         if self.machines[1] == 1:
             return "127.0.0.1", 0

@@ -19,7 +19,7 @@ from lambert.engine.sharding import shard
 from lambert.model.heads import Model
 from lambert.optim.optimizers import build
 from lambert.stages.budget import Budget
-from lambert.stages.config import RunConfig, check_together
+from lambert.stages.config import RunConfig
 
 _log = logging.getLogger("lambert.run")
 
@@ -40,10 +40,7 @@ class Run:
 
     @classmethod
     def begin(cls, config: RunConfig, model: Model, world: World, steps: int) -> "Run":
-        """The run of `steps` updates before its first, with the same weights on every rank.
-
-        Raises UsageError where settings contradict each other."""
-        check_together(config)
+        """The run of `steps` updates before its first, with the same weights on every rank."""
         options = config.train
         model.to(world.device)
         world.broadcast(model.parameters())
@@ -64,11 +61,11 @@ class Run:
         """
         try:
             found = self.saver.latest()
-        except DataError as error:
+        except DataError:
             if not self.config.from_scratch:
                 raise
             if self.world.is_first:
-                _log.warning("%s It was asked for: the run begins anew.", error)
+                _log.warning("The run begins anew, as --from-scratch asks: all its checkpoints are damaged.")
             return 0, {}
         if found is None:
             return 0, {}

@@ -66,7 +66,8 @@ class Agent(LocalElasticAgent):
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # torch would stop the workers after its time-out
         ear, mouth = os.pipe()
         os.set_blocking(mouth, False)
-        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+        # nohup has SIGHUP ignored; a shell's job in the background, SIGINT, which the verbs heed as well.
+        heeded = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, lambda *_: None) for number in heeded}
         wakes = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(ear,), name="lambert-signals", daemon=True).start()

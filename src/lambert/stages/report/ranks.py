@@ -121,7 +121,7 @@ def _facts(run: Run) -> dict[str, str]:
     imbalance = [value for _, value in run.series("imbalance")]
     auto = " (auto)" if run.config.get("exchange.method") == "auto" else ""
     found = {
-        "Ranks": _then(ranks for ranks, _, _ in starts) or str(run.environment.get("processes", "")),
+        "Ranks": _then([*(ranks for ranks, _, _ in starts), *_last(run)]),
         "Machines": _then(str(int(ranks) // int(local)) for ranks, local, _ in starts),
         "Gradients by": _then(method + auto for _, _, method in starts),
     }
@@ -137,8 +137,14 @@ def _facts(run: Run) -> dict[str, str]:
     if run.log:
         found["Slow ranks"] = f"rank {', '.join(map(str, named))}" if named else "none"
         continued = sum(text.startswith(_CONTINUED) for _, text in run.log)
-        found["Restarts"] = str(max(continued, len(starts) - 1))  # before the first checkpoint a run begins anew
+        found["Times continued"] = str(max(continued, len(starts) - 1))  # before the first checkpoint a run begins anew
     return {label: text for label, text in found.items() if text}
+
+
+def _last(run: Run) -> list[str]:
+    """Ranks of the last start, which one process alone does not log."""
+    processes = run.environment.get("processes")
+    return [str(processes)] if processes is not None else []
 
 
 def _timed(run: Run, *, several: bool) -> dict[str, Any]:
