@@ -1,7 +1,10 @@
 # make demo   raw text to a scored model in minutes      make test   the tests
-# make lint   ruff, mypy, import directions              make setup  the environment only
+# make lint   ruff, mypy                                 make setup  the environment only
 # make test-cluster  ranks that are killed, hung, cut off or not alike (minutes; the network's need root)
+# make test-crash  every crash, failure of the disk and damaged file, and random kills (hours on two cores)
+# make test-fuzz  10,000 examples of each test that makes up input
 # make test-gpu  the tests that need a GPU
+# make reference  docs/reference.md from the docstrings
 # make pins   refresh constraints.txt
 #
 #   PYTHON=python3.12   another interpreter (3.11 to 3.14)
@@ -15,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-cluster test-gpu lint pins
+.PHONY: help setup demo demo-short test test-cluster test-crash test-fuzz test-gpu lint reference pins
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -55,13 +58,28 @@ CLUSTER := $(addprefix tests/faults/test_,cluster.py unlike_ranks.py unlike_disk
 test-cluster: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FLAGS) $(CLUSTER)
 
+# One after the other: a point is quick where nothing else runs. POINTS=20 for so many of each kind and command.
+POINTS ?= all
+KILLED_RUNS ?= 200
+test-crash: $(VENV)/setup-dev
+	@OMP_NUM_THREADS=1 LAMBERT_TEST_CRASHES=$(POINTS) LAMBERT_TEST_KILLED_RUNS=$(KILLED_RUNS) LAMBERT_DAMAGE=all \
+		nice $(BIN)/python -m pytest -s $(FLAGS) $(addprefix tests/faults/test_,every_crash.py killed.py damage.py)
+
+FUZZ_EXAMPLES ?= 10000
+test-fuzz: $(VENV)/setup-dev
+	@OMP_NUM_THREADS=1 LAMBERT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) nice \
+		$(BIN)/python -m pytest $(FLAGS) --timeout 0 tests/faults/test_fuzz_*.py
+
 test-gpu: $(VENV)/setup-dev
-	@LAMBERT_TEST_GPU=1 $(BIN)/python -m pytest -k 'cuda or gpu' -rs tests/model tests/engine tests/stages/test_compile.py
+	@LAMBERT_TEST_GPU=1 $(BIN)/python -m pytest -k 'cuda or gpu' -rs tests/model tests/engine tests/inference tests/runs/test_compile.py
 
 lint: $(VENV)/setup-dev
 	@$(BIN)/ruff check src tests demo benchmarks
 	@$(BIN)/ruff format --check src tests demo benchmarks
 	@$(BIN)/mypy
+
+reference: $(VENV)/setup
+	@$(BIN)/python docs/make_reference.py
 
 pins: $(VENV)/setup-dev
 	@$(BIN)/python -m pip freeze --exclude-editable | grep -vi '^\(torch\|triton\|nvidia-.*\|lambert-bert\)\b' > constraints.txt

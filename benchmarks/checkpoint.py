@@ -76,7 +76,7 @@ def main() -> None:
             number += 1
             begun = time.perf_counter()
             pause = saver.save(number, model=model, optimizer=optimizer, precision=precision)
-            if saver.settle():
+            if saver.flush():
                 sys.exit(f"{args.out} could not be written")
             written = time.perf_counter()
             snapshot.take(tensors)
@@ -94,7 +94,7 @@ def main() -> None:
             saver.save(number, model=model, optimizer=optimizer, precision=precision)
             while not (args.out / FOLDER / f"step-{number:06d}").exists():
                 during.append(step())
-            saver.settle()
+            saver.flush()
         alone += [step() for _ in range(args.steps)]
     slower = statistics.median(during) / statistics.median(alone) - 1
     show(

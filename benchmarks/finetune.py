@@ -53,7 +53,7 @@ def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[st
     """Lambert's run: seconds of training and scores."""
     flags = {
         "init": args.init, "data": train, "dev": args.dev, "out": out, "seed": seed, "task.name": args.task,
-        "task.max-length": args.length, "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-share": 0.1,
+        "task.max-length": args.length, "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
         "train.batch-size": args.batch_size, "train.epochs": args.epochs, "train.precision": args.precision,
         "log.seconds": 60,
     }  # fmt: skip

@@ -10,15 +10,16 @@ from typing import Any
 from ranks import MANY, Side, everyones, seconds_of
 from torch import nn
 
-from lambert.engine.cluster.dist import Group, World
-from lambert.engine.exchange import Exchange, Ranks
-from lambert.engine.exchange.methods import ExchangeConfig
-from lambert.engine.exchange.reduction import Bucket
+from lambert.core.world import World
+from lambert.distributed.exchange import DistributedExchange, Exchange
+from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.group import Group
+from lambert.engine.gradients import Bucket
 
 REPEATS = 3
 
 
-class Watched(Ranks):
+class Watched(DistributedExchange):
     """While it is `mute`, no bucket travels, and it is noted when that could have begun."""
 
     mute = False

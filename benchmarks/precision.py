@@ -44,7 +44,7 @@ def losses(
         "model.layers": 4, "model.hidden": 256, "model.heads": 4, "model.intermediate": 1024, "model.positions": 128,
         "model.dropout": dropout, "model.attention-dropout": dropout,
         "packing.mode": "pairs", "packing.sequence-length": 128,
-        "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-share": 0.1,
+        "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
         "train.batch-size": args.batch_size, "train.steps": args.steps, "train.precision": precision,
         "train.micro-tokens": micro_tokens, "train.device": args.device, "train.evaluate-sequences": 256,
         "log.every": 1, "log.seconds": 60,

@@ -15,19 +15,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
+from lambert.distributed.exchange import Exchange, build
+from lambert.distributed.exchange.methods import ExchangeConfig
 from lambert.engine.allocator import TUNABLES
-from lambert.engine.cluster.dist import World
-from lambert.engine.exchange import Exchange, build
-from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.loop import Step, train
 from lambert.engine.precision import Precision
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.optim import optimizers
 from lambert.optim.config import OptimConfig
-from lambert.stages.bench import batches
-from lambert.stages.bench.config import BenchConfig
+from lambert.verbs.bench import batches
+from lambert.verbs.bench.config import BenchConfig
 
 MANY = 10**6
 """Updates of a run that is long enough for compiled kernels to pay."""
@@ -103,7 +103,7 @@ class Side:
         self.net, optimizer = fresh(args)
         self.exchange = exchange_of(self.net) if exchange_of else build(self.net, world, ExchangeConfig())
         self._steps = train(
-            self.net, optimizer, updates(args, world, aggregate), schedule=lambda update: 1e-4, clip=1.0,
+            self.net, optimizer, updates(args, world, aggregate), schedule=lambda update: 1e-4, max_grad_norm=1.0,
             precision=Precision(args.precision), world=world, seed=0, start=0, steps=MANY, exchange=self.exchange,
         )  # fmt: skip
         self.take(args.warm_up)

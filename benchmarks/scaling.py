@@ -50,12 +50,13 @@ from restart import restart
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambert.engine.cluster.agreement import compare_weights
-from lambert.engine.cluster.dist import Group, World
-from lambert.engine.cluster.stragglers import Stragglers
-from lambert.engine.exchange import Ranks
-from lambert.engine.exchange.methods import ExchangeConfig
-from lambert.engine.exchange.reduction import Bucket
+from lambert.core.world import World
+from lambert.distributed.agreement import compare_weights
+from lambert.distributed.exchange import DistributedExchange
+from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.group import Group, detect
+from lambert.distributed.stragglers import Stragglers
+from lambert.engine.gradients import Bucket
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.precision import Precision
 
@@ -82,8 +83,8 @@ def together(args: argparse.Namespace, world: Group) -> Iterator[Row]:
         side.close()
 
 
-def _by(world: Group, method: Any, net: nn.Module) -> Ranks:
-    return Ranks(net, world, ExchangeConfig(method=method), updates=MANY)
+def _by(world: Group, method: Any, net: nn.Module) -> DistributedExchange:
+    return DistributedExchange(net, world, ExchangeConfig(method=method), updates=MANY)
 
 
 def ddp(args: argparse.Namespace, world: Group) -> Iterator[Row]:
@@ -119,15 +120,16 @@ def _ddp(args: argparse.Namespace, world: Group, megabytes: float) -> Callable[[
             # A static graph is learnt in the very first pass, which torch cannot do without a sync.
             with nullcontext() if last or number == 0 else wrapped.no_sync():
                 with precision.autocast():
-                    sums_K = wrapped(batch)
+                    sums_K = wrapped(batch.with_compute(precision.compute))
                 precision.backward((sums_K / counts_K).sum())
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
+        precision.weights_changed()
 
     return step
 
 
-class Timed(Ranks):
+class Timed(DistributedExchange):
     """Notes the processor time that it takes to look through gradients."""
 
     spent = 0.0
@@ -264,7 +266,7 @@ def _software() -> Row:
 def rank(args: argparse.Namespace) -> None:
     """One of the ranks; the first one speaks."""
     torch.set_num_threads(1)
-    with World.detect("cpu") as world:
+    with detect("cpu") as world:
         assert isinstance(world, Group)
         rows = WORKS[args.work](args, world)
         if world.is_first:

@@ -2,10 +2,9 @@
 
     python benchmarks/tokenizer_differential.py --tokenizer vocab.txt [--noise 16] [--json] FILE...
 
-The library gets the document without NUL and noncharacter marks, its white space single spaces: it knows nothing of our
-sentences, words and tables. Where that differs because a sentence ends within what the library takes for a word (at a
-full stop younger than its Unicode tables, with no space after it), the document counts as `cut` if the ids are those of
-the library for the sentences with a space between them, and as `different` otherwise.
+The library gets the document as it is, as tasks give it: it knows nothing of our sentences, words and tables. Where the
+ids differ, the document counts as `cut` if they are those of the library for the sentences with a space between them,
+and as `different` otherwise.
 
 Files are whatever `lambert prepare` reads. `--noise` MB are made here from a seed: random bytes read as UTF-8 and as
 Latin-1, random code points of every plane, and words of every length broken up by punctuation, accents, controls,
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from lambert.corpus import sentences, tokenizer
-from lambert.corpus.encoder import Encoder
+from lambert.corpus.encoding import Encoder
 from lambert.corpus.readers import Layout, read
 
 BATCH = 256  # documents
@@ -64,15 +63,14 @@ def documents(files: list[Path], layout: Layout, megabytes: float) -> Iterator[t
 
 def compare(library: Any, encoder: Encoder, texts: list[str]) -> tuple[int, int, list[str]]:
     """(tokens, documents cut within a word, documents that differ)."""
-    cleaned = [sentences.clean(text)[0] for text in texts]
-    encodings = library.encode_batch_fast([" ".join(text.split()) for text in cleaned], add_special_tokens=False)
+    encodings = library.encode_batch_fast(texts, add_special_tokens=False)
     found = encoder(texts)
     numbers_n = np.repeat(np.arange(len(texts)), found.sentences_D)
     ends_D = np.cumsum(np.bincount(numbers_n, weights=found.lengths_n, minlength=len(texts))).astype(np.int64)
     cut, different = 0, []
-    for text, ids, encoding in zip(cleaned, np.split(found.ids_T, ends_D[:-1]), encodings, strict=True):
+    for text, ids, encoding in zip(texts, np.split(found.ids_T, ends_D[:-1]), encodings, strict=True):
         if ids.tolist() != encoding.ids:
-            whole = " ".join(sentences.split(text, encoder.language, encoder.lines))
+            whole = " ".join(sentences.split(sentences.clean(text)[0], encoder.language, encoder.lines))
             if ids.tolist() == library.encode(whole, add_special_tokens=False).ids:
                 cut += 1
             else:
@@ -95,7 +93,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     library = tokenizer.load(arguments.tokenizer)
-    library.encode_special_tokens = True
     encoder = Encoder(library.to_str(), "en", "auto", int(arguments.memory * 1e6))
     fields = ("documents", "MB", "tokens", "cut", "different")
     counts: dict[str, dict[str, float]] = {}

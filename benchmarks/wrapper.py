@@ -27,12 +27,13 @@ from ranks import MANY, fresh, updates
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambert.engine.cluster.dist import Group, World
-from lambert.engine.cluster.parting import Watch
+from lambert.core.world import World
+from lambert.distributed.exchange import build
+from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.failure_detector import FailureDetector
+from lambert.distributed.group import Group
 from lambert.engine.compiler import compile_blocks
 from lambert.engine.device import device_named, sent
-from lambert.engine.exchange import build
-from lambert.engine.exchange.methods import ExchangeConfig
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 
@@ -47,14 +48,14 @@ def group(device: torch.device, folder: str) -> Group:
     torch.distributed.init_process_group(
         backend, store=store, rank=0, world_size=1, device_id=device if device.type == "cuda" else None
     )
-    return Group(0, 1, 0, 1, device, "one rank", watch=Watch(store, 0, 1))
+    return Group(0, 1, 0, 1, device, "one rank", watch=FailureDetector(store, 0, 1))
 
 
 def own(args: argparse.Namespace, world: World, method: Any, closers: list[Callable[[], None]]) -> Updates:
     net, optimizer = placed(args, world.device)
     exchange = build(net, world, ExchangeConfig(method=method), updates=MANY)
     steps = train(
-        net, optimizer, updates(args, world, args.aggregate), schedule=lambda update: 1e-4, clip=1.0,
+        net, optimizer, updates(args, world, args.aggregate), schedule=lambda update: 1e-4, max_grad_norm=1.0,
         precision=Precision(args.precision, world.device), world=world, seed=0, start=0, steps=MANY, exchange=exchange,
     )  # fmt: skip
 
@@ -83,11 +84,12 @@ def ddp(args: argparse.Namespace, world: World) -> Updates:
             for place, (_, batch) in enumerate(micro_batches):
                 with nullcontext() if place == len(micro_batches) - 1 or not done else wrapped.no_sync():
                     with precision.autocast():
-                        sums_K = wrapped(world.put(batch))
+                        sums_K = wrapped(world.put(batch).with_compute(precision.compute))
                     precision.backward((sums_K / counts_K).sum())
             done.append(True)  # a static graph is learnt in the very first pass, which torch cannot do without a sync
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
+            precision.weights_changed()
 
     return run
 

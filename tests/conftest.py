@@ -14,6 +14,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from labelled import labelled, tuned
+
+__all__ = ["labelled", "tuned"]  # fixtures
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: results to the bit depend on it
 if not os.environ.get("LAMBERT_TEST_GPU"):  # what runs on "auto" is the same everywhere; `make test-gpu` asks for it

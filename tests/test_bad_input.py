@@ -1,14 +1,21 @@
 """Input that cannot be used, from the command line to the message: one line, an exit code, nothing left behind; and
 input that can be used for the greater part, counted."""
 
+import bz2
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from lambert.core.shards import Split
+from lambert.corpus import tokenizer as tokenizers
+from lambert.tasks import TaskConfig, learn, predict
 
 Lambert = Callable[..., Any]
 
@@ -49,6 +56,9 @@ def refused(called: Any, code: int, *parts: str) -> None:
         ("no.txt.gz", SENTENCE.encode(), 3, ["no.txt.gz"]),
         ("rows.jsonl", b'{"text": "the king"}\n{"text": \n', 3, ["rows.jsonl", "line 2"]),
         ("rows.jsonl", b'{"txt": "the king found a river near the road"}\n', 3, ["rows.jsonl", "'text'"]),
+        ("page.txt", b"<!DOCTYPE html><html><p>The king</p></html>", 3, ["page.txt", "HTML page", "--format text"]),
+        ("dump.xml.bz2", bz2.compress(b"<mediawiki><page/></mediawiki>"), 3, ["MediaWiki dump", "WikiExtractor"]),
+        ("texts.zip", b"PK\x03\x04", 3, ["texts.zip is an archive", "Unpack it"]),
         ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", 3, ["picture.png"]),
     ],
 )
@@ -163,6 +173,9 @@ def test_wrong_offsets_are_put_right_and_counted(
         ("rows.csv", b'text,label\n"the king,x\n', ["rows.csv"]),
         ("rows.jsonl", b'{"text": "the king", "label": 1}\n{"text"\n', ["rows.jsonl:2"]),
         ("rows.jsonl", b'{"text": "\\ud800", "label": 1}\n{"text": "a", "label": 2}\n', ["rows.jsonl:1", "surrogate"]),
+        ("rows.jsonl", b'{"text": "the king", "label": ["x", "y"]}\n', ["rows.jsonl:1", "a list", "not supported yet"]),
+        ("rows.jsonl", b'{"tokens": ["king"], "tags": ["O"]}\n', ["rows.jsonl:1", "--task.name tag"]),
+        ("rows.txt", b"-DOCSTART- -X- -X- O\n\nking NN B-NP O\n", ["rows.txt:3", "CoNLL", "--task.name tag"]),
         ("rows.parquet", b"PAR1 and no more", ["rows.parquet", "Parquet"]),
         ("rows.tsv.gz", gzip.compress(b"text\tlabel\nthe king\tx\na road\ty\n" * 50, mtime=0)[:30], ["rows.tsv.gz"]),
     ],
@@ -184,3 +197,61 @@ def test_a_bom_crlf_and_nul_bytes_in_a_table_are_read(pretrained: Path, tmp_path
     assert done.code == 0, done.err
     kept = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert kept["id2label"] == {"0": "land", "1": "water"}
+
+
+def without_piece(model: Path, folder: Path, piece: str) -> Path:
+    """A model folder whose vocabulary has a piece under another name."""
+    shutil.copytree(model, folder)
+    for name in ("tokenizer.json", "vocab.txt"):
+        path = folder / name
+        path.write_text(path.read_text().replace(piece, "[ODD]"))
+    (folder / "SHA256SUMS").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("piece", ["[SEP]", "[MASK]"])
+def test_a_model_whose_vocabulary_lacks_a_special_piece(
+    piece: str, pretrained: Path, labelled: Callable[[str, str], Path], tmp_path: Path, lambert: Lambert
+) -> None:
+    model = without_piece(pretrained / "model", tmp_path / "odd", piece)
+    said = f"{model / 'tokenizer.json'} has no piece {piece}"
+    refused(lambert("predict", model=model, stdin='{"text": "the [MASK]"}'), 3, said)
+    refused(lambert("import", out=tmp_path / "imported", **{"from": model}), 3, said)
+    flags = {"data": labelled("classify", "train"), "init": model, "out": tmp_path / "run", "train__steps": 1}
+    called = lambert("finetune", **flags, task__max_length=64)
+    if piece == "[MASK]":  # which a classification does without
+        assert called.code == 0, called.err
+    else:
+        refused(called, 3, said)
+
+
+def test_text_that_looks_special_has_the_same_ids_everywhere(
+    texts: Path, labelled: Callable[[str, str], Path], tmp_path: Path, lambert: Lambert
+) -> None:
+    """From raw text to the shard, to a labelled file's sequences and to the lines of predict."""
+    odd = "the [SEP] king [MASK] found\x0b a\x0c river\x85 near\x1c the [CLS] old [PAD] road [UNK] stone"
+    raw = tmp_path / "odd.jsonl"
+    rows = [{"text": text} for text in [odd, *texts.read_text().splitlines()]]
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = lambert("prepare", input=raw, out=tmp_path / "corpus", vocabulary=160, heldout=0, workers=1)
+    assert done.code == 0, done.err
+    tokenizer = tokenizers.load(tmp_path / "corpus")
+    shards = Split(tmp_path / "corpus")
+    expected = tokenizer.encode(odd, add_special_tokens=False).ids
+    specials = {tokenizer.token_to_id(piece) for piece in ("[SEP]", "[CLS]", "[PAD]", "[MASK]")}
+    assert not specials & set(expected)
+    first = int(shards.ends[shards.documents == 0].max())
+    assert shards.take(0, first).tolist() == expected
+    table = tmp_path / "rows.jsonl"
+    table.write_text(json.dumps({"text": odd, "label": "a"}) + "\n" + json.dumps({"text": "the", "label": "b"}) + "\n")
+    task, source = learn(TaskConfig(max_length=200), tokenizer, table)
+    cls, sep = (tokenizer.token_to_id(piece) for piece in ("[CLS]", "[SEP]"))
+    assert source.collate([0], [0]).ids_T.tolist() == [cls, *expected, sep]
+    given: list[list[int]] = []
+
+    def outputs_of(data: Any) -> Any:
+        given.append(data.collate([0], [0]).ids_T.tolist())
+        yield {"label": torch.zeros(1, 2)}
+
+    assert len(list(predict(task, outputs_of, [json.dumps({"text": odd})]))) == 1
+    assert given == [[cls, *expected, sep]]

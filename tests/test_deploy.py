@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANGS
 
 from lambert import cli
 
@@ -40,7 +41,7 @@ def started(folder: Path, script: Path, *arguments: str, **variables: str) -> su
     paths = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         ["bash", script, *arguments], env=os.environ | paths | variables, cwd=folder, capture_output=True, text=True,
-        check=False, timeout=60,
+        check=False, timeout=HANGS,
     )  # fmt: skip
 
 

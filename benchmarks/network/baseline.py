@@ -25,14 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lambert import cli
-from lambert.core.gradients import collect
-from lambert.engine import exchange
+from lambert.distributed import exchange
 
 CYCLE_SECONDS = 1e-3
 FUSION_BYTES = 64 << 20
 
 
-class Horovod(exchange.Ranks):
+class Horovod(exchange.DistributedExchange):
     """Sums gradients over the ranks by Horovod's method; `fp16` sends them as float16."""
 
     def __init__(self, *arguments: Any, fp16: bool, **options: Any) -> None:
@@ -53,8 +52,8 @@ class Horovod(exchange.Ranks):
 
     def last_pass(self) -> None:
         super().last_pass()
-        assert self.courier is not None
-        self.courier.take(self._exchange)
+        assert self.comm_thread is not None
+        self.comm_thread.take(self._exchange)
         self._exchanging = True
 
     def finish(self) -> None:
@@ -64,8 +63,8 @@ class Horovod(exchange.Ranks):
         for place in range(len(self._views)):
             self._hand_over(place)
         began = time.perf_counter()
-        assert self.courier is not None
-        self.courier.wait()
+        assert self.comm_thread is not None
+        self.comm_thread.wait()
         for view, sent in zip(self._views, self._sent, strict=True):
             if sent is not view:
                 view.copy_(sent)
@@ -76,7 +75,7 @@ class Horovod(exchange.Ranks):
         return self._spent, self._waited
 
     def ready(self, place: int) -> None:
-        collect(self.gradients.parameters[place], self._views[place])
+        self.gradients.bring(place)
         self._hand_over(place)
 
     def _hand_over(self, place: int) -> None:
@@ -135,7 +134,7 @@ def main() -> None:
     compression, *arguments = sys.argv[1:] or [""]
     if compression not in ("none", "fp16"):
         sys.exit(f"{sys.argv[0]} none|fp16, then what follows `lambert pretrain`")
-    exchange.Ranks = partial(Horovod, fp16=compression == "fp16")  # type: ignore[assignment, misc]
+    exchange.DistributedExchange = partial(Horovod, fp16=compression == "fp16")  # type: ignore[assignment, misc]
     cli.main(["pretrain", *arguments])
 
 

@@ -17,6 +17,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from lambert.corpus import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.engine import exchange
-from lambert.engine.exchange.gradients import Gradients
+from lambert.distributed import exchange
+from lambert.engine.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
@@ -65,7 +66,7 @@ def timeline(args: argparse.Namespace, gradients: Gradients, net: Any, precision
         began = time.perf_counter()
         gradients.clear()
         with precision.autocast():
-            sums_K = net(batch)
+            sums_K = net(batch.with_compute(replace(precision.compute, gradients=gradients)))
         forward = time.perf_counter()
         precision.backward(sums_K.sum() / batch.targets["mlm"].count)
         backward = time.perf_counter()

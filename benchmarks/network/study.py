@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from lab import Lab
 
-from lambert.core.config import dotted, read
+from lambert.core.settings import dotted, read
 
 HERE = Path(__file__).parent
 BASELINES = {"horovod": "none", "horovod-fp16": "fp16"}
@@ -70,7 +70,7 @@ def flags_of(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
             "dropout": 0.0, "attention_dropout": 0.0,
         },
         "packing": {"mode": "full", "sequence_length": args.length},
-        "optim": {"name": args.optimizer, "lr": args.lr, "warmup_share": 0.1},
+        "optim": {"name": args.optimizer, "lr": args.lr, "warmup_ratio": 0.1},
         "train": {
             "batch_size": args.batch_size, "micro_tokens": args.batch_size * args.length // args.ranks,
             "steps": args.updates, "precision": args.precision, "device": "cpu",

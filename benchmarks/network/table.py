@@ -21,7 +21,7 @@ from lab import bits_per_second
 from model import predict
 from study import BEGIN_DENSE, METHODS, done
 
-from lambert.engine.exchange.methods import EARLY, ExchangeConfig
+from lambert.distributed.exchange.methods import EARLY, ExchangeConfig
 
 UNCOMPRESSED = ("horovod", "float32")
 Seconds = dict[tuple[str, str], dict[int, float]]

@@ -1,3 +1,83 @@
-"""Lambert: pre-train and fine-tune BERT-family encoders, from raw text to an answer."""
+"""Lambert: pre-train and fine-tune BERT-family encoders, from raw text to an answer.
+
+The names below are the library. Each is imported when it is first used, so that `import lambert` does not import torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lambert.core.batch import Batch as Batch
+    from lambert.core.batch import Target as Target
+    from lambert.core.errors import DataError as DataError
+    from lambert.core.errors import DivergedError as DivergedError
+    from lambert.core.errors import LambertError as LambertError
+    from lambert.core.errors import MachineError as MachineError
+    from lambert.core.errors import SavedAndStopped as SavedAndStopped
+    from lambert.core.errors import UsageError as UsageError
+    from lambert.corpus.config import PrepareConfig as PrepareConfig
+    from lambert.engine.loop import Step as Step
+    from lambert.inference.text_model import TextModel as TextModel
+    from lambert.inference.text_model import load as load
+    from lambert.library import evaluate as evaluate
+    from lambert.library import finetune as finetune
+    from lambert.library import prepare as prepare
+    from lambert.library import pretrain as pretrain
+    from lambert.library import updates as updates
+    from lambert.model.config import EncoderConfig as EncoderConfig
+    from lambert.model.encoder import Encoder as Encoder
+    from lambert.model.heads import Model as Model
+    from lambert.optim.config import OptimConfig as OptimConfig
+    from lambert.optim.groups import decay_groups as decay_groups
+    from lambert.optim.lamb import Lamb as Lamb
+    from lambert.optim.schedule import schedule as schedule
+    from lambert.runs.config import LogConfig as LogConfig
+    from lambert.runs.config import TrainConfig as TrainConfig
+    from lambert.runs.result import Result as Result
+    from lambert.tasks.config import TaskConfig as TaskConfig
+    from lambert.verbs.evaluate import EvaluateConfig as EvaluateConfig
+    from lambert.verbs.finetune import FinetuneConfig as FinetuneConfig
+    from lambert.verbs.pretrain import PretrainConfig as PretrainConfig
+
+from lambert.core.path import forget_current_folder
 
 __version__ = "0.1.0"
+
+forget_current_folder()
+
+_MODULES = {
+    "library": ("prepare", "pretrain", "finetune", "evaluate", "updates"),
+    "inference.text_model": ("load", "TextModel"),
+    "runs.result": ("Result",),
+    "engine.loop": ("Step",),
+    "model.encoder": ("Encoder",),
+    "model.heads": ("Model",),
+    "model.config": ("EncoderConfig",),
+    "core.batch": ("Batch", "Target"),
+    "optim.lamb": ("Lamb",),
+    "optim.groups": ("decay_groups",),
+    "optim.schedule": ("schedule",),
+    "optim.config": ("OptimConfig",),
+    "corpus.config": ("PrepareConfig",),
+    "verbs.pretrain": ("PretrainConfig",),
+    "verbs.finetune": ("FinetuneConfig",),
+    "verbs.evaluate": ("EvaluateConfig",),
+    "runs.config": ("TrainConfig", "LogConfig"),
+    "tasks.config": ("TaskConfig",),
+    "core.errors": ("LambertError", "UsageError", "DataError", "MachineError", "DivergedError", "SavedAndStopped"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+"""The module of each name."""
+
+__all__ = [*_HOME]  # noqa: PLE0604 - names
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lambert' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"lambert.{_HOME[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

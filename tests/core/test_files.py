@@ -2,12 +2,15 @@
 
 import errno
 import os
+import platform
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from lambert.core.errors import MachineError
-from lambert.core.files import write_whole
+from lambert.core.files import clear, clear_folder, replace_files, scratch_folder, whole_folder, write_whole
 
 
 def test_it_writes_into_new_folders_and_over_old_files(tmp_path: Path) -> None:
@@ -26,3 +29,65 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
         write_whole(tmp_path / "file", "after")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "before"
+
+
+def beside(name: str, pid: int, what: str = "new") -> str:
+    return f".tmp-{what}-{pid}@{platform.node()}@{name}"
+
+
+def dead() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_what_a_dead_process_left_goes_with_the_next_write_and_nothing_else(tmp_path: Path) -> None:
+    left = beside("file", dead())
+    stays = {beside("file", os.getppid()), beside("other", dead()), f".tmp-new-{dead()}@elsewhere@file", ".tmp-file"}
+    for name in (left, *stays):
+        (tmp_path / name).touch()
+    write_whole(tmp_path / "file", "text")
+    assert {path.name for path in tmp_path.iterdir()} == stays | {"file"}
+    clear_folder(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".tmp-file", "file"}
+
+
+def test_what_was_being_replaced_goes_back_where_the_new_one_never_came(tmp_path: Path) -> None:
+    for name in ("came", "lost"):
+        (tmp_path / beside(name, dead(), "old")).mkdir()
+    (tmp_path / "came").mkdir()
+    clear(tmp_path / "came")
+    clear(tmp_path / "lost")
+    assert {path.name for path in tmp_path.iterdir()} == {"came", "lost"}
+
+
+def test_several_files_change_together_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("before")
+    (tmp_path / "two").write_text("a file where a folder should be")
+    with pytest.raises(FileExistsError):
+        replace_files({tmp_path / "one": b"after", tmp_path / "two" / "three": b"after"})
+    assert (tmp_path / "one").read_text() == "before"
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), whole_folder(tmp_path / "made") as folder:
+        (folder / "half" / "file").touch()
+    assert list(tmp_path.iterdir()) == []
+    for content in ("one", "two"):
+        with whole_folder(tmp_path / "made", replace=True) as folder:
+            (folder / content).touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["two"]
+    with pytest.raises(OSError, match="not empty"), whole_folder(tmp_path / "made") as folder:
+        (folder / "three").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_temporary_files_of_a_killed_process_go_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / beside("work", dead())).mkdir()
+    with scratch_folder("work") as folder:
+        (folder / "file").touch()
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@ import errno
 import gzip
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -295,8 +296,9 @@ def test_an_interrupt_leaves_nothing(
 def test_what_a_killed_run_left_is_swept(tmp_path: Path, texts: Path, config: Make) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    left = tmp_path / f".corpus.partial-{pipeline.platform.node()}-{process.pid}"
-    alive = tmp_path / f".corpus.partial-{pipeline.platform.node()}-{os.getppid()}"
+    out = config(texts).out.name
+    left = tmp_path / f".tmp-new-{process.pid}@{platform.node()}@{out}"
+    alive = tmp_path / f".tmp-new-{os.getppid()}@{platform.node()}@{out}"
     for folder in (left, alive):
         folder.mkdir()
         (folder / "half").write_text("x")

@@ -95,6 +95,26 @@ def test_wikipedia_extracts_are_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("beginning", "what"),
+    [
+        (b'<?xml version="1.0" encoding="utf-8"?>\n<mediawiki xmlns="x">', "MediaWiki dump"),
+        (b"<mediawiki>", "MediaWiki dump"),
+        (b"\xef\xbb\xbf\r\n<!DOCTYPE HTML PUBLIC>", "HTML page"),
+        (b"<html lang=en>", "HTML page"),
+    ],
+)
+def test_markup_is_no_text(tmp_path: Path, beginning: bytes, what: str) -> None:
+    for path in (written(tmp_path / "x.txt", beginning), written(tmp_path / "x.bz2", bz2.compress(beginning))):
+        (found,) = errors(path)
+        assert f"is a{'n' * (what[0] == 'H')} {what}" in found[1]
+        assert texts(path, kind="text") == [beginning.decode("utf-8-sig").replace("\r", "")]
+
+
+def test_text_that_begins_with_a_tag_is_text(tmp_path: Path) -> None:
+    assert texts(written(tmp_path / "x.md", b"<h1>Title</h1>\n")) == ["<h1>Title</h1>\n"]
+
+
+@pytest.mark.parametrize(
     ("layout", "separator", "mark"),
     [
         (Layout(documents="blank-line"), rb"\r?\n(?:[ \t]*\r?\n)+", b"x"),
@@ -207,6 +227,15 @@ def test_files_of_folders_and_globs(tmp_path: Path) -> None:
     assert [file.name for file in passed] == ["c.bin"]
     found, _ = find([tmp_path / "c.bin", str(tmp_path / "**/*.txt"), tmp_path / "b.txt"])
     assert [file.name for file in found] == ["c.bin", "b.txt", "vocab.txt"]
+
+
+@pytest.mark.parametrize("name", ["texts.zip", "texts.tar.gz", "data-00000-of-00001.arrow"])
+def test_files_of_files_are_refused_by_name_and_passed_over_in_a_folder(tmp_path: Path, name: str) -> None:
+    written(tmp_path / name, b"?")
+    text = written(tmp_path / "a.txt", b"text")
+    with pytest.raises(DataError, match="is an archive" if "arrow" not in name else "to_parquet"):
+        find([tmp_path / name])
+    assert find([tmp_path]) == ([text], [tmp_path / name])
 
 
 def test_files_that_do_not_exist(tmp_path: Path) -> None:

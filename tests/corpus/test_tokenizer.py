@@ -58,6 +58,7 @@ def test_transformers_gives_the_same_ids(tmp_path: Path, lowercase: bool) -> Non
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path)
     plain = transformers.BertTokenizer.from_pretrained(tmp_path)
+    ours.encode_special_tokens = False  # to transformers "[MASK]" in a text is the mask
     for text in [*corpus(), *TRICKY]:
         expected = ours.encode(text)
         for theirs in (auto, plain):
@@ -157,3 +158,18 @@ def test_ids_look_at_no_character_beyond_a_space(text: str) -> None:
     tokenizer = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True)
     words = [tokenizer.encode(word, add_special_tokens=False).ids for word in text.split(" ")]
     assert tokenizer.encode(text, add_special_tokens=False).ids == [number for word in words for number in word]
+
+
+def test_special_pieces_in_a_text_are_text_from_every_door(tmp_path: Path) -> None:
+    text = "a [SEP] [MASK] [PAD]b[CLS]"
+    built = tk.build([*tk.SPECIAL_PIECES, *"abcdeklmpsu", *(f"##{c}" for c in "aeklpsdcu"), "[", "]"], lowercase=True)
+    tk.save(built, tmp_path)
+    doors = [built, tk.load(tmp_path), tk.load(tmp_path / tk.VOCABULARY), tk.load(tmp_path / tk.JSON)]
+    for tokenizer in doors:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == built.encode(text, add_special_tokens=False).ids
+        assert not {0, 2, 3, 4} & set(ids)
+        masked = tk.with_mask(tokenizer).encode(text, add_special_tokens=False).ids
+        assert masked.count(4) == 1
+        assert not {0, 2, 3} & set(masked)
+        assert tk.fingerprint(tokenizer) == tk.fingerprint(built)

@@ -99,3 +99,29 @@ def test_a_corpus_of_another_vocabulary_is_refused(corpus, specials):
     other = dataclasses.replace(specials, vocabulary=999)
     with pytest.raises(DataError, match=r"vocabulary of 1000 pieces.*999"):
         source_of(corpus, other)
+
+
+@MODES
+def test_an_id_beyond_the_vocabulary_is_an_error_with_its_place(write_corpus, specials, mode):
+    split = write_corpus([[[7] * 9] * 6] * 30, shard_bytes=400)
+    path = split.corpus / "train" / "00002.bin"
+    with path.open("r+b") as file:
+        file.seek(2 * 11)
+        file.write(b"\xff\xff")
+
+    def read():
+        source = source_of(split, specials, mode, whole_word=True)
+        for index in range(source.size(0)):
+            source.collate(np.array([0]), np.array([index]))
+
+    with pytest.raises(DataError, match=f"{path} is damaged: token 11 of it has the id 65535, beyond the vocabulary"):
+        read()
+
+
+@pytest.mark.parametrize(("row", "value"), [(0, 0), (4, 10), (4, 10**6), (-1, 10**12), (-1, 50)])
+def test_a_damaged_index_is_an_error(write_corpus, row, value):
+    split = write_corpus([[[7] * 9] * 6] * 30)
+    split.ends = np.array(split.ends)
+    split.ends[row] = value
+    with pytest.raises(DataError, match="Run `lambert prepare` again"):
+        Outline(split)

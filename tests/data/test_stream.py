@@ -11,13 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANGS, patient
 
 from lambert.core.batch import Target, flat_batch
 from lambert.core.errors import DataError, UsageError
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.data.stream import balanced, micro_bounds, once, split, stream
+from lambert.data.stream import balanced, micro_bounds, sequential, split, stream
 
 
 class Numbered:
@@ -205,7 +206,7 @@ def test_micro_batches_are_as_full_as_they_can_be(lengths, micro_tokens):
 @pytest.mark.parametrize("world", [1, 3])
 def test_once_gives_every_sequence_of_epoch_0_in_order(world):
     source = Numbered([23])
-    shares = [list(once(source, micro_tokens=30, rank=rank, world=world)) for rank in range(world)]
+    shares = [list(sequential(source, micro_tokens=30, rank=rank, world=world)) for rank in range(world)]
     interleaved = [batch for group in itertools.zip_longest(*shares) for batch in group if batch is not None]
     assert [pair for batch in interleaved for pair in members(batch)] == [(0, index) for index in range(23)]
 
@@ -214,7 +215,7 @@ def test_once_gives_every_sequence_of_epoch_0_in_order(world):
     ("limit", "expected"), [(4, [0, 5, 11, 17]), (23, list(range(23))), (99, list(range(23))), (0, list(range(23)))]
 )
 def test_once_takes_a_limited_number_from_everywhere(limit, expected):
-    batches = once(Numbered([23]), micro_tokens=30, sequences=limit)
+    batches = sequential(Numbered([23]), micro_tokens=30, sequences=limit)
     assert [index for batch in batches for _, index in members(batch)] == expected
 
 
@@ -244,18 +245,23 @@ def test_closing_ends_the_thread():
 
 
 def test_the_next_update_is_assembled_while_the_caller_works():
+    second_is_made = threading.Event()
+    calls = iter(range(9))
+
     class Slow(Numbered):
         def collate(self, epochs, indices):
-            time.sleep(0.05)
+            time.sleep(0.5)
+            if next(calls):
+                second_is_made.set()
             return super().collate(epochs, indices)
 
     batches = stream(Slow([100]), batch_size=2, micro_tokens=1000, seed=0)
     first = next(batches)
-    time.sleep(0.2)
+    assert second_is_made.wait(HANGS), "nobody has asked for it yet"
     second = next(batches)
     batches.close()
-    assert first.wait_seconds >= 0.045
-    assert second.wait_seconds < 0.04
+    assert first.wait_seconds >= 0.45
+    assert second.wait_seconds < 0.45
 
 
 def test_an_interrupt_while_waiting_leaves_at_once():
@@ -275,7 +281,7 @@ def test_an_interrupt_while_waiting_leaves_at_once():
     finally:
         timer.join()
         signal.signal(signal.SIGINT, handler)
-    assert time.perf_counter() - asked < 3  # the batch under way is finished, none is begun
+    assert time.perf_counter() - asked < patient(3)  # the batch under way is finished, none is begun
     assert not alive()
 
 
@@ -287,5 +293,5 @@ def test_no_data_and_no_room_are_named():
     with pytest.raises(UsageError, match="micro_tokens"):
         stream(Numbered([4]), batch_size=2, micro_tokens=0, seed=0)
     with pytest.raises(UsageError, match="micro_tokens"):
-        next(once(Numbered([4]), micro_tokens=0))
-    assert list(once(Numbered([0]), micro_tokens=5)) == []
+        next(sequential(Numbered([4]), micro_tokens=0))
+    assert list(sequential(Numbered([0]), micro_tokens=5)) == []

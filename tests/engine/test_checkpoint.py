@@ -102,7 +102,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monke
     events, fsync, rename = [], os.fsync, Path.rename
 
     def synced(handle: int) -> None:
-        events.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.partition("-step")[0])
+        events.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.partition("-new")[0])
         fsync(handle)
 
     def renamed(self: Path, target: Path) -> Path:
@@ -113,7 +113,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monke
     monkeypatch.setattr(Path, "rename", renamed)
     saved(tmp_path, [1])
     files = ["exchange.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
-    assert events == [*files, ".tmp", "named step-000001", "checkpoints"]
+    assert events == [tmp_path.name, *files, ".tmp", "named step-000001", "checkpoints"]
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:

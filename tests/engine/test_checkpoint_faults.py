@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,66 @@ def test_a_foreign_file_in_the_manifest_cannot_lead_outside(tmp_path: Path) -> N
     path.write_text(path.read_text().replace('"state.json"', '"../../../state.json"'))
     with pytest.raises(DataError):
         checkpoint.latest(tmp_path)
+
+
+def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+
+
+def test_the_room_asked_for_is_of_all_that_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full(monkeypatch, tmp_path, 4_000_000)
+    checkpoint.check_room(tmp_path, Tiny(), keep=2, saves=9)
+    with pytest.raises(MachineError, match=r"4 checkpoints .* need 4\.2 MB.*train\.keep"):
+        checkpoint.check_room(tmp_path, Tiny(), keep=3, saves=9)
+    checkpoint.check_room(tmp_path, Tiny(), keep=3, saves=2)
+
+
+def test_the_oldest_makes_room_where_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, optimizer, precision = saved(tmp_path, [1, 2])
+    one = archive.size(tmp_path / "checkpoints" / "step-000001")
+    usage = shutil.disk_usage(tmp_path)
+    needed = archive.SLACK_BYTES + sum(
+        (tmp_path / "checkpoints" / "step-000002" / name).stat().st_size for name in archive.FILES[:3]
+    )
+
+    def free(path: Path) -> object:
+        there = (tmp_path / "checkpoints" / "step-000001").exists()
+        return usage._replace(free=needed - one // 2 if there else needed + one // 2)
+
+    monkeypatch.setattr(shutil, "disk_usage", free)
+    assert checkpoint.save(tmp_path, 3, model=net, optimizer=optimizer, precision=precision) is not None
+    assert names(tmp_path) == ["step-000002", "step-000003"]
+    assert "no room for another checkpoint" in caplog.text
+
+
+def test_a_run_whose_saves_keep_failing_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, optimizer, precision = saved(tmp_path, [1])
+    full(monkeypatch, tmp_path, 1000)
+    with closing(checkpoint.Saver(tmp_path)) as saver:
+        for step in range(2, 5):
+            saver.save(step, model=net, optimizer=optimizer, precision=precision)
+        with pytest.raises(MachineError, match=r"3 checkpoints in a row could not be written.*same command continues"):
+            saver.save(5, model=net, optimizer=optimizer, precision=precision)
+    assert names(tmp_path) == ["step-000001"]
+
+
+def test_a_folder_that_is_removed_under_a_run_is_noticed(tmp_path: Path) -> None:
+    net, optimizer, precision = saved(tmp_path / "run", [1])
+    with closing(checkpoint.Saver(tmp_path / "run")) as saver:
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(MachineError, match="removed or replaced"):
+            saver.save(2, model=net, optimizer=optimizer, precision=precision)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_that_is_deleted_under_a_run_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net, optimizer, precision = saved(tmp_path / "other", [1])
+    with closing(checkpoint.Saver(tmp_path)) as saver:
+        saver.save(1, model=net, optimizer=optimizer, precision=precision, final=True)
+        shutil.rmtree(tmp_path / "checkpoints")
+        saver.save(2, model=net, optimizer=optimizer, precision=precision, final=True)
+    assert "step-000001 was deleted by somebody else" in caplog.text
+    assert names(tmp_path) == ["step-000002"]

@@ -24,7 +24,7 @@ def test_a_healthy_run_goes_on() -> None:
     guard = Guard(GuardConfig())
     curve = [10.3 - 8 * i / 500 + 0.3 * math.sin(i) for i in range(500)]
     assert set(feed(guard, curve)) == {"go on"}
-    assert guard.settle() == "go on"
+    assert guard.judge_last() == "go on"
     assert guard.healthy == 500
 
 
@@ -62,22 +62,22 @@ def test_one_skipped_update_passes_and_ten_in_a_row_do_not() -> None:
     for index in range(101, 111):
         assert guard.watch(step(index, math.nan, math.nan, "encoder.0")) == "go on"
     with pytest.raises(DivergedError, match=r"10 updates in a row .* non-finite gradient: encoder\.0 \(rank 1\)\."):
-        guard.settle()
+        guard.judge_last()
     assert guard.healthy == 100
 
 
-def test_settle_judges_the_last_step() -> None:
+def test_judge_last_judges_the_last_step() -> None:
     guard = Guard(GuardConfig(skips=1))
     assert guard.watch(step(1, math.nan, math.nan)) == "go on"
     with pytest.raises(DivergedError, match="at step 1:"):
-        guard.settle()
-    assert guard.settle() == "go on"
+        guard.judge_last()
+    assert guard.judge_last() == "go on"
 
 
 def test_rolling_back_lowers_the_rate_and_ends_after_a_few() -> None:
     guard = Guard(GuardConfig(action="roll back", patience=3, roll_backs=2, lr_factor=0.5))
     feed(guard, [2.0] * 50)
-    guard.settle()
+    guard.judge_last()
     saved = guard.state()
     for times in (1, 2):
         answers = feed(guard, [2.0] * 10 + [8.0] * 4, start=51)
@@ -109,7 +109,7 @@ def test_every_incident_is_recorded_once() -> None:
     feed(guard, [2.0] * 9)
     guard.watch(step(10, math.nan, math.nan, "encoder.0"))
     feed(guard, [2.0, 9.0, 2.0, 9.0, 9.0, 9.0], start=11)
-    assert guard.settle() == "roll back"
+    assert guard.judge_last() == "roll back"
     assert [(i.step, i.what, i.parameter) for i in found] == [
         (10, "skipped", "encoder.0"),
         (12, "spike", None),
@@ -123,14 +123,14 @@ def test_every_incident_is_recorded_once() -> None:
     guard.rolled_back(guard.state())
     feed(guard, [9.0] * 3, start=12)
     with pytest.raises(DivergedError):
-        guard.settle()
+        guard.judge_last()
     assert [(i.step, i.what) for i in found[5:]] == [(12, "spike"), (13, "spike"), (14, "diverged")]
 
 
 def test_its_state_survives_a_restart() -> None:
     guard, other = Guard(GuardConfig()), Guard(GuardConfig())
     feed(guard, [2.0] * 50)
-    guard.settle()
+    guard.judge_last()
     guard.rolled_back(guard.state())
     other.load(guard.state())
     assert other.state() == guard.state()

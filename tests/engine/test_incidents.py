@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lambert.core.batch import Ints
+from lambert.core.world import World
 from lambert.engine import incidents
-from lambert.engine.cluster.dist import World
 from lambert.engine.guard import Incident
 from lambert.engine.incidents import Incidents
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import socket
@@ -5,10 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import HANGS
 from tiny import free_port, start
 
-from lambert.core.errors import UsageError
-from lambert.engine.cluster.dist import World
+from lambert.core.errors import MachineError, UsageError
+from lambert.distributed.group import detect
 from lambert.engine.lock import hold
 
 
@@ -40,7 +42,7 @@ def test_a_second_process_is_refused_and_a_dead_one_is_followed(tmp_path: Path) 
 
 
 def refused_together(run: Path) -> None:
-    with hold(run, World.detect("cpu")):
+    with hold(run, detect("cpu")):
         pass
 
 
@@ -49,7 +51,7 @@ def test_where_the_first_rank_is_refused_all_are(tmp_path: Path) -> None:
     with hold(tmp_path):
         processes = [start(refused_together, tmp_path, rank=rank, world=2, port=port) for rank in range(2)]
         for process in processes:
-            process.join(60)
+            process.join(HANGS)
     assert [process.exitcode for process in processes] == [2, 2]
 
 
@@ -99,3 +101,15 @@ def test_a_file_in_the_place_of_the_folder_is_a_usage_error(tmp_path: Path) -> N
     for place in (tmp_path / "run", tmp_path / "run" / "below"):
         with pytest.raises(UsageError, match=r"cannot be written: .*Choose another output folder"), hold(place):
             pass
+
+
+def test_a_full_disk_is_the_machine_and_not_a_wrong_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with (
+        pytest.raises(MachineError, match=r"cannot be written: No space left on device\. Free space"),
+        hold(tmp_path / "run"),
+    ):
+        pass

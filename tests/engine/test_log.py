@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lambert.core.errors import UsageError
-from lambert.engine.cluster.dist import World
-from lambert.engine.log import RunLog, mend
+from lambert.core.errors import MachineError, UsageError
+from lambert.core.world import World
+from lambert.engine.log import RunLog, last_update, mend, written
 
 
 class FakeStep(SimpleNamespace):
@@ -234,3 +235,52 @@ def test_a_missing_tensorboard_says_how_to_install_it(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="pip install"):
         RunLog(tmp_path, steps=1, tensorboard=True)
+
+
+def test_a_run_folder_that_is_gone_or_another_ends_the_run(tmp_path: Path) -> None:
+    for instead in (False, True):
+        run = tmp_path / f"run-{instead}"
+        with RunLog(run, steps=10, every=1, quiet=True) as log:
+            log.step(step(1))
+            run.rename(tmp_path / f"moved-{instead}")
+            if instead:
+                run.mkdir()
+            with pytest.raises(MachineError, match="removed or replaced"):
+                log.step(step(2))
+        assert not run.exists() or not list(run.iterdir())
+
+
+def test_the_last_update_is_that_of_the_last_whole_row(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert last_update(path) == 0
+    path.write_text('{"step": 2, "loss": 1.0}\n{"step": 4}\n[1]\n{"st')
+    assert last_update(path) == 4
+
+
+def test_the_last_rows_are_on_the_disk_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model folder is written next, and a run that has one does not write these rows again."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    with RunLog(tmp_path, steps=1, every=1, quiet=True) as log:
+        log.scores(1, {"mlm": 2.0})
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    assert size > 0
+    assert size in synced
+
+
+def test_counts_are_whole_numbers() -> None:
+    assert written("examples", 12_345.0, ".4g") == "12,345"
+    assert written("has_answer_questions", 300.0) == "300"
+    assert written("accuracy", 1.0) == "1.0000"
+
+
+def test_what_holds_up_the_next_update_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunLog(tmp_path, steps=1, every=1, seconds=0) as log:
+        log.step(step(1))
+        with log.doing("saving"):
+            pass
+    *_, saving, ended = capsys.readouterr().err.splitlines()
+    assert ", saving" in saving
+    assert "loss" in saving
+    assert "saving" not in ended
+    assert "loss" in ended

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
-from lambert.engine.cluster.dist import World
-from lambert.engine.exchange.gradients import Gradients
+from lambert.core.world import World
+from lambert.distributed.group import detect
+from lambert.engine.gradients import Gradients
 from lambert.engine.loop import OutOfMemory, evaluate, train
 from lambert.engine.precision import PRECISIONS, Precision
 
@@ -31,7 +32,7 @@ def gradients_of(micro: int, dtype: torch.dtype) -> Tensor:
     """Of the first global batch, split into micro-batches of `micro` sequences; lr 0 keeps the weights."""
     net = Tiny(dropout=0).to(dtype)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    for _ in steps(net, optimizer, Precision("float32"), stop=1, micro=micro, clip=0):
+    for _ in steps(net, optimizer, Precision("float32"), stop=1, micro=micro, max_grad_norm=0):
         pass
     return torch.cat([parameter.grad.flatten() for parameter in net.parameters() if parameter.grad is not None])
 
@@ -93,7 +94,7 @@ def test_an_objective_without_targets_contributes_nothing() -> None:
 def trained(net: nn.Module, optimizer: Any, batches: Iterator[Share], **changed: Any) -> Any:
     settings: dict[str, Any] = {
         "schedule": schedule,
-        "clip": 1.0,
+        "max_grad_norm": 1.0,
         "precision": Precision("float32"),
         "world": World(),
         "seed": 3,
@@ -140,7 +141,7 @@ def test_the_global_norm_is_clipped() -> None:
         net = Tiny(dropout=0)
         before = weights(net)
         optimizer = torch.optim.SGD(net.parameters())
-        list(trained(net, optimizer, updates(), schedule=lambda _: 1.0, clip=clip, steps=1))
+        list(trained(net, optimizer, updates(), schedule=lambda _: 1.0, max_grad_norm=clip, steps=1))
         return weights(net) - before
 
     free = moved(0)
@@ -327,7 +328,7 @@ def test_on_a_gpu_the_host_waits_for_nothing_inside_an_update(name: str) -> None
             target = batch.targets["mlm"]
             return {"mlm": self.decoder(states_TD.index_select(0, target.at_N))}
 
-    world = World.detect("cuda")
+    world = detect("cuda")
     net = Straight().to(world.device)
     optimizer, precision = adamw(net, fused=True), Precision(name, world.device)
     shares = [replace(share, counts=share.counts | {"nsp": 0}) for share, _ in zip(updates(), range(8), strict=False)]

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from patience import HANGS
 
 from lambert.core.errors import SavedAndStopped
-from lambert.engine.cluster.dist import World
+from lambert.core.world import World
 from lambert.engine.compiler import compiled
-from lambert.engine.signals import Asked, StopRequest, polite
+from lambert.engine.signals import Asked, StopRequest, graceful_stop
 
 CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 
@@ -23,12 +24,12 @@ def ask(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def politely(work: Callable[[StopRequest], object]) -> None:
-    with polite() as request:
+    with graceful_stop() as request:
         work(request)
 
 
 def patiently(work: Callable[[StopRequest], object]) -> None:
-    with polite() as request, request.patient():
+    with graceful_stop() as request, request.patient():
         work(request)
 
 
@@ -89,7 +90,7 @@ def test_where_nothing_is_to_be_saved_it_breaks_off_what_is_done(
 
 def test_what_a_continued_run_leaves() -> None:
     def work(request: StopRequest) -> None:
-        request.standing = "; the checkpoint after update 8 stands"
+        request.status = "; the checkpoint after update 8 stands"
         ask()
 
     with pytest.raises(SavedAndStopped, match=r"^Stopped by SIGTERM; the checkpoint after update 8 stands\. To"):
@@ -196,7 +197,7 @@ def test_outside_the_main_thread_it_only_listens() -> None:
     before, seen = signal.getsignal(signal.SIGTERM), []
 
     def work() -> None:
-        with polite() as request:
+        with graceful_stop() as request:
             seen.append((bool(request), request.reason, signal.getsignal(signal.SIGTERM)))
 
     thread = threading.Thread(target=work)
@@ -215,7 +216,7 @@ DEAF = """
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
     def after(seconds, number):
         threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
-    with signals.polite() as request:
+    with signals.graceful_stop() as request:
         {}
 """
 
@@ -224,12 +225,13 @@ DEAF = """
 def ended() -> Callable[[str], subprocess.CompletedProcess[str]]:
     def run(body: str) -> subprocess.CompletedProcess[str]:
         script = textwrap.dedent(DEAF).format(textwrap.indent(textwrap.dedent(body), " " * 4).strip())
-        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS, check=False
+        )
 
     return run
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_code_that_is_deaf_is_left_after_a_grace(
     number: signal.Signals, code: int, ended: Callable[[str], subprocess.CompletedProcess[str]]
@@ -242,7 +244,6 @@ def test_code_that_is_deaf_is_left_after_a_grace(
     )
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_leaves_even_deaf_code_at_once(
     number: signal.Signals, ended: Callable[[str], subprocess.CompletedProcess[str]]

@@ -1,14 +1,9 @@
 """The faults strike the same tiny run that the tests of the engine use, or ranks of the real command."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-sys.path.insert(0, str(Path(__file__).parent))
-
 from clusters import Cluster
 
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import HANGS, patient
 from tiny import free_port  # type: ignore[import-not-found]
 
 from lambert.core.errors import UsageError
 from lambert.engine.lock import hold
-
-pytestmark = pytest.mark.timeout(150)
 
 STEPS = 24
 FAULTY = """
@@ -71,7 +70,7 @@ class Launched:
         """Whether the launcher itself has opened this port."""
         return any(found.laddr[1] == port for found in psutil.Process(self.process.pid).net_connections())
 
-    def code(self, seconds: float = 60) -> int:
+    def code(self, seconds: float = HANGS) -> int:
         return self.process.wait(seconds)
 
     @property
@@ -147,7 +146,7 @@ def done(out: Path) -> int:
     return max((json.loads(row)["step"] for row in rows if row.endswith("}")), default=0)
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> float:
+def wait_until(holds: Callable[[], bool], seconds: float = HANGS) -> float:
     """Seconds until it holds."""
     began = time.monotonic()
     while not holds():
@@ -162,7 +161,7 @@ def test_a_killed_rank_is_replaced(start: Launch, tmp_path: Path, expected: tupl
     beginning = wait_until(lambda: done(out) > 0)
     wait_until((tmp_path / "once").exists)
     again = wait_until(lambda: done(out) >= 14)
-    assert again <= max(10, 2 * beginning), "on a busy machine the start itself takes longer"
+    assert again <= max(patient(10), 2 * beginning), "on a busy machine the start itself takes longer"
     assert launched.code() == 0
     said = launched.lines()
     assert len(said) == 1, launched.text
@@ -219,8 +218,8 @@ def test_a_second_signal_ends_everything(start: Launch, tmp_path: Path) -> None:
     time.sleep(0.5)
     assert launched.process.poll() is None
     launched.process.send_signal(signal.SIGTERM)
-    assert launched.code(5) == 143
-    assert gone(workers, 2)
+    assert launched.code(patient(5)) == 143
+    assert gone(workers, patient(2))
 
 
 def gone(processes: list[psutil.Process], seconds: float) -> bool:
@@ -267,8 +266,8 @@ def test_workers_do_not_outlive_their_launcher(
     workers = launched.workers()
     launched.process.kill()
     launched.process.wait()
-    assert gone(workers, 5)
-    wait_until(lambda: free(out), 2)
+    assert gone(workers, patient(5))
+    wait_until(lambda: free(out), patient(2))
     if not hung:
         assert start(out).code() == 0
         assert left(out) == expected
@@ -288,7 +287,7 @@ def test_a_hung_rank_is_replaced(start: Launch, tmp_path: Path, expected: tuple[
     launched = start(out, fault=f"1:13:SIGSTOP:{tmp_path / 'once'}", train__timeout=10)
     beginning = wait_until(lambda: done(out) > 0)
     wait_until((tmp_path / "once").exists)
-    assert wait_until(lambda: done(out) >= 14) <= max(25, 20 + 2 * beginning)
+    assert wait_until(lambda: done(out) >= 14) <= max(patient(25), 20 + 2 * beginning)
     assert launched.code() == 0
     said = launched.lines()
     assert len(said) == 1, launched.text

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import HANGS
 from tiny import run, start
 
 from lambert.core.errors import DataError
@@ -85,7 +86,7 @@ def test_when_all_are_damaged_the_run_refuses_and_names_them(half: Path) -> None
     metrics = (half / "metrics.jsonl").read_bytes()
     for _ in range(2):
         process = start(again, half)
-        process.join(60)
+        process.join(HANGS)
         assert process.exitcode == DataError.exit_code == 3
     with pytest.raises(DataError, match=r"step-000004\.corrupt, step-000008\.corrupt.* begin anew"):
         checkpoint.latest(half)
@@ -156,7 +157,7 @@ def test_what_somebody_else_wrote_is_refused_with_a_reason_and_runs_no_code(
 ) -> None:
     """Fault 24 of 24: pickles, endless nesting, sizes that are lies. Little memory is taken meanwhile."""
     process = start(read_forgeries, half, tmp_path)
-    process.join(60)
+    process.join(HANGS)
     assert process.exitcode == 0
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert answers["found"] == [4] * (len(FORGERIES) + 2)

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from patience import HANGS
 from tiny import Tiny, adamw, run, start, steps
 
 from lambert.core.errors import UsageError
@@ -48,7 +51,7 @@ def test_a_write_that_fails_leaves_what_is_there(size: int, tmp_path: Path) -> N
     assert max(sizes) > 30_000
     for final, code in ((False, 0), (True, 4)):
         process = start(small_files, tmp_path, size, final)
-        process.join(60)
+        process.join(HANGS)
         assert process.exitcode == code
         assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-000001", "step-000002"}
     found = checkpoint.latest(tmp_path)
@@ -76,7 +79,7 @@ def test_on_a_full_disk_training_goes_on_and_its_last_save_fails(
     run(small_disk, stop=4, save_every=2)
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
     process = start(filled, small_disk)
-    process.join(60)
+    process.join(HANGS)
     assert process.exitcode == 4
     found = checkpoint.latest(small_disk)
     assert found is not None
@@ -111,6 +114,35 @@ def test_a_disk_that_has_room_again_in_time_costs_warnings_and_no_more(
     assert found.step == 20
 
 
+def test_a_run_that_begins_has_room_for_all_its_saves(
+    small_disk: Path, corpus: Path, small: dict[str, object], lambert: Callable[..., Any]
+) -> None:
+    """Where one checkpoint fits and the two that are kept beside it do not, it does not begin; on a disk as large as it
+    then asks for, not one of 15 saves fails."""
+    larger = small | {"model__layers": 2, "model__hidden": 192, "model__intermediate": 768}
+    settings = larger | {"corpus": corpus, "out": small_disk / "run", "train__device": "cpu", "train__compile": "off"}
+    settings |= {"train__steps": 30, "train__save_every": 2, "train__batch_size": 4, "log__every": 1}
+
+    def on(size: int) -> Any:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(small_disk)], check=True)
+        return lambert("pretrain", **settings)
+
+    refused = on(20_000_000)
+    asked = re.search(r"has ([\d.]+) MB free, and 3 checkpoints .* need ([\d.]+) MB", refused.err)
+    assert refused.code == 4
+    assert asked, refused.err
+    assert not (small_disk / "run" / "checkpoints").exists()
+    free, needed = (float(number) for number in asked.groups())
+    assert free > needed / 3, "one checkpoint would fit"
+    done = on(int(needed * 1e6) + 300_000)
+    assert done.code == 0, done.err
+    assert "could not be written" not in done.err
+    assert "was deleted" not in done.err
+    rows = [json.loads(line) for line in (small_disk / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 31))
+    assert (small_disk / "run" / "model").is_dir()
+
+
 def filled(folder: Path) -> None:
     run(folder, stop=20, save_every=2)
 
@@ -142,6 +174,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_pa
     tmp_path.chmod(0o555)
     for folder in (tmp_path, tmp_path / "run"):
         process = start(unprivileged, folder)
-        process.join(60)
+        process.join(HANGS)
         assert process.exitcode == UsageError.exit_code
     tmp_path.chmod(0o755)

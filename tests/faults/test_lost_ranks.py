@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from clusters import Cluster, assert_all
 
-pytestmark = pytest.mark.timeout(150)
-
 
 def raises() -> None:
     strike(lambda: 1 / 0)
@@ -27,7 +25,7 @@ def is_killed() -> None:
 def strike(fault: Callable[[], object]) -> None:
     """Has the fault befall this process in the fifth update."""
     from lambert.optim.optimizers import build
-    from lambert.stages import run
+    from lambert.runs import run
 
     def struck(*arguments: Any) -> Any:
         optimizer = build(*arguments)

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANGS, patient
 
-from lambert.data.stream import once
+from lambert.data.stream import sequential
 from lambert.engine import compiler
+from lambert.inference import text_model
+from lambert.inference.outputs import outputs
 from lambert.model import weights
-from lambert.stages import evaluate, finetune, predict, pretrain, publish, training
-from lambert.stages.budget import Budget
-from lambert.stages.inference import outputs
-from lambert.stages.run import Run
+from lambert.runs import publish, updates
+from lambert.runs.microbatch import MicrobatchSize
+from lambert.runs.run import Run
+from lambert.verbs import finetune, pretrain
 
 Lambert = Callable[..., Any]
 
@@ -41,13 +44,13 @@ def strike(number: int = signal.SIGTERM) -> Callable[..., Any]:
 
     def phase(*arguments: Any, **options: Any) -> Any:
         kill(number)
-        time.sleep(60)
+        time.sleep(HANGS)
 
     return phase
 
 
 def last_line(called: Any, code: int, line: str) -> None:
-    assert time.monotonic() - STRUCK.pop() < 10
+    assert time.monotonic() - STRUCK.pop() < patient(10)
     assert called.code == code, called.err
     assert called.err.splitlines()[-1] == f"lambert: {line}"
     assert "Traceback" not in called.err
@@ -82,8 +85,8 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "building the index": (pretrain, "CorpusSource"),
     "building the model": (weights, "fresh"),
     "looking for a checkpoint": (Run, "resume"),
-    "measuring the device": (training, "product_ceiling"),
-    "finding the micro-batches": (Budget, "find"),
+    "measuring the device": (updates, "product_ceiling"),
+    "finding the micro-batches": (MicrobatchSize, "find"),
     "compiling": (compiler, "compile_blocks"),
 }
 
@@ -123,10 +126,10 @@ def test_a_run_that_is_continued_has_its_checkpoints(
 
 
 def striking_batches(number: int, at: int, seen: list[int]) -> Callable[..., Iterator[Any]]:
-    """`once`, one sequence a batch, with a signal before batch `at` of the first scoring."""
+    """`sequential`, one sequence a batch, with a signal before batch `at` of the first scoring."""
 
     def batches(*arguments: Any, **options: Any) -> Iterator[Any]:
-        for batch in once(*arguments, **{**options, "micro_tokens": 1}):
+        for batch in sequential(*arguments, **{**options, "micro_tokens": 1}):
             seen.append(len(seen))
             if len(seen) == at:
                 kill(number)
@@ -148,7 +151,7 @@ def test_scoring_is_broken_off_and_the_run_saved(
     run, seen = tmp_path / "run", list[int]()
     apart = {**same, "train__save_every": 0}
     with monkeypatch.context() as patched:
-        patched.setattr(pretrain, "once", striking_batches(number, 2, seen))
+        patched.setattr(pretrain, "sequential", striking_batches(number, 2, seen))
         stopped = lambert("pretrain", out=run, **apart)
     last_line(
         stopped, code, f"Stopped by {number.name}; saved after update 4 of 8. To continue: the same command again."
@@ -166,7 +169,7 @@ def test_the_final_scoring_is_made_up_for(
     run, seen = tmp_path / "run", list[int]()
     apart = {**same, "train__save_every": 0, "train__evaluate_every": 0}
     with monkeypatch.context() as patched:
-        patched.setattr(pretrain, "once", striking_batches(signal.SIGTERM, 2, seen))
+        patched.setattr(pretrain, "sequential", striking_batches(signal.SIGTERM, 2, seen))
         stopped = lambert("pretrain", out=run, **apart)
     stands = "Stopped by SIGTERM; the checkpoint after update 8 stands. To continue: the same command again."
     last_line(stopped, 75, stands)
@@ -223,14 +226,13 @@ def test_fine_tuning_evaluating_and_predicting(
         )
     assert lambert("finetune", **flags).code == 0
     with monkeypatch.context() as patched:
-        patched.setattr(evaluate, "outputs", striking_outputs)
+        patched.setattr(text_model, "outputs", striking_outputs)
         written = tmp_path / "predictions.tsv"
         last_line(
             lambert("evaluate", model=run, data=labelled, predictions=written), 75,
-            f"Stopped by SIGTERM before the end; nothing was written. {again}",
+            "Stopped by SIGTERM before the end; nothing was written. To start again: the same command.",
         )  # fmt: skip
         assert not written.exists()
-        patched.setattr(predict, "outputs", striking_outputs)
         stopped = lambert("predict", model=run, stdin='{"text": "the river"}\n' * 3)
     last_line(
         stopped, 75,
@@ -246,10 +248,10 @@ def test_a_corpus_is_complete_or_absent(
     flags = {"input": texts, "out": out, "documents": "line", "vocabulary": 160, "workers": 2}
     threads = threading.active_count()
     with monkeypatch.context() as patched:
-        patched.setattr("lambert.stages.prepare.Progress.update", strike())
+        patched.setattr("lambert.verbs.prepare.Progress.update", strike())
         last_line(
             lambert("prepare", **flags), 75,
-            "Stopped by SIGTERM before the end; nothing was kept. To continue: the same command again.",
+            "Stopped by SIGTERM before the end; no corpus was written. To start again: the same command.",
         )  # fmt: skip
     assert threading.active_count() == threads
     assert not list(tmp_path.iterdir())

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import HANGS
 from tiny import Tiny, adamw, batch_of, free_port, run, start
 
 from lambert.core.batch import Batch
+from lambert.distributed.group import detect
 from lambert.engine import checkpoint
-from lambert.engine.cluster.dist import World
 from lambert.engine.loop import Step, evaluate
 from lambert.engine.precision import Precision
-from lambert.engine.signals import polite
+from lambert.engine.signals import graceful_stop
 
 
 def beat(step: Step) -> None:
@@ -45,7 +46,7 @@ def test_it_saves_the_step_it_is_at_and_leaves(number: signal.Signals, code: int
     process = start(training, tmp_path, "beat")
     wait_for_steps(tmp_path, 2)
     os.kill(process.pid, number)
-    process.join(20)
+    process.join(HANGS)
     assert process.exitcode == code
     found = checkpoint.latest(tmp_path)
     assert found is not None
@@ -64,7 +65,7 @@ def test_the_second_leaves_at_once(number: signal.Signals, tmp_path: Path) -> No
     process.join(0.5)
     assert process.exitcode is None
     os.kill(process.pid, number)
-    process.join(5)
+    process.join(HANGS)
     assert process.exitcode == 128 + number
     assert checkpoint.latest(tmp_path) is None
 
@@ -75,7 +76,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None
     wait_for_steps(tmp_path, 2)
     os.kill(processes[1].pid, signal.SIGTERM)
     for process in processes:
-        process.join(30)
+        process.join(HANGS)
     assert [process.exitcode for process in processes] == [75, 75]
     found = checkpoint.latest(tmp_path)
     assert found is not None
@@ -92,12 +93,11 @@ def ranked(folder: Path) -> None:
     run(folder, stop=100_000, save_every=1000, hook=note)
 
 
-@pytest.mark.timeout(60)
 def test_a_signal_to_one_rank_voids_the_scores_of_all(tmp_path: Path) -> None:
     port = free_port()
     processes = [start(scoring, tmp_path, rank=rank, world=2, port=port) for rank in range(2)]
     for process in processes:
-        process.join(50)
+        process.join(HANGS)
     assert [process.exitcode for process in processes] == [75, 75]
     assert [(tmp_path / f"scored-{rank}").read_text() for rank in range(2)] == [
         "3 of 3, 2 objectives",
@@ -108,7 +108,7 @@ def test_a_signal_to_one_rank_voids_the_scores_of_all(tmp_path: Path) -> None:
 
 def scoring(folder: Path) -> None:
     """Scores twice; in the second, the second rank is asked to stop before its second batch."""
-    world = World.detect("cpu")
+    world = detect("cpu")
     net, precision = Tiny(), Precision("float32")
     done = 0
 
@@ -120,7 +120,7 @@ def scoring(folder: Path) -> None:
             yield batch_of([number, number + 5])
             done += 1
 
-    with polite() as request, request.patient():
+    with graceful_stop() as request, request.patient():
         scores = evaluate(net, batches(strike=False), precision, world, request)
         (folder / f"scored-{world.rank}").write_text(f"{done} of 3, {len(scores) // 2} objectives")
         done = 0

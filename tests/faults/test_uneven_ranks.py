@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from clusters import Cluster, Lambert, rows, trained
 
-pytestmark = pytest.mark.timeout(150)
-
 
 def test_threads_that_differ_change_nothing_in_a_deterministic_run(cluster: Cluster) -> None:
     same: dict[str, Any] = {"train__deterministic": True, "train__steps": 4}

@@ -16,7 +16,8 @@ import pytest
 from clusters import SLOWEST, Cluster, Lambert, assert_all, ended, flip, trained
 from tiny import free_port  # type: ignore[import-not-found]
 
-pytestmark = pytest.mark.timeout(150)
+from lambert.core.contents import sha256
+from lambert.core.shards import read_manifest, sealed
 
 
 def cut(path: Path) -> None:
@@ -54,6 +55,9 @@ def test_another_tokenizer_on_one_machine(cluster: Cluster, corpus: Path) -> Non
         shutil.copytree(corpus, cluster.folder / str(number) / "corpus")
     path = cluster.folder / "1" / "corpus" / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": None}))
+    manifest = read_manifest(path.parent) | {"tokenizer_sha256": sha256(path)}
+    del manifest["manifest_sha256"]
+    (path.parent / "manifest.json").write_text(json.dumps(sealed(manifest)))
     ranks = cluster.run(each={n: {"folder": cluster.folder / str(n)} for n in (0, 1)}, corpus="corpus")
     assert_all(ranks, 2, "Rank 1 differs from rank 0 in the tokenizer: ")
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from clusters import SLOWEST, Cluster, Ended, assert_all, ended, flags
+from patience import patient
 from tiny import free_port  # type: ignore[import-not-found]
-
-pytestmark = pytest.mark.timeout(150)
 
 
 def test_a_number_of_ranks_that_does_not_divide_the_batch(cluster: Cluster) -> None:
@@ -40,14 +39,14 @@ def test_ranks_that_differ(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cluster, "run", timed)
     ranks = cluster.run(each={1: {"settings": {"seed": 43}}})
     assert_all(ranks, 2, "Rank 1 differs from rank 0 in seed: 43 instead of 42.")
-    ranks = cluster.run(3, each={2: {"settings": {"optim__lr": 2e-3, "train__keep": 3}}})
+    ranks = cluster.run(3, each={2: {"settings": {"optim__lr": 2e-3, "train__keep_checkpoints": 3}}})
     assert_all(ranks, 2, "Rank 2 differs from rank 0 in optim.lr (and 1 more): 0.002 instead of 0.001.")
     ranks = cluster.run(each={1: {"settings": {"train__device": "cuda"}}})
     assert_all(ranks, 2, "Rank 1 cannot start: device = 'cuda' needs GPU 0, and torch finds 0 here")
     assert_all(cluster.run(train__device="cuda"), 2, "Rank 0 cannot start: device = 'cuda' needs GPU 0")
     ranks = cluster.run(each={1: {"environment": {"WORLD_SIZE": "3"}}})
     assert_all(ranks, 2, "Rank 1 was told of 3 ranks, and rank 0 of 2")
-    assert min(took) < 5, "seconds until all have ended, where the machine is not busy with something else"
+    assert min(took) < patient(5), "seconds until all have ended, where the machine is not busy with something else"
     assert not (cluster.folder / "run").exists()
 
 
@@ -99,4 +98,4 @@ def test_ranks_that_cannot_meet(cluster: Cluster, deaf: int) -> None:
     assert_all(ended([astray]), 4, f"Rank 1 of 2 found no rank 0 at 127.0.0.1:{closed} within 3 s")
     assert_all(ended([far]), 4, f"Rank 1 of 2 found no rank 0 at 10.255.255.1:{closed} within 3 s")
     assert_all(ended([unknown]), 4, "Rank 1 of 2 does not know the host nobody.invalid")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < patient(30)

@@ -1,7 +1,7 @@
 """Writes squad.json.gz: what transformers 4.57.6 makes of SQuAD paragraphs, for tests/tasks/test_squad.py.
 
-    python -m venv /tmp/oracle && /tmp/oracle/bin/pip install transformers==4.57.6 numpy
-    /tmp/oracle/bin/python tests/golden/make_squad.py VOCAB.txt DEV-1.1.json.gz DEV-2.0.json.gz PREDICTIONS-2.0.json.gz
+    python -m venv oracle && oracle/bin/pip install transformers==4.57.6 numpy
+    oracle/bin/python tests/golden/make_squad.py VOCAB.txt DEV-1.1.json.gz DEV-2.0.json.gz PREDICTIONS-2.0.json.gz
 
 Version 5 has no SQuAD processing any more; 4.57.6 has, and runs it without torch.
 """

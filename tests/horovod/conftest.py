@@ -1,17 +1,12 @@
-"""Pytest imports each test by its path alone: the ranks that tests start (`horovod_ranks.py`) are found here.
+"""Checks that run on several ranks (`tests/support/horovod_ranks.py`).
 
 A module with `CHECKS`, and `RANKS` where two are too few, has them run on ranks; its `test_on_ranks(outcome)` hears how
 each of them went.
 """
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from horovod_ranks import Check, outcomes
 
 import lambert.horovod as hvd

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from horovod_ranks import free_port
+from patience import HANGS, patient
 
 PROGRAM = """
 import os, signal, sys, time, torch
@@ -40,39 +40,36 @@ def two_ranks(misfortune: str, **variables: str) -> list["subprocess.Popen[str]"
     return started
 
 
-@pytest.mark.timeout(90)
 def test_a_rank_that_is_killed_fails_the_others_at_once() -> None:
     survivor, dead = two_ranks("os.kill(os.getpid(), signal.SIGKILL)")
-    out, err = survivor.communicate(timeout=60)
-    dead.communicate(timeout=10)
+    out, err = survivor.communicate(timeout=HANGS)
+    dead.communicate(timeout=HANGS)
     assert dead.returncode == -signal.SIGKILL
     assert survivor.returncode == 0, err
     seconds, text = out.split(" ", 1)
-    assert float(seconds) < 5
+    assert float(seconds) < patient(5)
     assert "rank 1 is gone" in text or "Connection closed by peer" in text or "reset by peer" in text, text
 
 
-@pytest.mark.timeout(90)
 def test_a_rank_that_does_not_ask_is_named_and_then_given_up() -> None:
     waiting, late = two_ranks(
-        "time.sleep(60)", HOROVOD_STALL_CHECK_TIME_SECONDS="0.2", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="1"
+        "time.sleep(600)", HOROVOD_STALL_CHECK_TIME_SECONDS="1", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="5"
     )
     try:
-        out, err = waiting.communicate(timeout=60)
+        out, err = waiting.communicate(timeout=HANGS)
     finally:
         late.kill()
         late.communicate()
-    assert "allreduce.x waits for more than 0.2 s for ranks [1], which have not asked for it" in err
-    assert "allreduce.x waited for more than 1 s for ranks [1]" in out
+    assert "allreduce.x waits for more than 1 s for ranks [1], which have not asked for it" in err
+    assert "allreduce.x waited for more than 5 s for ranks [1]" in out
 
 
-@pytest.mark.timeout(90)
 def test_ranks_that_do_not_come_are_missed() -> None:
     alone, other = two_ranks("", HOROVOD_START_TIMEOUT="1.5")
     other.kill()
     other.communicate()
     start = time.monotonic()
-    _, err = alone.communicate(timeout=60)
-    assert time.monotonic() - start < 50
+    _, err = alone.communicate(timeout=HANGS)
+    assert time.monotonic() - start < patient(50)
     assert alone.returncode == 1
     assert "HorovodInternalError: rank 0 of 2 did not meet the others at ('127.0.0.1'" in err

@@ -167,7 +167,6 @@ CHECKS = [
 ]
 
 
-@pytest.mark.timeout(120)
 def test_on_ranks(outcome: str) -> None:
     assert not outcome, outcome
 

@@ -3,6 +3,8 @@
 import threading
 from typing import Any
 
+from patience import HANGS
+
 from lambert.horovod.negotiation import Entry, Negotiator
 from lambert.horovod.requests import Request
 
@@ -17,11 +19,11 @@ class Slow:
     def send(self, message: list[Any]) -> None:
         if message[0] == "submit":
             self.hangs.set()
-            assert self.let_go.wait(10)
+            assert self.let_go.wait(HANGS)
         self.sent.append(message[0])
 
     def receive(self) -> list[Any]:
-        self.over.wait(10)
+        self.over.wait(HANGS)
         raise ConnectionResetError
 
     def close(self) -> None:
@@ -33,11 +35,11 @@ def test_a_join_comes_behind_what_another_thread_is_sending() -> None:
     runner: Any = None
     negotiator = Negotiator(channel, runner, 0.0, lambda request, number: number)
     negotiator.submit(Entry(Request("allreduce", "allreduce.a", 0)))
-    assert channel.hangs.wait(10)  # in the thread that sends
+    assert channel.hangs.wait(HANGS)  # in the thread that sends
     joining = threading.Thread(target=negotiator.join)
     joining.start()
     joining.join(0.1)
     channel.let_go.set()
-    joining.join(10)
+    joining.join(HANGS)
     negotiator.close("the end", 1)
     assert channel.sent == ["submit", "join", "leave"]

@@ -104,6 +104,7 @@ def sets_may_be_given_to_init() -> None:
     own = next(each for each in (pair, one) if each.included())
     assert own.size() == len(own.ranks or [])
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=own).item() == own.size()
+    hvd.barrier()  # whoever leaves ends the session for all: the pair may still work when rank 2 has its sum
     hvd.shutdown()
     hvd.init(process_sets="dynamic")
 
@@ -120,6 +121,5 @@ CHECKS = [
 ]
 
 
-@pytest.mark.timeout(120)
 def test_on_ranks(outcome: str) -> None:
     assert not outcome, outcome

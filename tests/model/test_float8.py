@@ -8,19 +8,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lambert.core.compute import Compute
 from lambert.core.errors import MachineError
-from lambert.core.products import PRODUCTS, float8_products
 from lambert.engine import precision as engine
 from lambert.engine.precision import Precision
 from lambert.model import float8, weights
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import linear, project
-from lambert.stages.bench.batches import drawn_batch
+from lambert.verbs.bench.batches import drawn_batch
 
 Lambert = Callable[..., Any]
 needs_float8 = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with float8"
 )
+FLOAT8 = Compute(float8=True)
 HALF = 2.0**-8
 """Relative error of rounding to bfloat16."""
 SUMMED = {"cpu": HALF, "cuda": 0.01}
@@ -57,8 +58,7 @@ def parts(request: pytest.FixtureRequest) -> tuple[Tensor, nn.ModuleList, Tensor
 def passes(states_TD: Tensor, layers: nn.ModuleList, grad_TF: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and gradient of the states; gradients of the layers are on them."""
     states_TD = states_TD.clone().requires_grad_()
-    with float8_products(True):
-        out_TF = project(states_TD, *layers)  # type: ignore[arg-type]
+    out_TF = project(states_TD, *layers, compute=FLOAT8)  # type: ignore[arg-type]
     out_TF.backward(grad_TF)
     assert states_TD.grad is not None
     return out_TF.detach(), states_TD.grad
@@ -111,8 +111,7 @@ def test_frozen_layers_get_no_gradient(parts: tuple[Tensor, nn.ModuleList, Tenso
 @pytest.mark.parametrize(("inner", "width"), [(64, 24), (40, 32)])
 def test_other_widths_are_left_to_bfloat16(inner: int, width: int) -> None:
     layer, states_TD = nn.Linear(inner, width), torch.randn(5, inner)
-    with float8_products(True):
-        assert torch.equal(project(states_TD, layer), linear(states_TD, [layer.weight], [layer.bias]))
+    assert torch.equal(project(states_TD, layer, compute=FLOAT8), linear(states_TD, [layer.weight], [layer.bias]))
 
 
 def test_compiled_as_one_graph(parts: tuple[Tensor, nn.ModuleList, Tensor]) -> None:
@@ -120,8 +119,9 @@ def test_compiled_as_one_graph(parts: tuple[Tensor, nn.ModuleList, Tensor]) -> N
     compiled = torch.compile(project, backend="aot_eager", fullgraph=True, dynamic=True)
     for enabled, rows in ((True, 37), (True, 20), (False, 20)):
         # On a CPU, torch's float8 product is one of wider numbers, and autocast would round them in eager mode.
-        with float8_products(enabled), torch.autocast(states_TD.device.type, torch.bfloat16, enabled=not enabled):
-            found, expected = (f(states_TD[:rows], *layers) for f in (compiled, project))
+        with torch.autocast(states_TD.device.type, torch.bfloat16, enabled=not enabled):
+            compute = Compute(float8=enabled)
+            found, expected = (f(states_TD[:rows], *layers, compute=compute) for f in (compiled, project))
         close(found, expected, HALF)
 
 
@@ -141,33 +141,15 @@ def test_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     grads, losses = [], []
     for name in ("float32", "float8"):
         model.zero_grad()
-        with Precision(name).autocast():
-            sums_K = model(batch)
+        precision = Precision(name)
+        with precision.autocast():
+            sums_K = model(batch.with_compute(precision.compute))
         sums_K.sum().backward()
         losses.append(sums_K.detach())
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert shapes == 2 * [(96, 32), (32, 32), (64, 32), (32, 64)]
     torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0)
     assert torch.cosine_similarity(grads[0], grads[1], dim=0) > 0.99
-
-
-def test_contexts_nest_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_check_float8", lambda device: None)
-    outer, inner = Precision("float8"), Precision("bfloat16")
-
-    def run() -> None:
-        with outer.autocast():
-            assert PRODUCTS.float8
-            assert torch.get_autocast_dtype("cpu") == torch.bfloat16
-            with inner.autocast():
-                assert not PRODUCTS.float8
-            assert PRODUCTS.float8
-            raise RuntimeError("inside")
-
-    with pytest.raises(RuntimeError, match="inside"):
-        run()
-    assert not PRODUCTS.float8
-    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

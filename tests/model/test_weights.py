@@ -314,3 +314,17 @@ def test_two_heads_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="label, value and tag"):
         weights.save(scattered({"label": 2, "tag": 3}), tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_may_say_an_initial_range_of_0(tmp_path: Path) -> None:
+    """Its weights are not drawn; a head that it lacks begins at 0, and a fresh model is refused."""
+    model = weights.fresh(CONFIG, {"mlm": 0})
+    weights.save(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"initializer_range": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "SHA256SUMS").unlink(missing_ok=True)
+    loaded = weights.load(tmp_path, {"tag": 3})
+    assert loaded.config.init_range == 0
+    assert all(not value.any() for name, value in weights.state(loaded).items() if name.startswith("classifier."))
+    with pytest.raises(UsageError, match="init_range = 0"):
+        weights.fresh(loaded.config, {"mlm": 0})

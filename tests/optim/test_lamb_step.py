@@ -33,6 +33,30 @@ def test_refuses_weights_below_float32() -> None:
         Lamb([torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))])
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"lr": -1.0}, {"lr": math.nan}, {"lr": math.inf}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)},
+        {"betas": (0.9,)}, {"eps": -1e-6}, {"weight_decay": -0.1}, {"weight_decay": math.nan}, {"adapt": "some"},
+        {"trust": (2.0, 1.0)}, {"trust": (-1.0, 1.0)}, {"trust": (0.0, math.nan)},
+    ],
+)  # fmt: skip
+def test_options_out_of_range(option: dict[str, Any]) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    (name,) = option
+    with pytest.raises(ValueError, match=f"Invalid {name}"):
+        Lamb([weight], **option)
+    with pytest.raises(ValueError, match=f"Invalid {name}"):
+        Lamb([{"params": [weight]} | option])
+
+
+def test_refuses_sparse_gradients() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        Lamb(table.parameters()).step()
+
+
 class Together(Lamb):
     """All tensors of a group in one batch, as on a GPU."""
 
@@ -47,7 +71,7 @@ class Together(Lamb):
 def test_tensors_updated_together_or_one_by_one_are_the_same(fused: bool) -> None:
     ours = [[torch.nn.Parameter(weight) for weight in start(torch.float32)] for _ in range(2)]
     optimizers = [
-        kind([{"params": params[:2]}, {"params": params[2:], "excluded": True}], lr=0.01, fused=fused)
+        kind([{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.0}], lr=0.01, fused=fused)
         for kind, params in zip((Lamb, Together), ours, strict=True)
     ]
     for step in range(5):
@@ -129,9 +153,9 @@ def test_parameters_without_a_gradient_stay_and_count_their_own_steps() -> None:
 @pytest.mark.parametrize("options", [{}, {"adapt": "none"}, {"adapt": "all", "bias_correction": False}])
 def test_a_step_with_found_inf_changes_nothing(kind: type[Lamb], options: dict[str, Any]) -> None:
     params = [torch.nn.Parameter(weight) for weight in start(torch.float32)]
-    optimizer = kind([{"params": params[:2]}, {"params": params[2:], "excluded": True}], lr=0.01, **options)
+    optimizer = kind([{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.0}], lr=0.01, **options)
     others = copy.deepcopy(params)
-    twin = kind([{"params": others[:2]}, {"params": others[2:], "excluded": True}], lr=0.01, **options)
+    twin = kind([{"params": others[:2]}, {"params": others[2:], "weight_decay": 0.0}], lr=0.01, **options)
     assert optimizer._step_supports_amp_scaling
     for step, bad in enumerate([True, False, True, False]):
         grads = gradients(step, dtype=torch.float32)

@@ -134,12 +134,22 @@ def hf_model() -> nn.Module:
 
 def test_no_decay_is_bias_and_layer_norm_by_hugging_faces_names() -> None:
     model = hf_model()
-    decayed, excluded = decay_groups(model, 0.01)
+    decayed, excluded = decay_groups(model)
     names = {name for name, _ in model.named_parameters() if name.endswith("bias") or "LayerNorm." in name}
     assert {name for name, _ in excluded["params"]} == names
     assert len(names) > 20
     assert (decayed["weight_decay"], excluded["weight_decay"]) == (0.01, 0.0)
-    assert (decayed["excluded"], excluded["excluded"]) == (False, True)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_lamb_of_the_settings_adapts_matrices_whatever_the_decay(decay: float) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    optimizer = build(model, OptimConfig(weight_decay=decay))
+    assert isinstance(optimizer, Lamb)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert {name for name, ratio in optimizer.trust_ratios().items() if ratio != 1} == {"0.weight"}
 
 
 def test_our_own_names_give_the_same_groups() -> None:

@@ -15,7 +15,7 @@ from lambert.optim.schedule import (
     SCHEDULES,
     schedule,
     square_root_lr,
-    untuned_warmup_share,
+    untuned_warmup_ratio,
     untuned_warmup_steps,
 )
 
@@ -34,13 +34,13 @@ from lambert.optim.schedule import (
 )
 def test_untuned_rule_of_the_lamb_paper(batch: int, lr: float, share: float) -> None:
     assert square_root_lr(batch) == pytest.approx(lr, rel=1e-9)
-    assert untuned_warmup_share(batch) == pytest.approx(share, rel=1e-9)
+    assert untuned_warmup_ratio(batch) == pytest.approx(share, rel=1e-9)
     assert untuned_warmup_steps(batch) == pytest.approx(3125, rel=1e-9)
 
 
 def test_nvidia_phase_one() -> None:
     """Values that NVIDIA's PolyWarmUpScheduler gives for its updates 1, 1000, ... of phase 1."""
-    lr = schedule(OptimConfig(lr=6e-3, schedule="polynomial", power=0.5, warmup_share=0.2843, anchored=True), 7038)
+    lr = schedule(OptimConfig(lr=6e-3, schedule="polynomial", power=0.5, warmup_ratio=0.2843, anchored=True), 7038)
     expected = {1: 2.99865e-6, 1000: 2.99865e-3, 2000: 5.99729e-3, 2001: 5.07589e-3, 7037: 7.15199e-5}
     for number, value in expected.items():
         assert lr(number - 1) == pytest.approx(value, rel=1e-5)
@@ -48,8 +48,8 @@ def test_nvidia_phase_one() -> None:
 
 
 def test_phase_two_warms_up_again() -> None:
-    one = schedule(OptimConfig(lr=6e-3, schedule="polynomial", power=0.5, warmup_share=0.2843, anchored=True), 7038)
-    two = schedule(OptimConfig(lr=4e-3, schedule="polynomial", power=0.5, warmup_share=0.128, anchored=True), 1563)
+    one = schedule(OptimConfig(lr=6e-3, schedule="polynomial", power=0.5, warmup_ratio=0.2843, anchored=True), 7038)
+    two = schedule(OptimConfig(lr=4e-3, schedule="polynomial", power=0.5, warmup_ratio=0.128, anchored=True), 1563)
     assert two(0) == pytest.approx(4e-3 / 200, rel=1e-2)
     assert max(two(update) for update in range(1563)) < 4e-3
     assert two(200) == pytest.approx(3.74e-3, rel=2e-3)
@@ -110,7 +110,7 @@ def test_every_schedule_rises_then_falls(
     *, name: str, steps: int, share: float, end: float, power: float, anchored: bool
 ) -> None:
     config = OptimConfig(
-        lr=0.5, schedule=name, warmup_share=share, end_lr=0.5 * end, power=power, anchored=anchored, decay_share=0.3
+        lr=0.5, schedule=name, warmup_ratio=share, end_lr=0.5 * end, power=power, anchored=anchored, decay_share=0.3
     )
     lr = schedule(config, steps)
     rates = [lr(update) for update in range(steps + 3)]
@@ -147,7 +147,7 @@ def test_mistakes_are_explained() -> None:
     with pytest.raises(UsageError, match="Did you mean 'cosine'"):
         schedule(OptimConfig(schedule="cosin"), 10)
     with pytest.raises(UsageError, match="both set"):
-        OptimConfig(warmup_steps=3, warmup_share=0.1)
+        OptimConfig(warmup_steps=3, warmup_ratio=0.1)
 
 
 @pytest.mark.parametrize(
@@ -158,18 +158,18 @@ def test_mistakes_are_explained() -> None:
         ("betas", (0.9, 1.0)),
         ("eps", -1e-6),
         ("weight_decay", -0.1),
-        ("clip", -1.0),
+        ("max_grad_norm", -1.0),
         ("adapt", "some"),
         ("trust", (2.0, 1.0)),
         ("warmup_steps", -1),
-        ("warmup_share", 1.0),
+        ("warmup_ratio", 1.0),
         ("power", 0.0),
         ("end_lr", 1.0),
         ("decay_share", 0.0),
     ],
 )
 def test_settings_out_of_range_are_named(field: str, value: object) -> None:
-    with pytest.raises(UsageError, match=rf"optim\.{field} = .* should be") as raised:
+    with pytest.raises(UsageError, match=rf"optim\.{field} = .* must be") as raised:
         OptimConfig(**{field: value})  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
 
@@ -182,3 +182,15 @@ def test_a_schedule_from_outside() -> None:
 def halved(progress: float, config: OptimConfig) -> float:
     """A shape that another package might bring."""
     return 0.5
+
+
+@pytest.mark.parametrize("batch", [512, 4096, 32_768])
+def test_settings_for_another_batch_follow_the_untuned_rule(batch: int) -> None:
+    given = OptimConfig(lr=5e-3, warmup_ratio=0.2, base_batch=32_768)
+    config = given.at_batch(batch)
+    assert config.lr == pytest.approx(square_root_lr(batch), rel=1e-9)
+    assert config.warmup_ratio == pytest.approx(untuned_warmup_ratio(batch), rel=1e-9)
+    assert config.base_batch is None
+    assert config.at_batch(7) == config
+    with pytest.raises(UsageError, match="warmup_ratio"):
+        given.at_batch(5 * 32_768)

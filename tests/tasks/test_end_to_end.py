@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from lambert.data.stream import once
+from lambert.data.stream import sequential
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
@@ -95,7 +95,7 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
 
     def outputs_of(source: Any) -> Any:
         with torch.no_grad():
-            for batch in once(source, micro_tokens=50):
+            for batch in sequential(source, micro_tokens=50):
                 yield model.outputs(batch)
 
     data = task.read(path)
@@ -117,7 +117,7 @@ def test_a_pretrained_model_fills_masks(words: Tokenizer, tmp_path: Path) -> Non
 
     def outputs_of(source: Any) -> Any:
         with torch.no_grad():
-            return [model.outputs(batch) for batch in once(source, micro_tokens=1)]
+            return [model.outputs(batch) for batch in sequential(source, micro_tokens=1)]
 
     rows = list(predict(task, outputs_of, lines))
     assert [len(row["masks"]) for row in rows] == [2, 1]

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -8,6 +9,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
 from lambert.data.pairs import truncated
+from lambert.tasks import TaskConfig, create
 from lambert.tasks.segments import Cuts, Segments, encode
 
 Build = Callable[[list[str]], Tokenizer]
@@ -52,3 +54,24 @@ def test_special_pieces_must_be_there(wordpiece: Build) -> None:
     cuts = Cuts(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64))
     with pytest.raises(DataError, match=r"no \[SEP\]"):
         Segments(wordpiece(["[UNK]", "[CLS]"]), cuts, None, {})
+
+
+def test_of_a_long_text_its_beginning_is_tokenised(tokenizer: Tokenizer) -> None:
+    texts = ["a king. " * 20_000, "x" * 200_000, " " * 200_000 + "king", "the " * 15, ""]
+    whole, some = encode(tokenizer, texts), encode(tokenizer, texts, 40)
+    for text in range(len(texts)):
+        assert whole[text][:40].tolist() == some[text][:40].tolist()
+        assert (len(whole[text]) > 40) == (len(some[text]) > 40)
+    assert len(some[0]) < len(whole[0]) / 2
+    began = time.process_time()
+    encode(tokenizer, ["a king. " * 6_000_000], 384)
+    assert time.process_time() - began < 5  # 48 MB take a minute as a whole
+
+
+def test_of_very_many_words_the_first_are_tokenised(tokenizer: Tokenizer) -> None:
+    task = create(TaskConfig(name="tag", labels=("a", "b"), max_length=16), tokenizer)
+    data = task.parse([{"tokens": ["a", "king"] * 500_000}, {"tokens": ["x" * 40_000_000, "a"]}], ["line 1", "line 2"])
+    assert data.lengths_S.tolist() == [16, 2 + len(tokenizer.encode("x" * 200 + " a", add_special_tokens=False).ids)]
+    assert data.firsts.lengths.tolist() == [1_000_000, 2]
+    assert data.firsts[0][14:].tolist() == [0] * 999_986
+    assert data.counts["cut"] == 1

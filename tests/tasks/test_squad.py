@@ -1,8 +1,10 @@
 """SQuAD as a task: equal to transformers 4.57.6 on 205 paragraphs (golden/README.md), and whatever files may hold."""
 
 import json
+import re
+import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -290,3 +292,51 @@ def test_settings_that_cannot_be(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for wrong in ({"stride": 0}, {"max_query": 0}, {"max_answer": 0}, {"best": 0}, {"version": "3"}):
         with pytest.raises(UsageError, match=rf"task\.squad\.{next(iter(wrong))} = "):
             SquadConfig(**wrong)
+
+
+@pytest.mark.parametrize(("tokens", "size", "step"), [(5, 5, 1), (40, 7, 1), (40, 7, 3), (41, 8, 8), (100, 9, 20)])
+def test_the_home_of_each_token_is_the_window_that_shows_most_around_it(tokens: int, size: int, step: int) -> None:
+    begins_W = np.arange(0, max(1, tokens - size + step), step)
+    sizes_W = np.minimum(size, tokens - begins_W)
+    left_WM = np.arange(int((begins_W + sizes_W).max())) - begins_W[:, None]
+    right_WM = sizes_W[:, None] - 1 - left_WM
+    inside_WM, scores_WM = (left_WM >= 0) & (right_WM >= 0), np.minimum(left_WM, right_WM) + 0.01 * sizes_W[:, None]
+    assert max_context(begins_W, sizes_W).tolist() == np.where(inside_WM, scores_WM, -np.inf).argmax(0).tolist()
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_memory_does_not_grow_with_windows_times_tokens(version: str, wordpiece: Build) -> None:
+    tokenizer = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])
+    config = TaskConfig(name="squad", max_length=32, squad=SquadConfig(version=version, stride=1, max_query=2))
+    task = create(config, tokenizer)
+    draw, batch = np.random.default_rng(0), 512
+    data = task.parse([{"question": "a", "context": "a b " * 2_500}], ["line 1"])
+    assert data.size(0) > 4_900
+
+    def outputs() -> Iterator[dict[str, torch.Tensor]]:
+        for at in range(0, data.size(0), batch):
+            tokens = int(data.lengths_S[at : at + batch].sum())
+            yield {"span": torch.from_numpy(draw.normal(size=(tokens, 2)).astype(np.float32))}
+
+    tracemalloc.start()
+    try:
+        (answer,) = task.predictions(data, outputs())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert answer.best.text
+    assert peak < 32 << 20  # one array of windows by tokens is 190 MB
+
+
+def test_more_windows_than_can_be_held_are_refused_by_arithmetic(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = create(TaskConfig(name="squad", max_length=16, squad=SquadConfig(max_query=4, stride=1)), tokenizer)
+    row = {"question": "what", "context": "a " * 2000}
+    assert task.parse([row], ["line 1"]).counts["windows"] > 1000
+    monkeypatch.setattr("lambert.tasks.squad_windows._MOST_WINDOWS", 1000)
+    with pytest.raises(DataError, match=r"^line 7: with task.squad.stride = 1 .* a stride of (\d+) or more") as refused:
+        task.parse([row], ["line 7"])
+    stride = int(re.search(r"a stride of (\d+)", str(refused.value))[1])
+    task = create(TaskConfig(name="squad", max_length=16, squad=SquadConfig(max_query=4, stride=stride)), tokenizer)
+    assert 900 < task.parse([row], ["line 7"]).counts["windows"] <= 1000

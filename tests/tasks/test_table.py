@@ -123,6 +123,67 @@ def test_cells() -> None:
             value_cell(row, name, "f:1")
 
 
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (["x", "y"], r"f:1: the label \(column 'label'\) is a list, \['x', 'y'\]\. .* not supported yet"),
+        ("['x', 'y']", "is a list"),
+        ('["x"]', "is a list"),
+        ([], "is a list"),
+        ({"a": 1}, r"is \{'a': 1\}\. A label is a text, a number"),
+        (float("nan"), "is empty"),
+        (None, "is empty"),
+        ("", "is empty"),
+    ],
+)
+def test_a_label_is_one_text_or_number(label: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        label_cell({"label": label}, "label", "f:1")
+
+
+def test_a_label_in_brackets_is_a_text() -> None:
+    assert label_cell({"label": "[other]"}, "label", "f:1") == "[other]"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a"], "tags": ["O"]}, "of tagging: set --task.name tag"),
+        ({"version": "1.1", "data": []}, "in a SQuAD file: set --task.name squad"),
+        ({"question": "a", "context": "b", "answers": {}}, "set --task.name squad"),
+        ({"-DOCSTART- -X- -X- O": "EU NNP B-NP B-ORG"}, "CoNLL file, which is not supported: .*--task.name tag"),
+    ],
+)
+def test_rows_of_another_task_are_recognised(row: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=rf"f:1: no column 'text' .*{message}"):
+        column(row, "text", "text", "f:1")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("train.conll", UsageError, 'CoNLL files are not supported. Write .*"tags".*--task.name tag'),
+        ("train.zip", DataError, "is an archive, .* Unpack it"),
+        ("train.tsv.tar.gz", DataError, "is an archive, .* Unpack it"),
+        ("data-00000-of-00001.arrow", DataError, "in Arrow format, .*to_parquet"),
+    ],
+)
+def test_formats_that_are_not_read_are_named(name: str, error: type[Exception], message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"?")
+    with pytest.raises(error, match=message):
+        rows(tmp_path / name)
+
+
+def test_a_folder_of_hugging_face_datasets_is_recognised(tmp_path: Path) -> None:
+    for folder, file in (("one", "state.json"), ("several", "dataset_dict.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text("{}")
+    (tmp_path / "one" / "data-00000-of-00001.arrow").touch()
+    for folder in ("one", "several"):
+        with pytest.raises(DataError, match=r"in Arrow format, .*to_parquet"):
+            rows(tmp_path / folder)
+
+
 def test_labels_are_ordered() -> None:
     assert ordered(["10", "9", "-1", "9"]) == ("-1", "9", "10")
     assert ordered(["b", "10", "9"]) == ("10", "9", "b")

@@ -1,1 +1,1 @@
-"""What every layer may know: the batch, the shard format, keyed randomness, configuration and errors."""
+"""Definitions that all other packages share: the batch, the shard format, keyed randomness, settings and errors."""

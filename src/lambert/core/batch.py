@@ -1,4 +1,4 @@
-"""The batch: one flat stream of real tokens and the boundaries of its sequences. There is no padding anywhere.
+"""The batch: the concatenated tokens of its sequences and the boundaries between them, without padding.
 
 Shape legend, used as suffixes of names in the whole project:
 
@@ -8,8 +8,8 @@ Shape legend, used as suffixes of names in the whole project:
     F  width of the feed-forward layer M  tokens of one sequence
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,54 +17,69 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lambert.core.compute import PLAIN, Compute
+
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one objective is to predict: a label for each listed row, and no ignored entries."""
+    """The targets of one objective: a label for each listed token or sequence. There are no ignored entries."""
 
     at_N: Tensor
-    """int64. Flat token numbers (masked LM, token labels) or sequence numbers (sentence labels, answer spans)."""
+    """int64 numbers of tokens in the flat batch (masked LM, token labels) or of sequences (sentence labels, answer
+    spans)."""
     labels_N: Tensor
-    """int64 classes or token ids [N]; float32 values [N] (regression); int64 start and end in the sequence [N, 2]."""
+    """int64 classes or token ids [N]; float32 values [N] (regression); int64 start and end of the answer, as token
+    positions in the sequence [N, 2]."""
 
     @property
     def count(self) -> int:
-        """Number of targets: what the summed loss is divided by, over the whole global batch."""
+        """Number of targets. The summed loss is divided by its sum over the whole global batch."""
         return self.at_N.shape[0]
 
     def to(self, device: torch.device) -> "Target":
+        """Returns the targets on `device`."""
         return Target(self.at_N.to(device, non_blocking=True), self.labels_N.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences laid one behind the other."""
+    """A batch of concatenated sequences."""
 
     ids_T: Tensor
     """Token ids, int64."""
     types_T: Tensor
     """Segment of each token: 0 for A, 1 for B, int64."""
     positions_T: Tensor
-    """Place of each token within its sequence, int64; it starts anew at every boundary."""
+    """Position of each token within its sequence, from 0, int64."""
     bounds_S1: Tensor
-    """Where sequences begin, and at the end T, int32: sequence s is tokens bounds[s] to bounds[s + 1]."""
+    """Start of each sequence, followed by T, int32: sequence s consists of tokens bounds[s] to bounds[s + 1] - 1."""
     longest: int
-    """Tokens of the longest sequence."""
+    """Number of tokens of the longest sequence."""
     targets: Mapping[str, Target]
-    """By objective, in the order in which the model reports its sums."""
+    """The targets by objective, in the order in which the model returns its summed losses."""
+    compute: Compute = PLAIN
+    """How the model computes this batch."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], targets: Mapping[str, Target] | None = None) -> "Batch":
+        """A batch of these sequences of token ids, special tokens included, all of segment A."""
+        ids = np.array([piece for row in rows for piece in row], dtype=np.int64)
+        return flat_batch(ids, np.zeros_like(ids), np.array([len(row) for row in rows], dtype=np.int64), targets)
 
     @property
     def tokens(self) -> int:
+        """Number of tokens, T."""
         return self.ids_T.shape[0]
 
     @property
     def sequences(self) -> int:
+        """Number of sequences, S."""
         return self.bounds_S1.shape[0] - 1
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`; where it already is, nothing is copied."""
+        """Returns the batch on `device`; the batch itself if it is already there."""
         if self.ids_T.device == device:
             return self
         return Batch(
@@ -74,13 +89,25 @@ class Batch:
             self.bounds_S1.to(device, non_blocking=True),
             self.longest,
             {name: target.to(device) for name, target in self.targets.items()},
+            self.compute,
         )
+
+    def with_compute(self, compute: Compute) -> "Batch":
+        """Returns the same batch with the given `compute`."""
+        return replace(self, compute=compute)
 
 
 def flat_batch(
     ids: npt.NDArray[Any], types: npt.NDArray[Any], lengths: Ints, targets: Mapping[str, Target] | None = None
 ) -> Batch:
-    """A Batch from concatenated ids and segment types [T] (numpy) and the sequences' lengths [S]."""
+    """Returns a Batch.
+
+    Args:
+        ids: Concatenated token ids [T].
+        types: Concatenated segment types [T].
+        lengths: Number of tokens of each sequence [S].
+        targets: Targets by objective.
+    """
     bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=bounds[1:])
     positions = np.arange(bounds[-1], dtype=np.int64) - np.repeat(bounds[:-1], lengths)
@@ -95,13 +122,14 @@ def flat_batch(
 
 
 class Source(Protocol):
-    """Sequences that can be asked for by number, in any order: a prepared corpus, a labelled data set."""
+    """A source of sequences with random access by epoch and index: a prepared corpus or a labelled data set."""
 
     def size(self, epoch: int) -> int:
-        """Sequences in this epoch."""
+        """Returns the number of sequences in this epoch."""
 
     def lengths(self, epochs_S: Ints, indices_S: Ints) -> Ints:
-        """Tokens of each of the named sequences, special tokens included."""
+        """Returns the number of tokens of each of these sequences [S], special tokens included."""
 
     def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
-        """The named sequences as one batch with targets; a function of its arguments and the source's seed alone."""
+        """Returns these sequences as one batch with targets. The result depends only on the arguments and the source's
+        seed."""

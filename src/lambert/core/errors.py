@@ -1,17 +1,17 @@
-"""Errors that a user can mend: one line that says what happened, where, and what to do, and an exit code.
+"""Errors that a user can fix: one line that says what happened, where, and what to do, and an exit code.
 
-Anything else that escapes is a bug of ours and leaves with exit code 1 and a traceback in `crash.txt`.
+Any other exception that ends the process is a bug in Lambert: exit code 1 and a traceback in `crash.txt`.
 """
 
 
 class LambertError(Exception):
-    """A failure explained to the user in one line. `exit_code` is what the process leaves with."""
+    """An error that is explained to the user in one line. The process ends with `exit_code`."""
 
     exit_code = 1
 
 
 class UsageError(LambertError):
-    """A wrong setting, flag or combination of them (exit code 2)."""
+    """A wrong setting or flag, or a wrong combination of settings or flags (exit code 2)."""
 
     exit_code = 2
 
@@ -23,19 +23,20 @@ class DataError(LambertError):
 
 
 class MachineError(LambertError):
-    """The machine cannot do it: memory, disk, port, device, damaged checkpoint (exit code 4)."""
+    """A problem of the machine: memory, disk, port, device (exit code 4)."""
 
     exit_code = 4
 
 
 class DivergedError(LambertError):
-    """Training left the road: a non-finite or exploding loss (exit code 5)."""
+    """Training diverged: the loss is not finite or explodes (exit code 5)."""
 
     exit_code = 5
 
 
 class SavedAndStopped(LambertError):
-    """Stopped on request with everything saved: 130 after an interrupt, 75 where a scheduler should requeue."""
+    """The run stopped on request and saved its state. Exit code 130 after an interrupt, 75 if the scheduler should
+    requeue the job."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -44,3 +45,12 @@ class SavedAndStopped(LambertError):
 
 STOPPED = (75, 130)
 """The exit codes of SavedAndStopped."""
+
+
+def shown(value: object) -> str:
+    """A value as messages show it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,9 +1,9 @@
-"""Randomness as a function of (seed, stream, epoch, index, ...), never of history.
+"""Random numbers as pure functions of (seed, stream, epoch, index, ...).
 
-Nothing here holds a state, so a resumed run, another number of workers or of ranks draws the same numbers, and there is
-no generator to save. Every draw is a raw 64-bit word of the SplitMix64 finaliser (Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014) applied to a chain of the parts of its key; the mapping to
-ranges is ours, so no library's change can move it.
+No function here has state, so a resumed run and runs with any number of workers or ranks draw the same numbers, and
+there is no generator to save. Every draw is a raw 64-bit word of the SplitMix64 finaliser (Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014) applied to a chain of the parts of its key. The mapping to
+ranges is our own, so a change in a library cannot change the numbers.
 """
 
 from enum import IntEnum
@@ -20,18 +20,20 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Stream(IntEnum):
-    """What a number is drawn for. Two streams never share a word. Values are part of the format: only add."""
+    """The purpose of a random number. Two streams never share a word. The values are part of the format: add values,
+    but never change one."""
 
     ORDER = 1  # the order of sequences within an epoch
     SPLIT = 2  # which documents are held out
-    LENGTH = 3  # short sequences
+    LENGTH = 3  # which sequences are short, and how short
     CUT = 4  # where segment A ends, and which end is truncated
-    PAIR = 5  # whether and from where B is drawn
+    PAIR = 5  # whether segment B is random, and from where it is drawn
     SELECT = 6  # which tokens are to be predicted
-    REPLACE = 7  # mask, keep or random
-    TOKEN = 8  # which random token
+    REPLACE = 7  # whether a selected token is masked, kept or replaced by a random one
+    TOKEN = 8  # which random token replaces it
     DROPOUT = 9
     INIT = 10
+    CHECK = 11  # which blocks of a corpus are compared with its manifest
 
 
 def _mix(x: Words) -> Words:
@@ -41,7 +43,8 @@ def _mix(x: Words) -> Words:
 
 
 def key(seed: Any, stream: Any, *parts: Any) -> Words:
-    """64-bit keys of (seed, stream, *parts). Parts are non-negative integers or arrays of them, broadcast together."""
+    """Returns the 64-bit keys of (seed, stream, *parts), in the broadcast shape of the arguments, which are
+    non-negative integers or arrays of them."""
     with np.errstate(over="ignore"):
         state = _mix(np.asarray(seed).astype(np.uint64) + _GOLDEN)
         for part in (stream, *parts):
@@ -50,8 +53,8 @@ def key(seed: Any, stream: Any, *parts: Any) -> Words:
 
 
 def words(keys: Any, count: int | npt.NDArray[np.int64]) -> Words:
-    """Words 0, 1, ... of each key. With one key and a `count`: [count]. With keys [S] and counts [S]: the words of all
-    keys one after the other, [sum of counts]."""
+    """Returns words 0, 1, ... of each key. For one key and one `count`: [count]. For keys [S] and counts [S]: the words
+    of all keys, concatenated, [sum of counts]."""
     with np.errstate(over="ignore"):
         if isinstance(count, int | np.integer):
             return _mix(np.uint64(keys) + np.arange(1, int(count) + 1, dtype=np.uint64) * _GOLDEN)
@@ -63,22 +66,25 @@ def words(keys: Any, count: int | npt.NDArray[np.int64]) -> Words:
 
 
 def unit(words: Words) -> npt.NDArray[np.float64]:
-    """Words as numbers in [0, 1) with 53 bits."""
+    """Returns the words as numbers in [0, 1) with 53 bits."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(words: Words, bound: Any) -> npt.NDArray[np.int64]:
-    """Words as integers in [0, bound), bound (scalar or array) at most 2^32; the bias is below bound / 2^32."""
+    """Returns the words as integers in [0, bound). `bound` (scalar or array) is at most 2^32; the bias is below
+    bound / 2^32."""
     bound = np.asarray(bound).astype(np.uint64)
     with np.errstate(over="ignore"):
         return np.asarray(((words >> np.uint64(32)) * bound) >> np.uint64(32), dtype=np.int64)
 
 
 def permuted(indices: Any, size: int, keys: Any) -> npt.NDArray[np.int64]:
-    """Where a keyed permutation of range(size) sends `indices` (an array): random access in constant memory.
+    """Returns the images of `indices` (an array) under a keyed permutation of range(size), in constant memory.
 
-    A balanced Feistel network of four rounds over the smallest even number of bits that holds `size`, walked until it
-    lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 4).
+    The permutation is a balanced Feistel network of four rounds over the smallest even number of bits that holds
+    `size`, applied repeatedly until the result is below `size`.
+
+    Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 4 (cycle walking).
     """
     half = np.uint64(max(1, ((max(size, 2) - 1).bit_length() + 1) // 2))
     low = np.uint64((1 << int(half)) - 1)

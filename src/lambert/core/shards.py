@@ -18,17 +18,21 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lambert.core.contents import Known, check, digests
 from lambert.core.errors import DataError
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
+_SEAL = "manifest_sha256"
+_WATCH_SECONDS = 1.0
 SHARD_BYTES = 128 * 2**20  # bounded, so that one shard is one request to remote storage
 
 
@@ -57,10 +61,9 @@ class SplitWriter:
         self._index.write(rows.tobytes())
         if self._shard is None:
             path = self.folder / f"{len(self.shards):05d}.bin"
-            self._shard, self._hash, self._bytes = path.open("wb"), hashlib.sha256(), 0
+            self._shard, self._bytes = path.open("wb"), 0
         data = ids.astype(self.dtype).tobytes()
         self._shard.write(data)
-        self._hash.update(data)
         self._bytes += len(data)
         self.tokens += len(ids)
         self.sentences += len(lengths)
@@ -73,8 +76,10 @@ class SplitWriter:
         os.fsync(self._shard.fileno())
         self._shard.close()
         tokens = self._bytes // self.dtype.itemsize
-        name = Path(self._shard.name).name
-        self.shards.append({"file": name, "tokens": tokens, "bytes": self._bytes, "sha256": self._hash.hexdigest()})
+        path = Path(self._shard.name)
+        whole, blocks = digests(path)
+        entry = {"file": path.name, "tokens": tokens, "bytes": self._bytes, "sha256": whole, "blocks": blocks}
+        self.shards.append(entry)
         self._shard = None
 
     def abandon(self) -> None:
@@ -100,7 +105,8 @@ class SplitWriter:
             os.fsync(out.fileno())
         rows.unlink()
         counts = {"documents": self.documents, "sentences": self.sentences, "tokens": self.tokens}
-        return {**counts, "shards": self.shards, "index_sha256": sha256(index)}
+        whole, blocks = digests(index)
+        return {**counts, "shards": self.shards, "index_sha256": whole, "index_blocks": blocks}
 
 
 class Split:
@@ -116,20 +122,23 @@ class Split:
         self.vocabulary: int = manifest["vocabulary"]
         self.tokenizer_sha256: str = manifest["tokenizer_sha256"]
         dtype = token_type(self.vocabulary)
-        folder = corpus / name
+        self._files = _files(corpus, name, entry)
+        self._stamps = [file.stamp() for file in self._files]
+        self._looked = time.monotonic()
+        *shards, index_file = self._files
         self._maps: list[npt.NDArray[Any]] = []
-        for shard in entry["shards"]:
-            path = folder / shard["file"]
-            if not path.is_file() or path.stat().st_size != shard["bytes"]:
-                raise DataError(f"{path} is missing or not {shard['bytes']} bytes long. Run `lambert prepare` again.")
-            self._maps.append(np.memmap(path, dtype=dtype, mode="r"))
+        for file, shard in zip(shards, entry["shards"], strict=True):
+            if not file.path.is_file() or file.path.stat().st_size != shard["bytes"]:
+                size = shard["bytes"]
+                raise DataError(f"{file.path} is missing or not {size} bytes long. Run `lambert prepare` again.")
+            self._maps.append(np.memmap(file.path, dtype=dtype, mode="r"))
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in entry["shards"])])
         try:
-            index = np.load(folder / "index.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder / 'index.npy'} cannot be read ({error}). Run `lambert prepare` again.") from error
-        if index.shape != (entry["sentences"], 2):
-            raise DataError(f"{folder / 'index.npy'} does not match the manifest. Run `lambert prepare` again.")
+            index = np.load(index_file.path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{index_file.path} cannot be read ({error}). Run `lambert prepare` again.") from error
+        if index.shape != (entry["sentences"], 2) or index.dtype != "<i8" or np.isfortran(index):
+            raise DataError(f"{index_file.path} does not match the manifest. Run `lambert prepare` again.")
         self.ends: npt.NDArray[np.int64] = index[:, 0]
         self.documents: npt.NDArray[np.int64] = index[:, 1]
         self.tokens = int(self._starts[-1])
@@ -148,9 +157,74 @@ class Split:
             at = upto
         return np.concatenate(parts)
 
+    def check_ids(self, start: int, end: int) -> None:
+        """Raises DataError that names the place of the first token from `start` to `end` beyond the vocabulary."""
+        for shard in range(len(self._maps)):
+            first = int(self._starts[shard])
+            ids = self._maps[shard][max(start - first, 0) : max(end - first, 0)]
+            if len(ids) and ids.max() >= self.vocabulary:
+                at = int(np.argmax(ids >= self.vocabulary))
+                raise DataError(
+                    f"{self._files[shard].path} is damaged: token {max(start - first, 0) + at:,} of it has the id "
+                    f"{ids[at]}, beyond the vocabulary of {self.vocabulary} pieces. Restore the file from a copy, or "
+                    "remove the corpus and prepare it again."
+                )
+
+    def watch(self) -> None:
+        """Raises DataError where a mapped file has been written to since it was opened, and holds something else now.
+        Looks once a second at most. A file that was removed or replaced stays mapped as it was."""
+        if time.monotonic() - self._looked < _WATCH_SECONDS:
+            return
+        for number, file in enumerate(self._files):
+            before, now = self._stamps[number], file.stamp()
+            if before and now and now[0] == before[0] and now != before:
+                file.check()
+                self._stamps[number] = now
+        self._looked = time.monotonic()
+
+
+def _files(corpus: Path, name: str, entry: Mapping[str, Any]) -> list[Known]:
+    """The shards of a split, then its index."""
+    folder = corpus / name
+    shards = [Known(folder / shard["file"], shard["sha256"], shard.get("blocks", "")) for shard in entry["shards"]]
+    return [*shards, Known(folder / "index.npy", entry["index_sha256"], entry.get("index_blocks", ""))]
+
+
+def check_corpus(corpus: Path, *, whole: bool = False) -> None:
+    """Compares a corpus with the hashes in its manifest: all of a small one, a sample of another, all of it with
+    `whole`; sizes always. Raises DataError that names the file that is another or missing."""
+    manifest = read_manifest(corpus)
+    splits = manifest["splits"]
+    for name in splits:
+        Split(corpus, name)
+    check([file for name, entry in splits.items() for file in _files(corpus, name, entry)], whole=whole)
+    tokenizer = corpus / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise DataError(f"{tokenizer} is missing. Restore it from a copy, or remove the corpus and prepare it again.")
+    Known(tokenizer, manifest["tokenizer_sha256"]).check()
+
+
+def identity(manifest: Mapping[str, Any]) -> str:
+    """A hash of the tokens and sentences of a corpus, wherever it lies and whatever it was prepared from."""
+    return _digest(
+        {
+            name: [[shard["sha256"] for shard in entry["shards"]], entry["index_sha256"]]
+            for name, entry in manifest["splits"].items()
+        }
+    )
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with a hash of itself."""
+    return {**manifest, _SEAL: _digest(manifest)}
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
 
 def read_manifest(corpus: Path) -> dict[str, Any]:
-    """The manifest of a prepared corpus. Raises DataError where there is none or it is of another format."""
+    """The manifest of a prepared corpus. Raises DataError where there is none, it is damaged or of another format."""
     path = corpus / "manifest.json"
     if not path.is_file():
         near: Sequence[str] = sorted(str(p.parent) for p in corpus.parent.glob("*/manifest.json"))[:3]
@@ -165,10 +239,10 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
         raise DataError(
             f"{path} is of format {found}, this version reads {FORMAT_VERSION}. Run `lambert prepare` again."
         )
+    rest = {name: value for name, value in manifest.items() if name != _SEAL}
+    if manifest.get(_SEAL, _digest(rest)) != _digest(rest):
+        raise DataError(
+            f"{path} was changed since `lambert prepare` wrote it: its {_SEAL} is another. Restore it from a copy, or "
+            "remove the corpus and prepare it again."
+        )
     return manifest
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What packing and masking must know of a vocabulary, without knowing the tokenizer."""
+"""The facts about a vocabulary that packing and masking need, independent of the tokenizer."""
 
 from dataclasses import dataclass
 
@@ -18,4 +18,4 @@ class Specials:
     vocabulary: int
     """Number of pieces, V."""
     continuation_V: npt.NDArray[np.bool_]
-    """True for pieces that begin with ##: they belong to the word of the piece before."""
+    """bool [V]. True for pieces that begin with ##, which continue the word of the preceding piece."""

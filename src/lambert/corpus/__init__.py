@@ -1,1 +1,1 @@
-"""Raw text to token shards, once: readers, sentences, tokenizer, pipeline."""
+"""Raw text to token shards: readers, sentence splitting, tokenizer and pipeline. A corpus is prepared once."""

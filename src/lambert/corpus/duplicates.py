@@ -1,4 +1,4 @@
-"""Exact duplicates by content hash, in 8 bytes a document."""
+"""Detection of exact duplicates by content hash, with 8 bytes per document."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,9 +7,10 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class Seen:
-    """A set of 64-bit hashes as sorted arrays of growing size, merged as they fill (a log-structured merge tree).
+    """A set of 64-bit hashes, stored as sorted arrays of different sizes that are merged as the set grows (a
+    log-structured merge tree).
 
-    Two of n different documents collide with probability n^2 / 2^65: 3e-4 for a hundred million.
+    Any two of n different documents collide with probability n^2 / 2^65: 3e-4 for a hundred million documents.
     """
 
     def __init__(self) -> None:
@@ -19,7 +20,7 @@ class Seen:
         return sum(len(level) for level in self._levels)
 
     def add(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Adds hashes [D]; True for each that was neither there before nor earlier in this call."""
+        """Adds hashes [D]. Returns for each hash [D] whether it is neither in the set nor earlier in `hashes`."""
         new = np.zeros(len(hashes), dtype=np.bool_)
         new[np.unique(hashes, return_index=True)[1]] = True
         for level in self._levels:

@@ -1,4 +1,4 @@
-"""Which files a list of paths, folders and globs names."""
+"""Resolution of paths, folders and globs to input files."""
 
 import glob
 import os
@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lambert.core.errors import DataError
+from lambert.core.unsupported import refuse_archive, refuse_arrow
 from lambert.corpus.readers import COMPRESSIONS, EXPANSION, SUFFIXES
 
 
 def find(inputs: Sequence[str | Path], without: Path | None = None) -> tuple[list[Path], list[Path]]:
-    """(files to read, files passed over), each file once, folders in order of their names.
+    """Returns (files to read, files passed over), each file once, with the files of a folder sorted by name.
 
     A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
     at all are, hidden ones are not; a glob (`*`, `?`, `[`, `**`) names what it matches. Nothing below the folder
-    `without` (the output) is read. Raises DataError where something named does not exist or nothing is left.
+    `without` (the output) is read. Raises DataError where something named does not exist or is an archive or an Arrow
+    data set, and where nothing is left.
     """
     chosen: dict[Path, None] = {}
     passed: dict[Path, None] = {}
@@ -28,6 +30,8 @@ def find(inputs: Sequence[str | Path], without: Path | None = None) -> tuple[lis
             if not matches:
                 raise DataError(f"No such file or folder: {entry}.{_near(path)}")
         for match in matches:
+            refuse_archive(match)
+            refuse_arrow(match)
             for file in _walk(match) if match.is_dir() else [match]:
                 if apart is not None and apart in file.resolve().parents:
                     continue
@@ -42,7 +46,7 @@ def find(inputs: Sequence[str | Path], without: Path | None = None) -> tuple[lis
 
 
 def text_bytes(files: Sequence[Path]) -> int:
-    """About how many bytes of text the files hold, from their sizes."""
+    """Returns an estimate of the bytes of text in the files, based on their sizes."""
     return int(sum(file.stat().st_size * EXPANSION.get(file.suffix.lower(), 1.0) for file in files))
 
 

@@ -1,8 +1,9 @@
-"""Words as bytes and a number for each, looked up by the hundred thousand.
+"""A vectorized hash table from words, as bytes, to numbers; one call looks up hundreds of thousands of words.
 
-A word of up to 16 bytes is two 64-bit integers, filled up with NUL. They are compared whole, so the hash decides on the
-speed alone. The table has open addressing and linear probing (Knuth, The Art of Computer Programming 3, section 6.4,
-algorithm L), all words a step at a time. Longer words are few; they are in a dict.
+A word of up to 16 bytes is stored as two 64-bit integers, padded with NUL. The integers are compared in full, so the
+hash function affects only the speed. The table uses open addressing and linear probing (Knuth, The Art of Computer
+Programming 3, section 6.4, algorithm L), and probes for all words in parallel. Longer words are rare and stored in a
+dict.
 """
 
 import numpy as np
@@ -10,20 +11,20 @@ import numpy.typing as npt
 
 WIDTH = 16  # bytes of a word in the table
 ROW = 24  # bytes of a row: both halves of a word and its value
-FEWEST, GROWTH = 1 << 16, 4  # rows to begin with, and how many times as many when they are full
-LOAD = 0.6  # words to a row at most: about 1.75 rows are looked at for a word that is there, 3.6 for one that is not
-ENTRY = 200  # bytes of a long word in the dict besides its own, about
+FEWEST, GROWTH = 1 << 16, 4  # initial number of rows, and the growth factor of a full table
+LOAD = 0.6  # maximum load factor: a lookup probes about 1.75 rows for a known word and 3.6 for an unknown one
+ENTRY = 200  # approximate overhead of a long word in the dict, in bytes
 
 Integers = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 
 _KEEP = np.array([[255] * n + [0] * (WIDTH - n) for n in range(WIDTH + 1)], dtype=np.uint8).view(np.uint64)
-_LOW, _HIGH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)  # odd, and their bits look random
+_LOW, _HIGH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)  # odd constants with random-looking bits
 _HALF = np.uint64(32)
 
 
 class Lexicon:
-    """A map from words, bytes without NUL, to positive integers in about `memory` bytes."""
+    """A map from words, which are bytes without NUL, to positive integers. It uses about `memory` bytes."""
 
     def __init__(self, memory: int) -> None:
         self._memory, self._most = memory, memory * 3 // 4 // ROW
@@ -33,11 +34,12 @@ class Lexicon:
 
     @property
     def full(self) -> bool:
-        """Whether the memory is used up. Words can be added all the same."""
+        """Whether the memory is used up. Words can still be added."""
         return self._short > self._most * LOAD or self._rows.nbytes + self._long_bytes > self._memory
 
     def find(self, data: bytes, starts_N: Integers, lengths_N: Integers) -> tuple[Integers, list[bytes]]:
-        """(the value of each word of `data`, 0 where it is not known; the words not known, each once)."""
+        """Looks up the words of `data` that start at `starts_N` and have `lengths_N` bytes. Returns the value of each
+        word, 0 for an unknown word [N], and the unknown words, each once."""
         anywhere = np.ndarray(len(data) + 1, dtype=f"V{WIDTH}", buffer=data + bytes(WIDTH), strides=(1,))
         keys_N2 = anywhere.take(starts_N).view(np.uint64).reshape(-1, 2)
         keys_N2 &= _KEEP.take(lengths_N, axis=0, mode="clip")
@@ -53,7 +55,8 @@ class Lexicon:
         return values_N, list(unknown)
 
     def add(self, words: list[bytes], values: Integers) -> None:
-        """Adds words that are not known, each once, with their values. Values grow from call to call and in each."""
+        """Adds unknown words, each once, with their values. Values must increase within a call and from call to
+        call."""
         long_n = np.array([len(word) > WIDTH for word in words], dtype=np.bool_)
         for at in np.flatnonzero(long_n).tolist():
             self._long[words[at]] = int(values[at])
@@ -71,7 +74,7 @@ class Lexicon:
         self._insert(rows_n3)
 
     def _slots(self, keys: Keys) -> Integers:
-        """Where to begin to look for the words in the first two columns."""
+        """Returns the first row to probe for the words in the first two columns of `keys`."""
         mixed = keys[:, 0] * _LOW + keys[:, 1] * _HIGH
         mixed ^= mixed >> _HALF
         mixed *= _LOW
@@ -95,7 +98,7 @@ class Lexicon:
         return values_N
 
     def _insert(self, rows_n3: Keys) -> None:
-        rows_n3 = rows_n3[::-1]  # of several for one slot the last stays: the word seen first, so frequent ones
+        rows_n3 = rows_n3[::-1]  # the last write to a slot wins: the word seen first, which is probably frequent
         slots = self._slots(rows_n3)
         while len(rows_n3):
             free = self._rows[slots, 2] == 0

@@ -1,13 +1,12 @@
-"""Raw text to a prepared corpus: read, clean, split, learn the vocabulary, encode, write, all in bounded memory.
+"""Raw text to a prepared corpus in bounded memory: read, clean, split, learn the vocabulary, encode and write.
 
-Everything is written to a folder beside `out` that is renamed at the end: the corpus is complete or absent.
+All files are written to a folder beside `out` that is renamed at the end, so the corpus is either complete or absent.
 """
 
 import errno
 import importlib.metadata
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,38 +14,45 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from lambert import __version__
+from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import sync
+from lambert.core.files import clear, whole_folder
 from lambert.core.randomness import Stream, key, unit
-from lambert.core.shards import FORMAT_VERSION, Split, read_manifest, sha256
+from lambert.core.shards import FORMAT_VERSION, check_corpus, read_manifest, sealed
 from lambert.corpus import files, sentences, tokenizer
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents
-from lambert.corpus.encoder import document_hash
-from lambert.corpus.readers import Layout
+from lambert.corpus.encoding import document_hash
+from lambert.corpus.readers import Layout, check_no_markup
 from lambert.corpus.splits import Sink
 from lambert.corpus.workers import ahead, encode
 
 Progress = Callable[[int, int, str], None]
-"""Called with bytes done, bytes in all and what is being done."""
+"""Called with the bytes done, the total bytes and the name of the current step."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_WORKERS = 6
-SMALL = 8 << 20  # bytes of text below which starting processes costs more than they save
-WRITTEN_SHARE = 0.6  # bytes of shards and index to a byte of text: 2 bytes in 4.5 and 16 in 120, rounded up
+SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
+WRITTEN_SHARE = 0.6  # bytes of shards and index per byte of text: 2 per 4.5 and 16 per 120, rounded up
 
 
 def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note: None) -> dict[str, Any]:
-    """Writes the corpus in `config.out` and returns its manifest, or the manifest that is there where the same settings
-    and inputs have been prepared before.
+    """Writes the corpus to `config.out` and returns its manifest. If `config.out` already holds a corpus of the same
+    settings and inputs, only returns the manifest.
 
-    Raises DataError for input that cannot be used, UsageError where `out` holds something else, MachineError where the
-    disk is full; then `out` is as it was.
+    On an error `config.out` stays unchanged.
+
+    Raises:
+        DataError: The input cannot be used.
+        UsageError: `config.out` holds something else.
+        MachineError: The disk is full or `config.out` cannot be written.
     """
     found, passed = files.find(config.input, without=config.out)
+    if config.format == "auto":
+        for file in set(found).intersection(config.input):
+            check_no_markup(file)
     given = None
     if config.tokenizer != "train":
         given = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)
@@ -63,6 +69,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
         "inputs": inputs,
     }
+    clear(config.out)
     if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
         manifest = _existing(config.out, head)
         size: int = sum(entry["bytes"] for entry in inputs)
@@ -73,23 +80,26 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     _check_space(config.out, int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6))
     with _aside(config.out) as folder:
         manifest = _write(config, folder, documents, given, progress)
-        manifest = {
-            **head,
-            **manifest,
-            "files_passed_over": {"count": len(passed), "first": [str(file) for file in passed[:20]]},
-            "versions": {"lambert": __version__}
-            | {n: importlib.metadata.version(n) for n in ("tokenizers", "sentencex")},
-        }
-        with (folder / "manifest.json").open("w", encoding="utf-8") as out:
-            out.write(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
+        manifest = sealed(
+            {
+                **head,
+                **manifest,
+                "files_passed_over": {"count": len(passed), "first": [str(file) for file in passed[:20]]},
+                "versions": {"lambert": __version__}
+                | {n: importlib.metadata.version(n) for n in ("tokenizers", "sentencex")},
+            }
+        )
+        described = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        (folder / "manifest.json").write_text(described, encoding="utf-8")
     return manifest
 
 
 def _write(config: PrepareConfig, folder: Path, documents: Documents, given: Any, progress: Progress) -> dict[str, Any]:
-    """Tokenizer and splits into `folder`. Where chance left a split without documents, again with a threshold that puts
-    the nearest document there."""
+    """Writes the tokenizer and the splits to `folder` and returns their part of the manifest.
+
+    If a split got no document by chance, everything is written again with a threshold that moves the nearest document
+    into this split.
+    """
     workers = config.workers or (1 if documents.text_bytes < SMALL else min(_cores(), MOST_WORKERS))
     threshold = config.heldout
     while True:
@@ -132,7 +142,7 @@ def _write(config: PrepareConfig, folder: Path, documents: Documents, given: Any
 
 
 def _learn(config: PrepareConfig, folder: Path, documents: Documents, threshold: float, progress: Progress) -> Any:
-    """A tokenizer learnt from a sample of the documents that are not held out."""
+    """Returns a tokenizer learnt from a sample of the documents that are not held out."""
     lowercase = True if config.lowercase is None else config.lowercase
     spool = folder / "sample.txt"
     rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
@@ -172,7 +182,8 @@ def _cores() -> int:
 
 
 def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a corpus made from the same settings and inputs. Raises UsageError that says what differs."""
+    """Returns the manifest of the corpus in `out`. Raises UsageError with the differences if it was prepared from other
+    settings or inputs."""
     if not (out / "manifest.json").is_file():
         raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
     manifest = read_manifest(out)
@@ -189,8 +200,7 @@ def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
         differs.append("inputs: " + (", ".join(what) or "their order changed"))
     if differs:
         raise UsageError(f"{out} was prepared otherwise ({'; '.join(differs)}): choose another out, or move it away.")
-    for name in manifest["splits"]:
-        Split(out, name)
+    check_corpus(out, whole=True)
     return manifest
 
 
@@ -206,25 +216,13 @@ def _check_space(out: Path, needed: int) -> None:
 
 @contextmanager
 def _aside(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` where the block ends well and vanishes where it does not."""
-    prefix = f".{out.name}.partial-{platform.node()}-"
-    folder = out.parent / f"{prefix}{os.getpid()}"
+    """Yields a folder beside `out` that is renamed to `out` if the block succeeds, and deleted if it fails."""
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for left in out.parent.glob(f"{prefix}*"):  # of runs that were killed
-            process = left.name.removeprefix(prefix)
-            if process.isdigit() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
-                shutil.rmtree(left, ignore_errors=True)
-        folder.mkdir()
-        yield folder
-        try:
-            folder.rename(out)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise UsageError(f"{out} was written by another process meanwhile: nothing was changed.") from error
-            raise
-        sync(out.parent)
+        with whole_folder(out) as folder:
+            yield folder
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise UsageError(f"{out} was written by another process meanwhile: nothing was changed.") from error
         if error.errno in FULL:
             raise MachineError(
                 f"The disk of {out} is full: nothing was kept. Free space or choose another out."
@@ -232,5 +230,3 @@ def _aside(out: Path) -> Iterator[Path]:
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
             raise MachineError(f"{out} cannot be written: {error.strerror}. Choose another out.") from error
         raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

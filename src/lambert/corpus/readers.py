@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.registry import lookup
+from lambert.core.registry import Kind, lookup
+from lambert.core.unsupported import markup
 
 BLOCK = 1 << 20
 PIECE = 2 << 20
@@ -126,6 +127,7 @@ READERS: dict[str, Callable[[BinaryIO, Layout], Iterator[Piece]]] = {
     "parquet": read_parquet,
     "wikipedia": read_wikipedia,
 }
+KIND = Kind((object, Layout))
 SUFFIXES = {
     ".txt": "text",
     ".text": "text",
@@ -161,17 +163,16 @@ def read(
     """The pieces of one file, as the reader `kind` finds them, or the one that suits its name and first bytes.
 
     A file that is cut short or damaged gives what came before the damage; the document in which it happened is a piece
-    with an error. `tell` is called with the number of bytes read from disk. Raises DataError where the file cannot be
-    opened, UsageError where a library is missing or `kind` is unknown.
+    with an error, and so is a file of markup unless `kind` says that it is text. `tell` is called with the number of
+    bytes read from disk. Raises DataError where the file cannot be opened, UsageError where a library is missing or
+    `kind` is unknown.
     """
     try:
         raw = path.open("rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     with raw:
-        suffix = path.suffix.lower()
-        opened = COMPRESSIONS[suffix](raw) if suffix in COMPRESSIONS else raw
-        inner = Path(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+        opened, inner = _unpacked(path, raw)
         stream = _Stream(opened)
         place = "line 1"
         try:
@@ -179,7 +180,10 @@ def read(
                 kind = SUFFIXES.get(inner, "text")
                 if kind == "text" and stream.peek().removeprefix(_BOM).startswith(_SNIFF):
                     kind = "wikipedia"
-            reader = lookup(READERS, kind, "format")
+                if kind == "text" and (problem := markup(stream.peek())):
+                    yield Piece("", place, error=problem)
+                    return
+            reader = lookup(READERS, kind, "format", KIND)
             if kind != "parquet" and stream.peek().startswith(_BOM):
                 stream.read(len(_BOM))
             for piece in reader(cast(BinaryIO, opened if kind == "parquet" else stream), layout):
@@ -190,6 +194,26 @@ def read(
             if not _is_damage(error):
                 raise
             yield Piece("", place, error=f"is damaged or cut short after this ({error or type(error).__name__})")
+
+
+def check_no_markup(path: Path) -> None:
+    """Raises DataError where a file of plain text, by its name, is markup, by its first bytes."""
+    try:
+        with path.open("rb") as raw:
+            opened, inner = _unpacked(path, raw)
+            problem = markup(_Stream(opened).peek()) if SUFFIXES.get(inner, "text") == "text" else ""
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    if problem:
+        raise DataError(f"{path} {problem}, or take it as it is with --format text.")
+
+
+def _unpacked(path: Path, raw: BinaryIO) -> tuple[BinaryIO, str]:
+    """The decompressed bytes of an open file, and the suffix of its name without that of its compression."""
+    suffix = path.suffix.lower()
+    if suffix in COMPRESSIONS:
+        return COMPRESSIONS[suffix](raw), Path(path.stem).suffix.lower()
+    return raw, suffix
 
 
 def _is_damage(error: Exception) -> bool:

@@ -1,27 +1,42 @@
 """Documents as sentences.
 
 sentencex (Wikimedia, MIT) finds the ends of sentences; what is here decides what a paragraph is and cleans white space.
+The ids of a document's sentences, one after the other, are the ids of the document: white space is what BERT's
+normalizer takes for white space, and no sentence ends within a word.
 """
 
-import sentencex
+import unicodedata
+from bisect import bisect_right
+from functools import lru_cache
+from itertools import accumulate
 
-MARK = "\ufdd0"
-"""A noncharacter that no text holds after `clean`; the encoder sets it between sentences."""
+import sentencex
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 WRAPPED_WIDTH = 100
 """Lines are taken for hard-wrapped where 19 of 20 are no longer than this many characters (typewriters and plain-text
 editions wrap at 60 to 80)."""
 
-_SPACES = [c for c in map(chr, range(0x3001)) if c.isspace() and c not in " \n"]  # U+3000 is the last of Unicode
+_WHITE = [c for c in map(chr, range(0x3001)) if c.isspace() and c not in " \n"]  # U+3000 is the last of Unicode
+_SPACES = [c for c in _WHITE if c in "\t\r" or unicodedata.category(c)[0] == "Z"]
+# Form feed, U+0085 and the like are white space to Python and sentencex, but BERT's normalizer removes them.
+_REMOVED = [c for c in _WHITE if c not in _SPACES]
 _ASCII_SPACES = [c for c in _SPACES if c.isascii()]
+
+_ENDS = " .!?\u3002\uff01\uff1f"  # what nearly all sentences end with; the tokenizer is asked about the others
+_TAIL = 4  # characters of a sentence's end that it is asked about
+_WINDOW = 1 << 17  # characters that sentencex is given at once: for each sentence it looks at all quotations
+_WINDOW_WITHOUT_SPACES = 1 << 12  # and at all characters back to the last space
+_NORMALIZER, _PRE_TOKENIZER = BertNormalizer(lowercase=False), BertPreTokenizer()
 
 LINES = ("auto", "wrapped", "paragraphs")
 
 
 def clean(text: str) -> tuple[str, int]:
-    """(the text without NUL characters and noncharacter marks, how many were removed)."""
-    removed = text.count("\0") + text.count(MARK)
-    return (text.replace("\0", "").replace(MARK, ""), removed) if removed else (text, 0)
+    """(the text without NUL characters, which BERT's normalizer removes too, and how many they were)."""
+    removed = text.count("\0")
+    return (text.replace("\0", ""), removed) if removed else (text, 0)
 
 
 def split(text: str, language: str = "en", lines: str = "auto") -> list[str]:
@@ -32,12 +47,70 @@ def split(text: str, language: str = "en", lines: str = "auto") -> list[str]:
     """
     found: list[str] = []
     for paragraph in _paragraphs(text, lines):
-        found += [stripped for sentence in sentencex.segment(language, paragraph) if (stripped := sentence.strip())]
+        parts = _parts(paragraph, language)
+        found += [stripped for part in _whole_words(parts) if (stripped := part.strip())]
     return found
+
+
+def _parts(paragraph: str, language: str) -> list[str]:
+    """The paragraph as sentencex parts it. Its time grows with the square of the length, so long paragraphs are given
+    to it in windows. A window begins where a sentence does. What sentencex finds in its last quarter is found again in
+    the next one, because a quotation there may end beyond the window."""
+    solid = _WINDOW_WITHOUT_SPACES
+    spaced = all(paragraph.find(" ", at, at + solid) >= 0 for at in range(0, len(paragraph) - solid, solid))
+    window = _WINDOW if spaced else solid
+    if len(paragraph) <= window:
+        return _segment(paragraph, language)
+    found: list[str] = []
+    begun: list[str] = []  # of the next sentence: windows that hold no end of one
+    start = 0
+    while len(paragraph) - start > window:
+        parts = _segment(paragraph[start : start + window], language)
+        ends = list(accumulate(map(len, parts)))
+        kept = max(1, bisect_right(ends, window - window // 4, hi=len(parts) - 1))
+        start += ends[kept - 1]
+        if len(parts) > 1:
+            found += ["".join([*begun, parts[0]]), *parts[1:kept]]
+            begun = []
+        else:
+            begun += parts
+    parts = _segment(paragraph[start:], language)
+    return [*found, "".join([*begun, parts[0]]), *parts[1:]]
+
+
+def _segment(text: str, language: str) -> list[str]:
+    """The text as sentencex parts it; the whole text where sentencex panics, which raises no Exception."""
+    try:
+        parts: list[str] = sentencex.segment(language, text)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        parts = [text]
+    return parts
+
+
+def _whole_words(parts: list[str]) -> list[str]:
+    """The parts of a paragraph, those joined between which the tokenizer sees no end of a word."""
+    found, start = [], 0
+    for end in range(1, len(parts)):
+        if parts[end - 1][-1] in _ENDS or _ends_word("".join(parts[max(start, end - _TAIL) : end])[-_TAIL:]):
+            found.append(parts[start] if start == end - 1 else "".join(parts[start:end]))
+            start = end
+    return [*found, "".join(parts[start:])]
+
+
+@lru_cache(1 << 12)
+def _ends_word(tail: str) -> bool:
+    """Whether a word ends with these last characters of a sentence, whatever follows them."""
+    pieces: list[tuple[str, tuple[int, int]]] = _PRE_TOKENIZER.pre_tokenize_str(_NORMALIZER.normalize_str(tail + "a"))
+    return pieces[-1][0] == "a"
 
 
 def _paragraphs(text: str, lines: str) -> list[str]:
     """The paragraphs of a text, none of them empty, with single spaces inside as their only white space."""
+    for control in _REMOVED:
+        if control in text:
+            text = text.replace(control, "")
     wrapped = lines == "wrapped" or (lines == "auto" and _is_wrapped(text))
     for space in _ASCII_SPACES if text.isascii() else _SPACES:
         if space in text:

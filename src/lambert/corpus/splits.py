@@ -1,4 +1,4 @@
-"""Encoded documents into training and held-out shards, with what was dropped and why."""
+"""Writes encoded documents to training and held-out shards, and counts dropped documents by reason."""
 
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,16 @@ from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import SPLITS, SplitWriter
 from lambert.corpus.documents import Part
 from lambert.corpus.duplicates import Seen
-from lambert.corpus.encoder import Encoded
+from lambert.corpus.encoding import Encoded
 from lambert.corpus.unigram import cross_entropy, entropy
 
 
 class Sink:
-    """Writes documents into the splits below `folder`.
+    """Writes documents to the splits below `folder`.
 
-    A document is held out where a number in [0, 1) drawn from (seed, hash of its content) is below `threshold`. Empty
-    documents, those with fewer than `min_tokens` tokens and repeated ones are dropped and counted in `dropped`;
-    documents too long for one piece are never dropped as repeated, and the hash of their first piece stands for them.
+    A document is held out if a number in [0, 1), drawn from (seed, hash of its content), is below `threshold`. Empty
+    documents, documents with fewer than `min_tokens` tokens, and duplicates are dropped and counted in `dropped`. A
+    document that is read in several parts is never dropped as a duplicate; the hash of its first part identifies it.
     """
 
     def __init__(self, folder: Path, vocabulary: int, seed: int, threshold: float, min_tokens: int) -> None:
@@ -33,7 +33,7 @@ class Sink:
         self._long_split, self._long_begun = 0, False
 
     def add(self, encoded: Encoded, part: Part) -> None:
-        """Takes the next batch of documents."""
+        """Adds the next batch of documents."""
         self.removed += encoded.removed
         if part.long:
             self._add_long(encoded, part)
@@ -67,7 +67,7 @@ class Sink:
             self._long_split = int(self._split(encoded.hashes_D, np.ones(1, dtype=np.bool_))[0])
             self._long_begun = False
         if len(encoded.ids_T):
-            # -1 is the number of the document before those of this call: the sentences go on where it stopped
+            # -1 is the document before those of this call: these sentences continue it
             document = -1 if self._long_begun else 0
             self._put(self._long_split, encoded.ids_T, encoded.lengths_n, np.full(len(encoded.lengths_n), document))
             self._long_begun = True
@@ -85,7 +85,8 @@ class Sink:
         self._counts[split] += np.bincount(ids_T, minlength=len(self._counts[split]))
 
     def better_threshold(self) -> float:
-        """The threshold, moved just so far that each split has a document where there are two or more."""
+        """Returns the threshold, moved by the least amount that gives each split a document, if there are two or more
+        documents."""
         if self._kept < 2:
             return self._threshold
         if self._least >= self._threshold:
@@ -93,12 +94,12 @@ class Sink:
         return min(self._threshold, self._most)
 
     def abandon(self) -> None:
-        """Lets go of the open files, for when writing failed."""
+        """Closes the open files after a failure, without completing the splits."""
         for writer in self._writers:
             writer.abandon()
 
     def close(self, unknown: int) -> dict[str, dict[str, Any]]:
-        """Completes both splits. Returns the manifest's entry of each; `unknown` is the id of [UNK]."""
+        """Completes both splits and returns the manifest's entry of each. `unknown` is the id of [UNK]."""
         train_V = self._counts[0]
         entries: dict[str, dict[str, Any]] = {}
         for name, writer, counts_V in zip(SPLITS, self._writers, self._counts, strict=True):

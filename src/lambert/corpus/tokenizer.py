@@ -6,13 +6,13 @@ al. 2019; `tokenization.py` of google-research/bert).
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.specials import Specials
@@ -37,7 +37,24 @@ def build(pieces: list[str], *, lowercase: bool) -> Any:
             pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
             special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
         )
+    return _plain(tokenizer)
+
+
+def _plain(tokenizer: Any) -> Any:
+    """The tokenizer, to which "[SEP]" in a text is text. `tokenizer.json` has no field for this."""
+    tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def with_mask(tokenizer: Any) -> Any:
+    """A copy to which "[MASK]" in a text is the mask; the other special pieces stay text."""
+    values = described(tokenizer)
+    for token in values["added_tokens"]:
+        if token["content"] == "[MASK]":
+            token["special"] = False
+    copy = _plain(Tokenizer.from_str(_serialised(values)))
+    copy.add_tokens([AddedToken("[MASK]", normalized=False, special=False)])  # nothing where it is one already
+    return copy
 
 
 class Characters:
@@ -108,19 +125,24 @@ def train(
     return build(sorted(ids, key=ids.__getitem__), lowercase=lowercase)
 
 
-def load(path: Path, *, lowercase: bool | None = None) -> Any:
-    """The tokenizer in a model folder, a `tokenizer.json` or a `vocab.txt`, without truncation and padding.
+def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = ()) -> Any:
+    """The tokenizer in a model folder, a `tokenizer.json` or a `vocab.txt`, without truncation and padding; to it
+    special pieces that a text spells out are text.
 
     For a bare vocabulary `lowercase` says whether text is lower-cased; None takes it from `tokenizer_config.json`
     beside it, else from the pieces (a cased vocabulary has pieces with capitals). Raises DataError for a file that is
-    missing or damaged, UsageError where `lowercase` contradicts a `tokenizer.json`.
+    missing or damaged or lacks a piece that the caller `needs`, UsageError where `lowercase` contradicts a
+    `tokenizer.json`.
     """
     path = Path(path)
     if path.is_dir():
-        files = [path / name for name in (JSON, VOCABULARY) if (path / name).is_file()]
-        if not files:
-            raise DataError(f"No tokenizer in {path}: neither {JSON} nor {VOCABULARY}.")
-        path = files[0]
+        path = file_in(path)
+    tokenizer = _load(path, lowercase)
+    _check_pieces(tokenizer, needs, str(path))
+    return tokenizer
+
+
+def _load(path: Path, lowercase: bool | None) -> Any:
     if not path.is_file():
         raise DataError(f"No such tokenizer: {path}. Give a {VOCABULARY}, a {JSON} or a folder that holds one.")
     if path.suffix == ".json":
@@ -133,6 +155,14 @@ def load(path: Path, *, lowercase: bool | None = None) -> Any:
     return build(pieces, lowercase=lowercase)
 
 
+def file_in(folder: Path) -> Path:
+    """The file of a folder that its tokenizer is read from. Raises DataError where there is none."""
+    files = [folder / name for name in (JSON, VOCABULARY) if (folder / name).is_file()]
+    if not files:
+        raise DataError(f"No tokenizer in {folder}: neither {JSON} nor {VOCABULARY}.")
+    return files[0]
+
+
 def _from_json(path: Path, lowercase: bool | None) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -140,6 +170,7 @@ def _from_json(path: Path, lowercase: bool | None) -> Any:
         raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    _plain(tokenizer)
     found = lowercases(tokenizer)
     if lowercase is not None and found is not None and found != lowercase:
         raise UsageError(
@@ -227,15 +258,19 @@ def save(tokenizer: Any, folder: Path) -> None:
         (folder / VOCABULARY).write_text(lines, encoding="utf-8", newline="\n")
 
 
+def _check_pieces(tokenizer: Any, needs: Collection[str], source: str) -> None:
+    missing = [piece for piece in needs if tokenizer.token_to_id(piece) is None]
+    if missing:
+        raise DataError(f"{source} has no piece {', '.join(missing)}. Add it, or use a BERT vocabulary.")
+
+
 def specials(tokenizer: Any, source: str = "the tokenizer") -> Specials:
     """The ids of the special pieces and which pieces continue a word. `source` names the file in errors.
 
     Raises DataError where a special piece is missing or ids have gaps.
     """
+    _check_pieces(tokenizer, SPECIAL_PIECES, source)
     ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    missing = [piece for piece in SPECIAL_PIECES if piece not in ids]
-    if missing:
-        raise DataError(f"{source} has no piece {', '.join(missing)}. Add it, or use a BERT vocabulary.")
     if set(ids.values()) != set(range(len(ids))):
         raise DataError(f"{source} does not number its {len(ids)} pieces from 0 without gaps. Use a BERT vocabulary.")
     continuation_V = np.zeros(len(ids), dtype=np.bool_)

@@ -1,19 +1,22 @@
-"""What a model that knows only the frequencies of tokens would score: the bar that pre-training has to clear."""
+"""Entropy and cross entropy of a unigram model, which knows only the token frequencies: the baseline that pre-training
+must beat."""
 
 import numpy as np
 import numpy.typing as npt
 
 
 def entropy(counts_V: npt.NDArray[np.int64]) -> float:
-    """The entropy, in nats a token, of the distribution with these counts; 0 where there are none."""
+    """Returns the entropy, in nats per token, of the distribution with these counts; 0 if all counts are 0."""
     present = counts_V[counts_V > 0].astype(np.float64)
     total = present.sum()
     return float(np.log(total) - (present * np.log(present)).sum() / total) if total else 0.0
 
 
 def cross_entropy(counts_V: npt.NDArray[np.int64], model_V: npt.NDArray[np.int64]) -> float:
-    """Nats a token that tokens with `counts_V` cost under the frequencies of `model_V`, each raised by one so that a
-    piece the model has not seen costs something finite (Laplace's rule)."""
+    """Returns the cross entropy, in nats per token, of tokens with `counts_V` under the frequencies of `model_V`.
+
+    Each count of `model_V` is increased by one, so that pieces it lacks have a finite cost (Laplace's rule).
+    """
     total = int(counts_V.sum())
     if not total:
         return 0.0

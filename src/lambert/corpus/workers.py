@@ -1,7 +1,7 @@
-"""Encoders at work in order: in this process, or in processes of their own, with the same results in the same order.
+"""Runs encoders in this process or in worker processes, with the same results in the same order.
 
-The processes are started as `python -m lambert.corpus.workers` and spoken to over their pipes, so a caller's script
-needs no `if __name__ == "__main__"` and nothing is inherited that a fork would break.
+Worker processes are started as `python -m lambert.corpus.workers` and communicate over pipes. A caller's script
+therefore needs no `if __name__ == "__main__"`, and the workers inherit no state that a fork would break.
 """
 
 import os
@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lambert.core.errors import MachineError
-from lambert.corpus.encoder import Encoded, Encoder
+from lambert.corpus.encoding import Encoded, Encoder
 
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=tuple[list[str], Any])
 
-LEXICON_BYTES = 192 << 20  # shared out among the processes, which keeps all of them together below 1 GB
+LEXICON_BYTES = 192 << 20  # divided among the processes, which keeps their total memory below 1 GB
 
 
 class _Process:
-    """An `Encoder` in a process of its own."""
+    """An `Encoder` in a worker process."""
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
         import lambert
@@ -35,13 +35,13 @@ class _Process:
         root = str(Path(lambert.__file__).parents[1])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-        environment["OPENBLAS_NUM_THREADS"] = "1"  # its buffers are tens of MB a thread
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # OpenBLAS buffers take tens of MB per thread
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lambert.corpus.workers"],
+            [sys.executable, "-P", "-m", "lambert.corpus.workers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # an interrupt is the parent's to handle
+            start_new_session=True,  # the parent process handles interrupts
         )
         self._send(arguments)
 
@@ -71,9 +71,10 @@ class _Process:
 
 
 def encode(batches: Iterable[Batch], workers: int, arguments: tuple[str, str, str]) -> Iterator[tuple[Batch, Encoded]]:
-    """Each batch, whose first part is texts, with what an `Encoder(*arguments)` makes of them, in order.
+    """Yields each batch, in order, with the result of an `Encoder(*arguments)` for the texts in `batch[0]`.
 
-    `workers` = 1 encodes in this process, more in that many others. At most `workers` + 2 batches are in memory.
+    With `workers` = 1 this process encodes; otherwise `workers` worker processes do. At most `workers` + 2 batches are
+    in memory.
     """
     local = threading.local()
     started: list[_Process] = []
@@ -109,7 +110,8 @@ def encode(batches: Iterable[Batch], workers: int, arguments: tuple[str, str, st
 
 
 def ahead(make: Callable[[], Iterator[Item]], depth: int = 2) -> Iterator[Item]:
-    """The items of an iterator that runs in a thread, at most `depth` ahead. Its errors are raised here."""
+    """Yields the items of `make()`, which runs in a thread at most `depth` items ahead. Its exceptions are raised
+    here."""
     items: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
     stop = threading.Event()
 

@@ -1,2 +1,2 @@
-"""Shards to batches: packing (which tokens make a sequence), masking (which of them are predicted), stream (in which
-order, in which micro-batches, on which rank)."""
+"""Shards to batches: packing cuts documents into sequences, masking selects the masked tokens, and stream orders the
+sequences and assigns them to micro-batches and ranks."""

@@ -1,8 +1,9 @@
-"""Compatibility mode: the instances of Google's create_pretraining_data.py, draw for draw.
+"""Compatibility mode: produces exactly the instances of Google's create_pretraining_data.py.
 
 Source: google-research/bert, create_pretraining_data.py (Devlin et al. 2019, appendix A.2), re-implemented here over
-token ranges. All draws come from one `random.Random` in the original's order, so this is sequential, holds all
-instances in memory and gives every epoch the same masks. It exists to compare with; to train, use mode "pairs".
+token ranges. All random draws come from one `random.Random` in the order of the original, so creation is sequential,
+all instances are held in memory, and every epoch has the same masks. Use this mode for comparisons only; to train, use
+mode "pairs".
 """
 
 from random import Random
@@ -25,15 +26,16 @@ class Instance(NamedTuple):
     b_length: int
     label: int
     positions: list[int]
-    """Masked places within the sequence, ascending."""
+    """Positions of the masked tokens within the sequence, ascending."""
     replacements: list[int]
-    """What stands there instead of the original id."""
+    """The ids that replace the original ids at `positions`."""
 
 
 def create_instances(
     outline: Outline, packing: PackingConfig, masking: MaskingConfig, specials: Specials, random: Random
 ) -> list[Instance]:
-    """All instances in the original's final order: documents shuffled once, `duplicates` passes, instances shuffled."""
+    """Returns all instances in the order of the original: the documents are shuffled once, `duplicates` passes are made
+    over them, and the instances are shuffled."""
     creation = _Creation(outline, packing, masking, specials, random)
     instances = [
         instance
@@ -64,7 +66,7 @@ class _Creation:
         self.continues = specials.continuation_V.tolist()
 
     def of_document(self, place: int) -> list[Instance]:
-        """The instances of the document at this place of the shuffled order."""
+        """Returns the instances of the document at index `place` of the shuffled order."""
         random, bounds, room = self.random, self.documents[place], self.packing.room(2)
         target = room
         if random.random() < self.packing.short_sequences:
@@ -80,14 +82,14 @@ class _Creation:
             a = (bounds[first], bounds[end_of_a])
             if count == 1 or random.random() < 0.5:
                 instances.append(self.instance(a, self.elsewhere(place, target - a[1] + a[0]), 1))
-                first = end_of_a  # the sentences behind A are put back
+                first = end_of_a  # the sentences after A start the next instance
             else:
                 instances.append(self.instance(a, (a[1], bounds[behind]), 0))
                 first = behind
         return instances
 
     def elsewhere(self, place: int, wanted: int) -> tuple[int, int]:
-        """The token range of a random B. After ten tries the document may be A's own."""
+        """Returns the token range of a random segment B. After ten tries, B may come from the document of A."""
         last = len(self.documents) - 1
         for _ in range(10):
             other = self.random.randint(0, last)
@@ -101,7 +103,7 @@ class _Creation:
         return bounds[first], bounds[behind]
 
     def instance(self, a: tuple[int, int], b: tuple[int, int], label: int) -> Instance:
-        """Truncated and masked."""
+        """Returns the instance of segments A and B, truncated and masked."""
         (a_start, a_end), (b_start, b_end), toss = a, b, self.random.random
         while a_end - a_start + b_end - b_start > self.packing.room(2):
             front = toss() < 0.5
@@ -116,7 +118,8 @@ class _Creation:
         return Instance(a_start, a_end - a_start, b_start, b_end - b_start, label, sorted(masked), [*masked.values()])
 
     def masks(self, tokens: list[int]) -> dict[int, int]:
-        """The masked positions, ascending, and what replaces them. A word runs on across [SEP], as in the original."""
+        """Returns the masked positions, ascending, with their replacement ids. A word may continue across [SEP], as in
+        the original."""
         random, specials = self.random, self.specials
         words: list[list[int]] = []
         for position, token in enumerate(tokens):
@@ -145,13 +148,13 @@ class _Creation:
 
     @property
     def keep_share(self) -> float:
-        """Share of the tokens that do not become [MASK] that stay as they are: 0.5 in the original."""
+        """Share of unchanged tokens among the masked tokens that are not replaced by [MASK]: 0.5 in the original."""
         kept = 1 - self.masking.mask_share - self.masking.random_share
         return round(kept / (1 - self.masking.mask_share), 12)
 
 
 class GooglePlan:
-    """The instances as a plan, and their masks; the same in every epoch."""
+    """A `Plan` and a `Masking` over the instances, which are the same in every epoch."""
 
     def __init__(
         self,
@@ -169,12 +172,12 @@ class GooglePlan:
         self._replacements = np.array([new for instance in instances for new in instance.replacements], dtype=np.int32)
 
     def rows(self, indices_S: Ints) -> Rows:
-        """The token ranges of the named instances."""
+        """Returns the token ranges of the instances with these indices."""
         return Rows(*self._columns[:, indices_S])
 
     def mask(self, ids_T: Ints, lengths_S: Ints, epochs_S: Ints, indices_S: Ints) -> tuple[Ints, Ints]:
-        """Replaces the masked tokens of `ids_T` in place. Gives their flat numbers in ascending order, and the ids
-        that stood there [N]. The epoch does not matter."""
+        """Replaces the masked tokens of `ids_T` in place. Returns their indices into `ids_T`, ascending, and their
+        original ids, each [N]. `epochs_S` is ignored."""
         first_S, counts_S = self._ends[indices_S], self._ends[indices_S + 1] - self._ends[indices_S]
         within_N = np.arange(counts_S.sum()) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
         entry_N = np.repeat(first_S, counts_S) + within_N

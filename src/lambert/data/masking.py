@@ -1,8 +1,8 @@
-"""Masking: which tokens of a batch are to be predicted, and what stands in their place.
+"""Masking: selects the tokens of a batch that the model predicts, and replaces them.
 
-Every decision is a function of (seed, stream, epoch, number of the sequence, position), so another batch, rank,
-worker or a resumed run masks the same tokens, and every epoch masks others ("dynamic masking", Liu et al. 2019,
-section 4.1).
+Every decision is a function of (seed, stream, epoch, index of the sequence, position). The masked tokens therefore do
+not depend on the batch, the rank, the worker or a resume, and every epoch masks different tokens ("dynamic masking",
+Liu et al. 2019, section 4.1).
 """
 
 from dataclasses import dataclass
@@ -12,50 +12,53 @@ import numpy as np
 from lambert.core.batch import Ints
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, Words, below, key, unit, words
+from lambert.core.settings import check
 from lambert.core.specials import Specials
 
 
 @dataclass(frozen=True, slots=True)
 class MaskingConfig:
-    """What the masked-language-model objective predicts. Defaults: Devlin et al. 2019, section 3.1."""
+    """The settings of masked-token selection and replacement. Defaults: Devlin et al. 2019, section 3.1."""
 
     rate: float = 0.15
-    """Share of a sequence's tokens to predict, [CLS] and [SEP] counted but never chosen; at least one token."""
+    """Share of a sequence's tokens to mask and predict; at least one token. [CLS] and [SEP] count as tokens of the
+    sequence but are never masked."""
     whole_word: bool = False
-    """Choose all pieces of a word or none; a word that would exceed the sequence's number of predictions is passed
-    over. Words do not cross a [SEP]."""
+    """Mask all pieces of a word or none. A word that would exceed the sequence's number of masked tokens is skipped;
+    words do not cross a [SEP]."""
     mask_share: float = 0.8
-    """Share of the chosen tokens replaced by [MASK]."""
+    """Share of the masked tokens that are replaced by [MASK]."""
     random_share: float = 0.1
-    """Share of the chosen tokens replaced by a random piece of the whole vocabulary, special ones included, as in the
-    original code. The rest of the chosen tokens is kept."""
+    """Share of the masked tokens that are replaced by a random piece of the whole vocabulary, special tokens included,
+    as in the original code. The remaining masked tokens are left unchanged."""
     max_predictions: int | None = None
-    """Most predictions a sequence; none: as many as the rate says."""
+    """Maximum number of masked tokens per sequence. Unset: `rate` alone decides."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise UsageError(f"masking.rate = {self.rate} is not a rate: choose above 0, at most 1.")
-        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
+        check(
+            self, "masking.",
+            rate="(0, 1]", mask_share="[0, 1]", random_share="[0, 1]", max_predictions="[1, inf)",
+        )  # fmt: skip
+        if self.mask_share + self.random_share > 1 + 1e-9:
             shares = f"masking.mask_share = {self.mask_share} and masking.random_share = {self.random_share}"
             raise UsageError(f"{shares} are not shares of one whole: choose 0 or more, together at most 1.")
-        if self.max_predictions is not None and self.max_predictions < 1:
-            raise UsageError(f"masking.max_predictions = {self.max_predictions} is too few: choose 1 or more.")
 
     def predictions(self, lengths_S: Ints) -> Ints:
-        """Predictions for sequences of these lengths: min(cap, max(1, round(rate * length))), halves to even."""
+        """Returns the number of masked tokens of each sequence [S]: min(max_predictions, max(1, round(rate * length))),
+        where halves round to even."""
         wanted: Ints = np.maximum(1, np.rint(self.rate * lengths_S)).astype(np.int64)
         return wanted if self.max_predictions is None else np.minimum(wanted, self.max_predictions)
 
 
 class DynamicMasking:
-    """Masks drawn anew for every epoch."""
+    """Masking that draws different masks in every epoch."""
 
     def __init__(self, config: MaskingConfig, specials: Specials, seed: int) -> None:
         self._config, self._specials, self._seed = config, specials, seed
 
     def mask(self, ids_T: Ints, lengths_S: Ints, epochs_S: Ints, indices_S: Ints) -> tuple[Ints, Ints]:
-        """Replaces chosen tokens of `ids_T` in place. Gives their flat numbers in ascending order, and the ids that
-        stood there [N]."""
+        """Replaces the masked tokens of `ids_T` in place. Returns their indices into `ids_T`, ascending, and their
+        original ids, each [N]."""
         config, seed = self._config, self._seed
         hashes_T = words(key(seed, Stream.SELECT, epochs_S, indices_S), lengths_S)
         at_N = chosen(hashes_T, ids_T, lengths_S, config, self._specials)
@@ -72,8 +75,11 @@ class DynamicMasking:
 
 
 def chosen(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: MaskingConfig, specials: Specials) -> Ints:
-    """The flat numbers of the tokens to predict, ascending [N]: in each sequence those with the smallest hashes, or the
-    words whose first pieces have the smallest."""
+    """Returns the indices into `ids_T` of the tokens to mask, ascending [N].
+
+    In each sequence these are the tokens with the smallest hashes, or with `whole_word` the words whose first pieces
+    have the smallest hashes.
+    """
     eligible_T = (ids_T != specials.cls) & (ids_T != specials.sep)
     sequence_T = np.repeat(np.arange(len(lengths_S)), lengths_S)
     if config.whole_word:
@@ -96,16 +102,17 @@ def chosen(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: MaskingConfig,
 
 
 def _ordered(hashes_W: Words, sequence_W: Ints, sequences: int) -> Ints:
-    """Sorts within each sequence by hash; the sequences stay where they are."""
+    """Returns the indices that sort each sequence by hash and keep the order of the sequences."""
     bits = np.uint64(sequences.bit_length())
     return np.argsort((sequence_W.astype(np.uint64) << (np.uint64(64) - bits)) | (hashes_W >> bits))
 
 
 def _filling(sizes_W: Ints, sequence_W: Ints, room_S: Ints) -> Ints:
-    """Which words are taken when they are offered in this order and one that does not fit any more is passed over.
+    """Returns the indices of the words that are masked when each sequence takes its words in this order and skips every
+    word that exceeds the remaining room.
 
-    All words up to the first that does not fit are taken at once; then those too large for what is left drop out. A
-    round costs one pass, and there are about as many rounds as a word has pieces.
+    A round takes all words up to the first that does not fit, and then discards the words that exceed the remaining
+    room. A round is one pass, and the number of rounds is about the number of pieces of a word.
     """
     room_S = room_S.copy()
     taken: list[Ints] = []

@@ -1,8 +1,8 @@
-"""Packing: which tokens of a prepared corpus make up which sequence.
+"""Packing: assigns the tokens of a prepared corpus to sequences.
 
-A plan describes every sequence of an epoch as exact token ranges, so lengths are known before a token is read. A plan
-is a function of (corpus, settings, seed, epoch); it holds at most one integer a sequence and works the ranges out
-when asked, for whole batches at a time.
+A plan describes every sequence of an epoch as exact token ranges, so lengths are known before any token is read. A plan
+is a function of (corpus, settings, seed, epoch). It stores at most one integer per sequence and computes token ranges
+on request, for whole batches at a time.
 """
 
 from dataclasses import dataclass
@@ -12,81 +12,79 @@ import numpy as np
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError
+from lambert.core.settings import check
 from lambert.core.shards import Split
 
-BLOCK = 2**18  # sentences looked at together: large enough for numpy, small enough for the cache
+BLOCK = 2**18  # sentences processed at a time: large enough for numpy, small enough for the cache
 _SHORTEST_SEQUENCE = 8
 _LONGEST_SEQUENCE = 2**15
 
 
 @dataclass(frozen=True, slots=True)
 class PackingConfig:
-    """How sequences are cut from documents."""
+    """The settings of packing, which cuts documents into sequences."""
 
     mode: Literal["pairs", "balanced", "full", "google"] = "pairs"
-    """"pairs": two segments and next-sentence labels as in the BERT paper's data (a little over half of the labels are
-    "random"); "balanced": the same with exactly one half; "full": one segment of one document, as long as fits, no
-    next-sentence labels; "google": the very instances of Google's create_pretraining_data.py, with fixed masks (slow,
-    for comparisons)."""
+    """"pairs": two segments and a next-sentence label, as in the BERT paper's data (slightly more than half of the
+    labels are "random"); "balanced": the same with exactly half; "full": one segment of one document, as long as fits,
+    without next-sentence labels; "google": exactly the instances of Google's create_pretraining_data.py, with static
+    masks (slow, for comparisons)."""
     sequence_length: int = 128
-    """Longest sequence in tokens, [CLS] and [SEP] included."""
+    """Maximum length of a sequence in tokens, [CLS] and [SEP] included."""
     short_sequences: float = 0.1
-    """Share of documents cut to a random shorter target length, drawn anew every epoch (pairs, balanced, google)."""
+    """Share of documents that are cut to a random shorter target length (modes pairs, balanced, google). In modes pairs
+    and balanced the lengths are drawn anew in every epoch."""
     shortest: int = 8
-    """Fewest tokens of a segment in mode "full"; documents with fewer are left out, and a shorter last piece of a
-    document takes tokens from the piece before it. Below this a masked token has next to no context."""
+    """Minimum tokens of a segment in mode "full": a masked token in a shorter one has almost no context. Shorter
+    documents are dropped; a shorter last segment of a document takes tokens from the segment before it."""
     duplicates: int = 10
-    """Passes over the corpus, each with other masks, that make one epoch in mode "google" (dupe_factor)."""
+    """Passes over the corpus, each with different masks, that form one epoch in mode "google" (dupe_factor there)."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("pairs", "balanced", "full", "google"):
             raise UsageError(f"packing.mode = {self.mode!r} is unknown. Known: pairs, balanced, full, google.")
-        if not _SHORTEST_SEQUENCE <= self.sequence_length <= _LONGEST_SEQUENCE:
-            limits = f"{_SHORTEST_SEQUENCE} to {_LONGEST_SEQUENCE}"
-            raise UsageError(f"packing.sequence_length = {self.sequence_length} is out of range: choose {limits}.")
-        if not 0 <= self.short_sequences <= 1:
-            raise UsageError(f"packing.short_sequences = {self.short_sequences} is not a share: choose 0 to 1.")
-        if self.shortest < 1:
-            raise UsageError(f"packing.shortest = {self.shortest} tokens is too few: choose 1 or more.")
-        if self.duplicates < 1:
-            raise UsageError(f"packing.duplicates = {self.duplicates} is too few: choose 1 or more.")
+        check(
+            self, "packing.",
+            sequence_length=f"[{_SHORTEST_SEQUENCE}, {_LONGEST_SEQUENCE}]", short_sequences="[0, 1]",
+            shortest="[1, inf)", duplicates="[1, inf)",
+        )  # fmt: skip
 
     def room(self, segments: int) -> int:
-        """Tokens of text that fit: the length less [CLS] and one [SEP] a segment."""
+        """Returns the text tokens that fit into a sequence: its length minus [CLS] and one [SEP] per segment."""
         return self.sequence_length - 1 - segments
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The token ranges of some sequences, each column int64 [S]. Without a segment B its length and the label are 0."""
+    """The token ranges of sequences, each column int64 [S]. Without a segment B, `b_length_S` and `label_S` are 0."""
 
     a_start_S: Ints
     a_length_S: Ints
     b_start_S: Ints
     b_length_S: Ints
     label_S: Ints
-    """0: B follows A in its document; 1: B comes from elsewhere."""
+    """0: B follows A in its document; 1: B comes from another document."""
 
     def columns(self) -> Ints:
-        """The five columns as one array [5, S]."""
+        """Returns the five columns as one array [5, S]."""
         return np.stack([self.a_start_S, self.a_length_S, self.b_start_S, self.b_length_S, self.label_S])
 
     def lengths(self) -> Ints:
-        """Tokens of each sequence: [CLS] A [SEP], and B [SEP] where there is a B."""
+        """Returns the tokens of each sequence [S]: [CLS] A [SEP], and B [SEP] if there is a segment B."""
         return self.a_length_S + 2 + self.b_length_S + (self.b_length_S > 0)
 
 
 class Plan(Protocol):
-    """Every sequence of one epoch."""
+    """Describes every sequence of one epoch."""
 
     size: int
 
     def rows(self, indices_S: Ints) -> Rows:
-        """The token ranges of the named sequences."""
+        """Returns the token ranges of the sequences with these indices."""
 
 
 class Outline:
-    """Where the sentences and documents of a split begin and end, in tokens. Raises DataError on a damaged index."""
+    """The bounds of a split's sentences and documents, in tokens. Raises DataError for a damaged index."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -96,22 +94,28 @@ class Outline:
         self.sentences = len(self.ends)
         if not self.sentences:
             raise DataError(f"{self.name} holds no sentence. Run `lambert prepare` with more text.")
+        again = "Run `lambert prepare` again."
+        if self.ends[0] <= 0 or self.ends[-1] != split.tokens:
+            raise DataError(f"The sentences of {self.name} are not those of its {split.tokens:,} tokens. {again}")
         firsts = [np.zeros(1, dtype=np.int64)]
         for low in range(1, self.sentences, BLOCK):
             block = self.document_of[low - 1 : low + BLOCK]
             firsts.append(np.flatnonzero(np.diff(block)) + low)
+            ends = self.ends[low - 1 : low + BLOCK]
+            if (ends[1:] <= ends[:-1]).any():
+                raise DataError(f"The sentences of {self.name} do not end one after the other. {again}")
         self.first = np.concatenate([*firsts, [self.sentences]])
-        """The first sentence of each document, and at the end the number of sentences."""
+        """The first sentence of each document, followed by the number of sentences."""
         self.documents = len(self.first) - 1
         if not np.array_equal(self.document_of[self.first[:-1]], np.arange(self.documents)):
-            raise DataError(f"The documents of {self.name} are not numbered 0, 1, ... Run `lambert prepare` again.")
+            raise DataError(f"The documents of {self.name} are not numbered 0, 1, ... {again}")
 
     def begin(self, sentences: Ints) -> Ints:
-        """The first token of each of the sentences."""
+        """Returns the first token of each sentence in `sentences`."""
         return np.where(sentences > 0, self.ends[np.maximum(sentences - 1, 0)], 0)
 
     def reaching(self, tokens: Ints, low: Ints, high: Ints) -> Ints:
-        """The first sentence of low..high that ends at token number `tokens` or later; `high` where none does."""
+        """Returns the first sentence from `low` to `high` that ends at token `tokens` or later, else `high`."""
         low, high = low.copy(), np.maximum(low, high)
         while (low < high).any():
             middle = (low + high) >> 1
@@ -122,8 +126,11 @@ class Outline:
 
 
 class FullPlan:
-    """Each document cut into pieces that fill a sequence: every token of every document of at least `shortest` tokens,
-    exactly once (DOC-SENTENCES of Liu et al. 2019, "RoBERTa", section 4.2). The same in every epoch."""
+    """Cuts each document into segments that fill a sequence; the plan is the same in every epoch.
+
+    Every token of every document of at least `shortest` tokens occurs exactly once.
+    Source: DOC-SENTENCES of Liu et al. 2019, "RoBERTa", section 4.2.
+    """
 
     def __init__(self, outline: Outline, config: PackingConfig) -> None:
         self._room = config.room(1)
@@ -140,7 +147,7 @@ class FullPlan:
             )
 
     def rows(self, indices_S: Ints) -> Rows:
-        """One segment each; no B, label 0."""
+        """Returns one segment A per sequence, without segment B and with label 0."""
         document = np.searchsorted(self._numbers, indices_S, side="right") - 1
         piece, pieces = indices_S - self._numbers[document], self._numbers[document + 1] - self._numbers[document]
         begin = np.where(document > 0, self._ends_D[np.maximum(document - 1, 0)], 0)

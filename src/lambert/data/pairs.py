@@ -1,8 +1,8 @@
-"""Segment pairs and next-sentence labels, planned from sentence ends alone.
+"""Segment pairs and next-sentence labels, planned from the sentence ends alone.
 
 The semantics are those of Devlin et al. 2019 (appendix A.2) as released in google-research/bert,
-create_pretraining_data.py. What a sequence contains is a function of the sentence it starts with, so all of it is
-computed for whole blocks of sentences at once, and planning an epoch is a walk from start to start.
+create_pretraining_data.py. The content of a sequence is a function of its first sentence, so it is computed for whole
+blocks of sentences at once, and an epoch is planned by stepping from one first sentence to the next.
 """
 
 import numpy as np
@@ -14,14 +14,16 @@ from lambert.data.packing import BLOCK, Outline, PackingConfig, Rows
 
 
 def truncated(a_S: Ints, b_S: Ints, room: int) -> tuple[Ints, Ints]:
-    """What is left of segments of a and b tokens when tokens are taken from the longer one, from B where they are
-    equal, until both fit into `room`."""
+    """Returns the lengths of segments A and B after truncation to `room` tokens.
+
+    Tokens are removed from the longer segment, or from B if both are equally long, until both fit.
+    """
     kept_b = np.minimum(b_S, np.maximum(room // 2, room - a_S))
     return np.minimum(a_S, room - kept_b), kept_b
 
 
 def heads(keys_S: Words, tosses_S: Ints) -> Ints:
-    """How many of `tosses` fair coins of each key show heads: a binomial draw from its bits."""
+    """Returns for each key the heads in `tosses` tosses of a fair coin: a binomial draw from the bits of hashes."""
     counts_S = (tosses_S + 63) >> 6
     bits = words(keys_S, counts_S)
     ends_S = np.cumsum(counts_S)
@@ -32,17 +34,20 @@ def heads(keys_S: Words, tosses_S: Ints) -> Ints:
 
 
 class PairPlan:
-    """Pairs [CLS] A [SEP] B [SEP] of one epoch.
+    """The pairs [CLS] A [SEP] B [SEP] of one epoch.
 
-    Sentences are gathered up to a target length: what fits, or, for `short_sequences` of the documents, a number drawn
-    once a document and epoch. A ends after a random sentence of them. With probability 1/2, and always where there is
-    one sentence only, B is drawn instead from a random place of a random other document, and the sentences behind A go
-    back. A pair that is too long loses tokens of the longer segment, each at a random end.
+    A chunk collects consecutive sentences up to a target length: the room of a sequence or, for a share
+    `short_sequences` of the documents, a length drawn once per document and epoch. Segment A ends after a random
+    sentence of the chunk, and B is the rest of the chunk. With probability 1/2, and always if the chunk has a single
+    sentence, B instead starts at a random sentence of a random other document, and the next sequence starts after A. A
+    pair that is too long loses tokens of the longer segment, each at a random end.
 
-    In balanced mode exactly one of each two consecutive sequences is random. To make that possible the last sentence
-    of a document never starts a sequence: it joins the one before it; and a document of one sentence serves only as B.
+    In balanced mode exactly one of every two consecutive sequences has a random B. This requires that the last sentence
+    of a document never starts a sequence: it joins the chunk before it, and a document of one sentence serves only
+    as B.
 
-    Raises DataError where the corpus cannot give such pairs.
+    Raises:
+        DataError: The corpus cannot provide such pairs.
     """
 
     def __init__(self, outline: Outline, config: PackingConfig, seed: int, epoch: int) -> None:
@@ -56,11 +61,12 @@ class PairPlan:
             raise DataError(f"Every document of {outline.name} is one sentence: none has a next one. {remedy}")
         self._starts = self._walk()
         self.size = len(self._starts)
-        # Epochs differ a little in size, a source does not: it reads a later plan round, from a random place
+        # Plans of different epochs differ slightly in size, but a source has a fixed size: later plans are read
+        # cyclically from a random offset.
         self._offset = int(below(self._draw(Stream.PAIR, 4, 0), self.size)) if epoch else 0
 
     def rows(self, indices_S: Ints) -> Rows:
-        """The pairs with these numbers; beyond `size` they begin anew."""
+        """Returns the token ranges of the pairs with these indices, modulo `size`."""
         numbers = (indices_S + self._offset) % self.size
         outline, room = self._outline, self._room
         starts = self._starts[numbers].astype(np.int64)
@@ -80,13 +86,15 @@ class PairPlan:
         return key(self._seed, stream, self._epoch, number, part)
 
     def _targets(self, documents: Ints) -> Ints:
-        """Tokens to gather in each document: the room, or for a share of them a number from 2 to the room."""
+        """Returns each document's target length in tokens: the room, or for a share of the documents a random number
+        from 2 to the room."""
         short = unit(self._draw(Stream.LENGTH, 0, documents)) < self._config.short_sequences
         drawn = 2 + below(self._draw(Stream.LENGTH, 1, documents), self._room - 1)
         return np.where(short, drawn, self._room)
 
     def _chunks(self, starts: Ints) -> tuple[Ints, Ints, Ints]:
-        """For chunks that begin with these sentences: target length, last sentence of the document and of the chunk."""
+        """Returns for chunks that start with these sentences the target length, the last sentence of the document and
+        the last sentence of the chunk."""
         outline = self._outline
         documents = outline.document_of[starts]
         targets = self._targets(documents)
@@ -102,7 +110,7 @@ class PairPlan:
         return labels
 
     def _coins(self, numbers: Ints) -> Ints:
-        """Labels of balanced mode: 0 1 or 1 0 for sequences 2n and 2n + 1."""
+        """Returns the labels of balanced mode: sequences 2n and 2n + 1 have labels 0 1 or 1 0."""
         first: Ints = (self._draw(Stream.PAIR, 1, numbers >> 1) >> np.uint64(63)).astype(np.int64)
         labels: Ints = first ^ (numbers & 1)
         return labels
@@ -115,8 +123,8 @@ class PairPlan:
         return a
 
     def _elsewhere(self, starts: Ints, wanted: Ints) -> tuple[Ints, Ints]:
-        """Token ranges of random segments: from a random sentence of another document, `wanted` tokens or to its end,
-        at least one sentence."""
+        """Returns the token ranges of random segments. Each starts at a random sentence of another document, and spans
+        whole sentences until it has `wanted` tokens or reaches the end of the document."""
         outline = self._outline
         document = below(self._draw(Stream.PAIR, 2, starts), outline.documents - 1)
         document += document >= outline.document_of[starts]
@@ -127,7 +135,7 @@ class PairPlan:
         return begin, outline.ends[last]
 
     def _walk(self) -> Ints:
-        """The sentences that start a sequence, in order; int32 where that is enough."""
+        """Returns the first sentence of each sequence, in order; int32 if the number of sentences fits into it."""
         total = self._outline.sentences
         narrow = np.dtype(np.int32 if total < 2**31 else np.int64)
         found: list[Ints] = []
@@ -149,13 +157,14 @@ class PairPlan:
         return np.concatenate(found)
 
     def _successors(self, starts: Ints) -> tuple[Ints, Ints]:
-        """Where the sequence after one that starts here starts, if its B is the next and if it is a random segment;
-        0 where no sequence may start. In mode "pairs" the start alone decides, and both are the same."""
+        """Returns the first sentence of the following sequence in two cases: B of this sequence follows A, and B is
+        random. The value is 0 if no sequence may start at this sentence. In mode "pairs" the first sentence determines
+        the label, so both cases are equal."""
         _, final, last = self._chunks(starts)
         if not self._balanced:
             label = self._labels(starts, last)
             after = np.where(label == 1, starts + self._sentences_of_a(starts, last, final, label), last + 1)
             return after, after
-        alone = starts == final  # followed only where it is a whole document
+        alone = starts == final  # a last sentence is reached only where it is the whole document
         a = self._sentences_of_a(starts, last, final, np.ones_like(starts))
         return np.where(alone, 0, last + 1), np.where(alone, 0, starts + a)

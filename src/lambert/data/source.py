@@ -1,4 +1,4 @@
-"""A prepared corpus as a source of batches: plan, tokens, masks."""
+"""A prepared corpus as a source of batches: combines the plan, the tokens and the masks."""
 
 import threading
 from collections import OrderedDict
@@ -16,28 +16,30 @@ from lambert.data.masking import DynamicMasking, MaskingConfig
 from lambert.data.packing import FullPlan, Outline, PackingConfig, Plan, Rows
 from lambert.data.pairs import PairPlan
 
-_PLANS_KEPT = 2  # a batch may reach over the end of an epoch
+_PLANS_KEPT = 2  # a batch may contain sequences of two epochs
 
 
 class Masking(Protocol):
-    """Chooses and replaces the tokens to predict."""
+    """Selects and replaces the masked tokens."""
 
     def mask(self, ids_T: Ints, lengths_S: Ints, epochs_S: Ints, indices_S: Ints) -> tuple[Ints, Ints]:
-        """Changes `ids_T`; gives the flat numbers of the chosen tokens and the ids that stood there."""
+        """Replaces the masked tokens of `ids_T` in place. Returns their indices into `ids_T`, ascending, and their
+        original ids, each [N]."""
 
 
 class CorpusSource(Source):
-    """The sequences of one split of a prepared corpus, with masked-LM and, for pairs, next-sentence targets.
+    """The sequences of one split of a prepared corpus, with masked-LM targets and, for pairs, next-sentence targets.
 
-    Every epoch has as many sequences as the first, so where an update's sequences lie is arithmetic. In modes "pairs"
-    and "balanced" later plans may be longer or shorter by a fraction of a percent: a few sequences are then left out of
-    an epoch, or seen twice under other masks.
+    Every epoch has as many sequences as the first, so the sequences of an update follow from its number by arithmetic.
+    In modes "pairs" and "balanced" the plans of later epochs may be larger or smaller by a fraction of a percent; such
+    an epoch omits a few sequences, or contains a few twice with different masks.
 
-    Raises DataError where the corpus and the vocabulary do not match, or the corpus cannot be packed in this mode.
+    Raises:
+        DataError: The corpus and the vocabulary do not match, or the corpus cannot be packed in this mode.
     """
 
     objectives: tuple[str, ...]
-    """What `Batch.targets` holds: ("mlm", "nsp"), in mode "full" ("mlm",)."""
+    """The keys of `Batch.targets`: ("mlm", "nsp"), in mode "full" ("mlm",)."""
 
     def __init__(
         self, split: Split, packing: PackingConfig, masking: MaskingConfig, specials: Specials, seed: int
@@ -57,6 +59,7 @@ class CorpusSource(Source):
         if packing.mode == "full":
             self._fixed = FullPlan(self._outline, packing)
         elif packing.mode == "google":
+            split.check_ids(0, split.tokens)
             google = GooglePlan(self._outline, packing, masking, specials, seed)
             self._fixed, self._masking = google, google
         self._size = self._plan(0).size
@@ -80,7 +83,7 @@ class CorpusSource(Source):
         return flat_batch(ids_T, types_T, lengths_S, targets)
 
     def _tokens(self, rows: Rows, lengths_S: Ints) -> Ints:
-        """[CLS] A [SEP] B [SEP] of each row, one behind the other [T]."""
+        """Returns the token ids [T] of all sequences, concatenated: [CLS] A [SEP] B [SEP]."""
         take, specials = self._split.take, self._specials
         ids_T = np.full(lengths_S.sum(), specials.sep, dtype=np.int64)
         begin_S = np.cumsum(lengths_S) - lengths_S
@@ -95,7 +98,17 @@ class CorpusSource(Source):
                 b_begin_S.tolist(), rows.b_start_S.tolist(), rows.b_length_S.tolist(), strict=True
             ):
                 ids_T[at : at + length] = take(start, start + length)
+        self._check(ids_T, rows)
         return ids_T
+
+    def _check(self, ids_T: Ints, rows: Rows) -> None:
+        """Raises DataError if an id exceeds the vocabulary or the files of the corpus have changed since they were
+        opened."""
+        self._split.watch()
+        if len(ids_T) and ids_T.max() >= self._specials.vocabulary:
+            for starts_S, lengths_S in ((rows.a_start_S, rows.a_length_S), (rows.b_start_S, rows.b_length_S)):
+                for start, length in zip(starts_S.tolist(), lengths_S.tolist(), strict=True):
+                    self._split.check_ids(start, start + length)
 
     def _rows(self, epochs_S: Ints, indices_S: Ints) -> Rows:
         epochs, which = np.unique(epochs_S, return_inverse=True)

@@ -1,7 +1,7 @@
-"""The stream: which sequences make up which update, in which micro-batches, on which rank.
+"""The stream: assigns sequences to updates, micro-batches and ranks.
 
-Sequence k of a run is a pure function of k and the seed: update k // batch_size, and within the walk through the
-epochs a keyed permutation of each. There is no position to save; a run resumes by asking for another first update.
+Sequence k of a run is a pure function of k and the seed. It belongs to update k // batch_size, and each epoch is
+ordered by a keyed permutation. No position is saved: a run resumes by starting the stream at another update.
 """
 
 import threading
@@ -21,29 +21,29 @@ from lambert.core.randomness import Stream, key, permuted
 Item = TypeVar("Item")
 
 _AHEAD = 2  # updates assembled in advance
-_MULTIPLE = 8  # of micro-batches, where there are more than so many: the ranks of a machine are that many or fewer
-_CLOSING_SECONDS = 5.0  # how long to wait for the thread to notice; it ends by itself after its update
+_MULTIPLE = 8  # above this count, the number of micro-batches is a multiple of it: a node has at most 8 ranks
+_CLOSING_SECONDS = 5.0  # wait for the thread to end; a thread that takes longer ends by itself after its update
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """What one rank computes of one update, and what all ranks together do."""
+    """One rank's part of the global batch of one update, and the size of the whole global batch."""
 
     shares: list[list[tuple[int, Batch]]]
-    """This rank's micro-batches, each with its number in the global batch. In one list, or with `shares` in as many as
-    this rank has of them."""
+    """This rank's micro-batches, each with its index in the global batch: one list or, if `stream` was given `shares`,
+    one list for each share of this rank."""
     counts: dict[str, int]
-    """Targets of each objective in this rank's micro-batches."""
+    """Number of targets of each objective in this rank's micro-batches."""
     loads: list[int]
-    """Tokens of each rank, special tokens included: together the whole global batch."""
+    """Tokens of each rank, special tokens included. Their sum is the size of the global batch."""
     sequences: int
     """Sequences of the whole global batch."""
     wait_seconds: float
-    """How long the caller waited for this batch."""
+    """Seconds that the caller waited for this batch."""
 
     @property
     def micro_batches(self) -> list[tuple[int, Batch]]:
-        """All of `shares`, in one list."""
+        """The micro-batches of all `shares`, in one list."""
         return [entry for share in self.shares for entry in share]
 
     @property
@@ -65,14 +65,29 @@ def stream(
     stop: int | None = None,
     shares: int = 0,
 ) -> Iterator[GlobalBatch]:
-    """The global batches of updates `start`, `start` + 1, ... up to and without `stop`; without `stop`, endless.
+    """Yields the global batches of updates `start`, `start` + 1, ..., `stop` - 1.
 
-    Each holds `batch_size` sequences; the epochs of the source follow one another without a gap, each in an order
-    of its own if `shuffle`. Consecutive sequences form micro-batches of at most `micro_tokens` tokens (at least one
-    sequence; see `even_bounds`), the same for any `world`; they go to the ranks so that each computes about as many
-    tokens. With `shares`, a multiple of `world`, the global batch is cut into so many parts of about as many tokens
-    before, and each rank has its parts, one after the other: sums over parts then need not know of ranks. Batches are
-    assembled in a background thread; what fails there is raised here. Closing the generator ends the thread.
+    The epochs of the source follow one another without a gap. Micro-batches are formed of consecutive sequences
+    (`even_bounds`) and do not depend on `world`; they are assigned to the ranks so that all ranks compute about the
+    same number of tokens. A background thread assembles the batches; its exceptions are raised here. Closing the
+    generator ends the thread.
+
+    Args:
+        source: The sequences of each epoch.
+        batch_size: Sequences per update over all ranks.
+        micro_tokens: Maximum tokens of a micro-batch; a longer sequence forms a micro-batch of its own.
+        seed: Determines the order of the sequences.
+        start: The first update.
+        rank: This process among `world` processes.
+        world: Number of ranks.
+        shuffle: Permute the sequences of each epoch; otherwise they keep the order of the source.
+        stop: The update to stop before; None: the stream is endless.
+        shares: If not 0, a multiple of `world`: the global batch is first split into `shares` parts of about equal
+            token counts, and each rank gets consecutive parts. Sums over parts then do not depend on the ranks.
+
+    Raises:
+        UsageError: `batch_size` or `micro_tokens` is below 1.
+        DataError: An epoch has no sequences.
     """
     if batch_size < 1:
         raise UsageError(f"batch_size = {batch_size} sequences is too few: choose 1 or more.")
@@ -86,14 +101,19 @@ def stream(
 
 
 def places(source: Source, batch_size: int, seed: int, update: int) -> tuple[Ints, Ints]:
-    """Epochs and indices [S] of the sequences of update `update`, from 0, of a shuffled `stream`: the samples it saw,
-    as `source.collate` takes them. They are numbers update * `batch_size` and on of the run."""
+    """Returns the epochs and indices [S] of the sequences of one update of a shuffled `stream`, as arguments for
+    `source.collate`. Updates count from 0; the first sequence is number `update` * `batch_size` of the run."""
     return next(_places(source, batch_size, seed, start=update, shuffle=True, stop=update + 1))
 
 
-def once(source: Source, *, micro_tokens: int, rank: int = 0, world: int = 1, sequences: int = 0) -> Iterator[Batch]:
-    """Every sequence of epoch 0 exactly once, in order, in micro-batches of at most `micro_tokens` tokens (at least one
-    sequence); micro-batch i goes to rank i % `world`. With `sequences`, only so many, spread evenly over the epoch."""
+def sequential(
+    source: Source, *, micro_tokens: int, rank: int = 0, world: int = 1, sequences: int = 0
+) -> Iterator[Batch]:
+    """Yields this rank's micro-batches of epoch 0, in order; micro-batch i belongs to rank i % `world`.
+
+    A micro-batch has at most `micro_tokens` tokens or is a single sequence. Over all ranks each sequence occurs exactly
+    once; if `sequences` is not 0, only that many, spread evenly over the epoch.
+    """
     if micro_tokens < 1:
         raise UsageError(f"micro_tokens = {micro_tokens} tokens is too few: choose 1 or more.")
     size = source.size(0)
@@ -107,7 +127,8 @@ def once(source: Source, *, micro_tokens: int, rank: int = 0, world: int = 1, se
 
 
 def micro_bounds(lengths_S: Ints, micro_tokens: int) -> list[int]:
-    """Where micro-batches begin, and at the end S: each takes sequences while they fit, and at least one."""
+    """Returns the first sequence of each micro-batch, followed by S. Each micro-batch takes consecutive sequences up to
+    `micro_tokens` tokens, and at least one sequence."""
     ends_S = np.cumsum(lengths_S)
     bounds, used = [0], 0
     while bounds[-1] < len(lengths_S):
@@ -119,7 +140,7 @@ def micro_bounds(lengths_S: Ints, micro_tokens: int) -> list[int]:
 def _places(
     source: Source, batch_size: int, seed: int, *, start: int, shuffle: bool, stop: int | None
 ) -> Iterator[tuple[Ints, Ints]]:
-    """Epochs and indices [S] of the sequences of each update."""
+    """Yields for each update the epochs and indices [S] of its sequences."""
     epoch = base = 0
     update = start
     while stop is None or update < stop:
@@ -167,8 +188,8 @@ def _assembled(
 
 
 def even_bounds(lengths_S: Ints, micro_tokens: int) -> list[tuple[int, int]]:
-    """Bounds of micro-batches of at most `micro_tokens` tokens (or one sequence) that hold about as many each: 1, 2, 4
-    or a multiple of 8, so that small numbers of ranks get equal shares of them."""
+    """Returns the bounds of micro-batches of about equal token counts, each with at most `micro_tokens` tokens or one
+    sequence. Their number is 1, 2, 4 or a multiple of 8, so that small numbers of ranks get equal shares."""
     count = len(micro_bounds(lengths_S, micro_tokens)) - 1
     while count > 1:
         count = 1 << (count - 1).bit_length() if count <= _MULTIPLE else -(-count // _MULTIPLE) * _MULTIPLE
@@ -182,11 +203,11 @@ def even_bounds(lengths_S: Ints, micro_tokens: int) -> list[tuple[int, int]]:
 
 
 def split(lengths_S: Ints, parts: int) -> list[tuple[int, int]]:
-    """Bounds of `parts` runs of consecutive sequences with about as many tokens each; some are empty where there are
-    fewer sequences."""
+    """Returns the bounds of `parts` runs of consecutive sequences of about equal token counts. Some runs are empty if
+    there are fewer sequences than `parts`."""
     ends_S = np.cumsum(lengths_S)
     aims = ends_S[-1] * np.arange(1, parts) / parts
-    # To the nearer end: half of the sequence that an aim falls into decides.
+    # Each cut is the sequence end nearest to its aim.
     cuts = np.searchsorted(ends_S - lengths_S / 2, aims)
     return [*pairwise([0, *(int(cut) for cut in cuts), len(lengths_S)])]
 
@@ -194,8 +215,11 @@ def split(lengths_S: Ints, parts: int) -> list[tuple[int, int]]:
 def balanced(
     micro_batches: Sequence[tuple[int, int, int]], lengths_S: Ints, ranks: int
 ) -> list[list[tuple[int, int, int]]]:
-    """Micro-batches (number, first sequence, end) for each rank, in the order of their numbers: the longest first, each
-    to the rank that has the fewest tokens so far (Graham, "Bounds on multiprocessing timing anomalies", 1969)."""
+    """Returns the micro-batches (index, first sequence, end) of each rank, sorted by index.
+
+    The micro-batches are assigned in order of decreasing token count, each to the rank with the fewest tokens so far.
+    Source: Graham, "Bounds on multiprocessing timing anomalies", 1969.
+    """
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     tokens = {entry[0]: int(lengths_S[entry[1] : entry[2]].sum()) for entry in micro_batches}
@@ -221,7 +245,7 @@ class _Background(Generic[Item]):
         try:
             while self._room.acquire() and not self._closed.is_set():
                 self._ready.put(next(self._items))
-        except BaseException as error:  # StopIteration included: whatever ends the items ends them in the caller
+        except BaseException as error:  # StopIteration included: the caller receives whatever ends the iterator
             self._ready.put(error)
 
     def get(self) -> Item | BaseException:

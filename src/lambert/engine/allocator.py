@@ -1,38 +1,43 @@
-"""The C library's allocator, set for training: memory that a tensor gives back is kept for the next tensor.
+"""Configures the C library's allocator for training: memory that a tensor frees is kept for the next tensor.
 
-By default glibc returns blocks beyond 32 MB to the system at once, and the next tensor of that size waits for the
-kernel to clear its pages again; and the kernel deals in pages of 4 kB unless it is asked for large ones. Together some
-5% of a step of BERT-Base on a CPU (docs/design/0004).
+By default glibc returns blocks larger than 32 MB to the system at once, and the next tensor of that size waits while
+the kernel clears its pages again. Also, the kernel uses pages of 4 kB unless it is asked for large ones. Together this
+costs some 5% of a step of BERT-Base on a CPU (docs/design/0004).
 """
 
 import os
 import sys
 from contextlib import suppress
 
+from lambert.core.signals import hold_back, let_through
+
 TUNABLES = {
-    "glibc.malloc.mmap_threshold": 2**32,  # bytes from which a block is a mapping of its own, returned when it is freed
-    "glibc.malloc.trim_threshold": 2**33,  # bytes at the heap's end beyond which they are returned
-    "glibc.malloc.hugetlb": 1,  # large pages, where the kernel has them at hand
+    "glibc.malloc.mmap_threshold": 2**32,  # bytes; larger blocks get a mapping of their own, which `free` returns
+    "glibc.malloc.trim_threshold": 2**33,  # bytes; more free memory than this at the heap's end is returned
+    "glibc.malloc.hugetlb": 1,  # use transparent huge pages
 }
-"""https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html"""
+"""Source: https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html"""
 
 
 def keep_memory() -> None:
-    """Starts this very command again with TUNABLES set, as the process id it has: glibc reads them at no other time.
+    """Replaces this process by the same command with TUNABLES set, under the same process id: glibc reads tunables only
+    at the start of a process.
 
-    Does nothing where `settings` is empty; so never twice.
+    Does nothing if `settings` is empty, so it never happens twice.
     """
     if not (tunables := settings()):
         return
     os.environ |= tunables
     sys.stdout.flush()
-    with suppress(OSError):  # then it is slower
+    hold_back()  # a signal that comes now is for the command that starts again
+    with suppress(OSError):  # the command then runs without tunables, and slower
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    let_through()
 
 
 def settings() -> dict[str, str]:
-    """The variable that sets TUNABLES in a process to be started; nothing without glibc, or where GLIBC_TUNABLES, a
-    MALLOC_ variable or LD_PRELOAD says what the user wants."""
+    """Returns the environment variable that sets TUNABLES in a new process; empty without glibc, or if the user has set
+    GLIBC_TUNABLES, a MALLOC_ variable or LD_PRELOAD."""
     chosen = [name for name in os.environ if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]
     if chosen or not _has_glibc():
         return {}

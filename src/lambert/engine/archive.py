@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import sync
+from lambert.core.files import clear_folder, delete_folder, make_folder, whole_folder
 
 FOLDER = "checkpoints"
 FORMAT = 3
@@ -51,8 +51,9 @@ def place(run: Path, step: int) -> Path:
 def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:
     """Writes checkpoint `step` of a run, unless a whole one is there.
 
-    `tensors`, on the host, are by file and name; `state` is the text of state.json. Raises MachineError where the disk
-    refuses or has no room: then nothing has changed.
+    `tensors`, on the host, are by file and name; `state` is the text of state.json. Where that makes
+    room, older checkpoints are deleted first, all but the newest. Raises MachineError where the disk refuses or has no
+    room: then nothing else has changed.
     """
     target = place(run, step)
     needed = sum(t.numel() * t.element_size() for named in tensors.values() for t in named.values()) + SLACK_BYTES
@@ -62,8 +63,8 @@ def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], sta
             if damage is None:
                 return
             _set_aside(target, damage)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if free(run) < needed:
+        make_folder(target.parent)
+        if not _make_room(run, needed):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _write(target, step, tensors, state)
     except (OSError, SafetensorError) as error:
@@ -73,23 +74,28 @@ def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], sta
 
 
 def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:
-    aside = target.with_name(f".tmp-{target.name}-{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir()
+    with whole_folder(target) as aside:
         for name in _TENSORS:
             save_file(dict(tensors[name]), aside / name)
         (aside / STATE).write_text(state, encoding="utf-8")
         files = [_described(aside / name) for name in FILES]
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for path in (*sorted(aside.iterdir()), aside):
-            sync(path)
-        aside.rename(target)
-        sync(target.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+
+
+def _make_room(run: Path, needed: int) -> bool:
+    """Whether `needed` bytes are free, if need be once older checkpoints than the newest are deleted."""
+    lacking = needed - free(run)
+    if lacking <= 0:
+        return True
+    older = [path for _, path in _steps(run / FOLDER)[:-1]]
+    if sum(size(path) for path in older) < lacking:
+        return False
+    for path in older:
+        if free(run) < needed:
+            _log.warning("The disk has no room for another checkpoint: %s was deleted.", path)
+            delete_folder(path)
+    return free(run) >= needed
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -111,14 +117,14 @@ def newest(run: Path, at_most: int | None) -> int | None:
         if damage is None:
             for later, abandoned in _steps(folder):
                 if later > step:
-                    _remove(abandoned)
+                    delete_folder(abandoned)
             return step
         _set_aside(path, damage)
     corrupt = sorted(path.name for path in folder.glob("step-*.corrupt*"))
     if corrupt:
         raise DataError(
             f"{folder} holds only damaged checkpoints ({', '.join(corrupt)}). Restore one from a copy, or begin anew "
-            "with --from-scratch."
+            "with --restart-damaged."
         )
     return None
 
@@ -131,13 +137,20 @@ def last(run: Path) -> int:
 def prune(run: Path, keep: int) -> None:
     """Deletes all but the newest `keep`."""
     for _, path in _steps(run / FOLDER)[: -max(1, keep)]:
-        _remove(path)
+        delete_folder(path)
 
 
 def clean(run: Path) -> None:
     """Removes what a killed process left half-written. Only for the process that holds the run's lock."""
-    for left_over in (run / FOLDER).glob(".tmp-*"):
+    clear_folder(run)
+    clear_folder(run / FOLDER)
+    for left_over in (run / FOLDER).glob(".tmp-step-*"):  # of earlier versions
         shutil.rmtree(left_over, ignore_errors=True)
+
+
+def size(folder: Path) -> int:
+    """Bytes of the files in a checkpoint."""
+    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def free(run: Path) -> int:
@@ -162,13 +175,6 @@ def _described(path: Path) -> dict[str, Any]:
 def _steps(folder: Path) -> list[tuple[int, Path]]:
     matches = [(re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*")]
     return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
-
-
-def _remove(path: Path) -> None:
-    """Renamed first, so that a kill in the middle leaves no half checkpoint under a good name."""
-    aside = path.with_name(f".tmp-old-{path.name}-{os.getpid()}")
-    path.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _damage(path: Path) -> str | None:

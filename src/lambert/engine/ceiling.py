@@ -1,4 +1,4 @@
-"""What a device can do at best, now: the measure of how well a run uses it."""
+"""Measures the highest speed that a device reaches now, with which the utilisation of a run is compared."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,14 +9,14 @@ from lambert.engine.device import Stopwatch
 
 _BERT = (2048, 768, 3072), (1024, 1024, 4096), (4096, 1024, 1024)
 _LARGE = (8192, 8192, 8192), (16384, 4096, 4096)
-"""Rows, inner width and columns of a product."""
+"""Rows, inner width and columns of each matrix product."""
 _QUEUED = 10
-"""Calls that a GPU gets at once."""
+"""Calls that are queued on a GPU at once."""
 
 
 def product_ceiling(device: torch.device, dtype: torch.dtype, repeats: int = 3) -> float:
-    """Operations a second of the best of a few matrix products: what this device can do, now. In the shapes of BERT,
-    and on a GPU, which those do not fill, in larger ones."""
+    """Returns the operations per second of the fastest of a few matrix products on this device, measured now. The
+    products have the shapes of BERT; on a GPU, which those do not fill, larger shapes."""
     best = 0.0
     for rows, inner, columns in _LARGE if device.type == "cuda" else _BERT:
         left = torch.randn(rows, inner, device=device, dtype=dtype)
@@ -28,7 +28,8 @@ def product_ceiling(device: torch.device, dtype: torch.dtype, repeats: int = 3) 
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Of one call. A GPU gets several at once, after one that is not timed: alone they end before the next is there."""
+    """Returns the seconds of one call of `work`. On a GPU several calls are queued at once, after one that is not
+    timed, because a single call would end before the next one is queued."""
     calls = 1
     if device.type == "cuda":
         calls = _QUEUED

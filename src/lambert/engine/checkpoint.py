@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
+from lambert.core.files import identity, removed
+from lambert.core.world import World
 from lambert.engine import archive, state
 from lambert.engine.archive import FOLDER, clean
-from lambert.engine.cluster.dist import World
-from lambert.engine.memory import ran_out
+from lambert.engine.device_memory import ran_out
 from lambert.engine.precision import Precision
 from lambert.engine.snapshot import Snapshot
 
@@ -31,6 +32,8 @@ __all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_room", "clean", "lat
 _BEAT_SECONDS = 1.0
 """Between two words of the first rank to those that wait for its disk: well below a group's time-out."""
 _WRITING = "writing"
+MOST_FAILURES = 3
+"""Saves in a row that may fail; ours. What a run does after that would be lost, too, for all it knows."""
 _CHECKING_SECONDS = 3600.0
 """How long the others wait while the first rank reads checkpoints to check them: a large one on a slow disk takes
 minutes. That it has ended they notice at once all the same."""
@@ -93,7 +96,7 @@ class Pause:
 class Saver:
     """Writes the checkpoints of the run in the folder `run`, one at a time, and keeps the newest `keep`.
 
-    The first rank writes. All ranks must call `save`, `settle` and `latest`; `report` and `close` concern each alone.
+    The first rank writes. All ranks must call `save`, `flush` and `latest`; `report` and `close` concern each alone.
     The memory for a copy of all that is saved stays taken until `close`.
     """
 
@@ -102,6 +105,8 @@ class Saver:
         self._snapshots = {name: Snapshot() for name in (archive.MODEL, archive.OPTIMIZER, archive.EXCHANGE)}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: Future[str] | None = None
+        self._identity, self._newest = identity(run), 0
+        self._failures, self._failure = 0, ""
 
     def save(
         self,
@@ -117,11 +122,15 @@ class Saver:
         """Takes the bare `model` and the rest as they are after update `step`, and begins to write the checkpoint.
 
         `exchange` are tensors of the first rank; `extra` is anything JSON holds exactly. Where the disk is full or
-        refuses, the next call of anything here logs a warning: the checkpoints already there stay as they are and
-        training can go on. With `final` the writing is waited for, and that is a MachineError, on all ranks.
+        refuses, the next call of anything here logs a warning: the newest checkpoint already there stays as it is and
+        training can go on. With `final` the writing is waited for, and that is a MachineError, on all ranks; so are
+        MOST_FAILURES in a row, and a folder `run` that was removed or replaced meanwhile.
         """
         begun = time.perf_counter()
-        self.settle()
+        self.flush()
+        reason = self._world.broadcast_text(self._hopeless() if self._world.is_first else "")
+        if reason:
+            raise MachineError(reason)
         moments, described = state.moments(optimizer, model)
         tensors = {archive.MODEL: state.tensors(model), archive.OPTIMIZER: moments, archive.EXCHANGE: exchange or {}}
         values = {"format": archive.FORMAT, "step": step, "optimizer": described, "precision": precision.state()}
@@ -135,7 +144,7 @@ class Saver:
             raise MachineError(failure)
         return Pause(time.perf_counter() - begun, copied - copying)
 
-    def settle(self) -> str:
+    def flush(self) -> str:
         """Waits until nothing is being written. Gives why what was could not be, on all ranks, or nothing."""
         failure = self._outcome()
         if self._world.is_first:
@@ -148,9 +157,14 @@ class Saver:
             _warn(self._ended())
 
     def latest(self, *, at_most: int | None = None) -> Checkpoint | None:
-        """As the function `latest`, once nothing is being written any more."""
-        self.settle()
-        return latest(self._run, at_most=at_most, world=self._world)
+        """As the function `latest`, once nothing is being written any more; deletes older ones than are kept, which a
+        killed run did not come to."""
+        self.flush()
+        found = latest(self._run, at_most=at_most, world=self._world)
+        if self._world.is_first:
+            with suppress(OSError):  # the next save tries again
+                archive.prune(self._run, self._keep)
+        return found
 
     def close(self) -> None:
         """Waits until nothing is being written, and gives the memory of the copies back."""
@@ -171,11 +185,26 @@ class Saver:
 
     def _write(self, step: int, copies: Mapping[str, Mapping[str, Tensor]], text: str) -> str:
         try:
+            if self._newest and not archive.place(self._run, self._newest).is_dir():
+                _log.warning("%s was deleted by somebody else.", archive.place(self._run, self._newest))
             archive.write(self._run, step, copies, text)
+            self._newest = step
             archive.prune(self._run, self._keep)
         except (LambertError, OSError) as error:
             return str(error)
         return ""
+
+    def _hopeless(self) -> str:
+        """Why another save would be in vain, or nothing."""
+        if self._failures >= MOST_FAILURES:
+            return (
+                f"{self._failures} checkpoints in a row could not be written. {self._failure} The run stops here; the "
+                "newest checkpoint is intact, and the same command continues from it."
+            )
+        now = identity(self._run)
+        if self._identity is None:
+            self._identity = now
+        return "" if now == self._identity else removed(self._run)
 
     def _outcome(self) -> str:
         """Why the write in flight failed, on all ranks, or nothing. However slow the disk of the first rank is, the
@@ -193,7 +222,9 @@ class Saver:
         if not wait([write], timeout=patience).done:
             return _WRITING
         self._in_flight = None
-        return write.result()
+        self._failure = write.result()
+        self._failures = self._failures + 1 if self._failure else 0
+        return self._failure
 
 
 def save(
@@ -220,7 +251,7 @@ def save(
             extra=extra,
             final=final,
         )
-        return None if saver.settle() else archive.place(run, step)
+        return None if saver.flush() else archive.place(run, step)
 
 
 def latest(run: Path, *, at_most: int | None = None, world: World | None = None) -> Checkpoint | None:
@@ -250,16 +281,19 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
     return found
 
 
-def check_room(run: Path, model: nn.Module, moments: int = 2) -> None:
-    """Raises MachineError unless two checkpoints of `model` with `moments` values a weight fit on the disk of `run`."""
+def check_room(run: Path, model: nn.Module, moments: int = 2, *, keep: int = 1, saves: int = 2) -> None:
+    """Raises MachineError unless all fits on the disk of `run` that will be there at once: of `saves` checkpoints with
+    `moments` values a weight of `model` the `keep` newest and the one being written, then the model folder."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in state.tensors(model).values())
-    needed = 2 * (weights * (1 + moments) + archive.SLACK_BYTES)
+    one = weights * (1 + moments) + archive.SLACK_BYTES
+    needed = max(min(keep + 1, saves) * one, min(keep, saves) * one + weights + archive.SLACK_BYTES)
     free = archive.free(run)
     written = sum(file.stat().st_size for file in (run / archive.FOLDER).glob("step-*/*"))
     if free + written < needed:
         raise MachineError(
-            f"{run} has {archive.megabytes(free)} free, and two checkpoints of this model need "
-            f"{archive.megabytes(needed)}. Free some space or choose another output folder."
+            f"{run} has {archive.megabytes(free)} free, and {min(keep + 1, saves)} checkpoints of this model at once, "
+            f"then the model, need {archive.megabytes(needed)}. Free some space, choose another output folder, or "
+            "lower train.keep_checkpoints."
         )
 
 

@@ -1,7 +1,7 @@
-"""torch.compile around the blocks of a net: all of them share a few graphs, for batches of every shape.
+"""torch.compile for the blocks of a net: all blocks share a few graphs, which serve batches of every shape.
 
-A block is compiled in place, so that names of parameters and checkpoints are the same. What does not compile runs
-eagerly, and is said in a line.
+Blocks are compiled in place, so the names of parameters and checkpoints do not change. If compilation fails, the blocks
+run eagerly, and one line reports why.
 """
 
 import time
@@ -14,50 +14,51 @@ from typing import Literal
 import torch
 from torch import nn
 
-from lambert.engine.cluster.dist import World
+from lambert.core.world import World
 
 Setting = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What became of it."""
+    """The result of an attempt to compile."""
 
     active: bool = False
     """Whether blocks are compiled now."""
     seconds: float = 0.0
-    """What compiling took, or failing to."""
+    """How long compilation took, whether or not it succeeded."""
     problem: str = ""
-    """Why it could not be done, in a line; empty where it was, or was not wanted."""
+    """Why compilation failed, in one line; empty if it succeeded or was not requested."""
 
 
 def wanted(setting: str, device: torch.device) -> bool:
-    """auto: on GPUs alone. On a CPU the explicit products of `model/linear.py` and `model/attention.py` are faster."""
+    """Returns whether `setting` asks for compilation on this device. auto: only on GPUs, because on a CPU the explicit
+    products of `model/linear.py` and `model/attention.py` are faster."""
     return setting == "on" or (setting == "auto" and device.type == "cuda")
 
 
 def compile_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Compiles each block in place, at its first call. `dynamic`: one graph for every number of tokens."""
+    """Marks each block to be compiled in place at its first call, with one graph for all numbers of tokens."""
     for block in blocks:
         block.compile(dynamic=True)
 
 
 @contextmanager
 def compiled(blocks: Iterable[nn.Module], trial: Callable[[], object], world: World) -> Iterator[Compilation]:
-    """Blocks are compiled inside of it, on all ranks, where `trial`, a pass forward and backward through them, succeeds
-    on all; otherwise they run eagerly."""
+    """A context in which the blocks are compiled on all ranks, if `trial`, a forward and backward pass through them,
+    succeeds on all ranks; otherwise the blocks run eagerly on all ranks."""
     blocks = [*blocks]
     began, problem = time.perf_counter(), ""
     try:
         compile_blocks(blocks)
         with warnings.catch_warnings():
-            # Said of the states between two blocks, whose gradient nobody asks for.
+            # torch warns about the states between two blocks, whose gradients are not used.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # a compiler's advice is pages long
+                    warnings.simplefilter("ignore")  # compilers print pages of advice
                     trial()
-            except Exception as error:  # whatever a backend, a C compiler or a driver raises
+            except Exception as error:  # a backend, a C compiler or a driver may raise anything
                 problem = cause(error)
             if world.largest(int(bool(problem))):
                 _eager(blocks)
@@ -68,7 +69,7 @@ def compiled(blocks: Iterable[nn.Module], trial: Callable[[], object], world: Wo
 
 
 def cause(error: BaseException) -> str:
-    """The first line that says something, of the innermost error that a backend's one was raised for."""
+    """Returns one line for `error`: the type and the first non-empty line of the innermost error that caused it."""
     while error.__cause__ is not None:
         error = error.__cause__
     inner = getattr(error, "inner_exception", error)
@@ -78,4 +79,4 @@ def cause(error: BaseException) -> str:
 
 def _eager(blocks: Iterable[nn.Module]) -> None:
     for block in blocks:
-        block._compiled_call_impl = None  # what Module.compile sets, and nothing public takes back
+        block._compiled_call_impl = None  # Module.compile sets it, and no public function resets it

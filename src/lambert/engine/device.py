@@ -1,7 +1,8 @@
-"""The device by its name; values and times on their way from it, so that the host never waits inside an update."""
+"""Selects the device by name, and reads values and times from it without making the host wait inside an update."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -10,8 +11,14 @@ from lambert.core.errors import UsageError
 
 
 def device_named(name: str, local_rank: int) -> torch.device:
-    """The device of process number `local_rank` on its machine, by "auto" (a GPU where there is one), "cpu",
-    "cuda", "cuda:N" or "mps". A GPU becomes torch's current one. Raises UsageError where it is unknown or absent."""
+    """Returns the device called `name` and makes a GPU torch's current one.
+
+    Args:
+        name: "auto" (a GPU if there is one, else the CPU), "cpu", "cuda", "cuda:N" or "mps".
+        local_rank: Rank of this process on its node: the GPU's number if `name` contains none.
+
+    Raises UsageError if the device is unknown or absent.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -34,19 +41,32 @@ def device_named(name: str, local_rank: int) -> torch.device:
     return device
 
 
+@contextmanager
+def keep_current_gpu() -> Iterator[None]:
+    """At its end torch's current GPU is the one that it was before."""
+    before = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.set_device(before)
+
+
 def card_of(device: torch.device) -> str:
-    """What tells this GPU from all others, also of other machines; nothing for other devices."""
+    """Returns the GPU's UUID, which is unique across nodes too; "" for other devices."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def sent(values: Sequence[float], device: torch.device) -> Tensor:
-    """The values [n] on the device, in torch's default type for them. From pinned memory: the host does not wait."""
+    """Returns the values as a tensor [n] on the device, in torch's default type for them. The copy to a GPU is from
+    pinned memory, so the host does not wait."""
     tensor = torch.tensor(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Reading:
-    """A small tensor that travels to the host while the device works on; `values` waits for it and nothing later."""
+    """An asynchronous copy of a small tensor to the host. `values` waits for this copy only, not for later work of the
+    device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._arrival: torch.cuda.Event | None = None
@@ -60,14 +80,14 @@ class Reading:
 
     @property
     def values(self) -> list[float]:
-        """The flat values, as Python floats."""
+        """The values of the flattened tensor as Python floats."""
         if self._arrival is not None:
             self._arrival.synchronize()
         return [float(value) for value in self._host.flatten().tolist()]
 
 
 class Stopwatch:
-    """Seconds from its making to `stop` in the time of the device: queued work is counted when it runs."""
+    """Measures the seconds from construction to `stop` on the device's clock: queued work counts when it runs."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -81,11 +101,12 @@ class Stopwatch:
         return event
 
     def stop(self) -> None:
+        """Marks the end of the measurement, after the work queued so far."""
         self._end = self._now()
 
     @property
     def seconds(self) -> float:
-        """Waits for the device to reach `stop`."""
+        """The seconds measured. Waits until the device has reached `stop`."""
         start, end = self._start, self._end
         if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
             end.synchronize()

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, devices, the source's commit, the command line."""
+"""Describes the environment of a run: versions, devices, the source's commit, the command line."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import lambert
-from lambert.engine.cluster.dist import World
+from lambert.core.world import World
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sentencex", "transformers", "pyarrow", "tensorboard")
 _VARIABLES = (
@@ -26,7 +26,7 @@ _VARIABLES = (
 
 
 def describe(world: World) -> dict[str, Any]:
-    """Plain values for environment.json: what a reader needs to repeat the run, and to judge its speed."""
+    """Returns the plain values of environment.json: what is needed to repeat the run and to judge its speed."""
     return {
         "lambert": lambert.__version__,
         "commit": commit(),
@@ -48,7 +48,8 @@ def describe(world: World) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree this package runs from, with "+changes" where files differ; None outside of one."""
+    """Returns the commit of the source tree that this package runs from, followed by "+changes" if tracked files
+    differ; None if the package is not in a git repository."""
     root = Path(lambert.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,11 +1,12 @@
-"""The guard: stops a run whose loss is not finite or runs away, instead of letting it train on."""
+"""The guard: detects divergence (a loss that is not finite or runs away), and stops or rolls back the run."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from lambert.core.errors import DivergedError, UsageError
+from lambert.core.errors import DivergedError
+from lambert.core.settings import check
 
 if TYPE_CHECKING:
     from lambert.engine.loop import Step
@@ -13,66 +14,64 @@ if TYPE_CHECKING:
 Answer = Literal["go on", "roll back"]
 
 _LEAST_SCALE = 1.0
-"""Loss scale below which float16 has lost what it was for (Megatron-LM stops there too: --min-loss-scale)."""
+"""Loss scale below which loss scaling in float16 no longer helps (Megatron-LM stops there too: --min-loss-scale)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardConfig:
-    """When training counts as diverged, and what happens then. The bounds are ours: wide enough that no healthy run
-    we logged came near them."""
+    """When training counts as diverged, and what happens then. The bounds are our choice: no healthy run that we logged
+    came near them."""
 
     action: Literal["stop", "roll back"] = "stop"
-    """Leave with exit code 5, or go back to a checkpoint from before and continue with a smaller learning rate."""
+    """Exit with code 5, or return to a checkpoint before the divergence and continue with a smaller learning rate."""
     factor: float = 2.0
-    """The loss has run away where it is above factor x running mean + margin ..."""
+    """The loss has diverged if it exceeds factor x running mean + margin in `patience` updates in a row."""
     margin: float = 1.0
-    """... (in nats, so that a small loss may double) ..."""
+    """Added to the bound on the loss, in nats, so that a small loss may double."""
     patience: int = 20
-    """... in so many updates in a row."""
+    """Updates in a row above the bound on the loss that count as divergence."""
     window: int = 100
-    """Updates over which the running mean forgets (exponentially)."""
+    """Time constant, in updates, of the exponential running mean of the loss."""
     skips: int = 10
-    """Updates in a row skipped for a non-finite gradient or loss that count as divergence. The first few of a
-    float16 run are expected: its loss scale settles."""
+    """Updates in a row with a non-finite gradient or loss that count as divergence. A few at the start of a float16 run
+    are expected, until its loss scale has settled."""
     lr_factor: float = 0.5
-    """Each roll back multiplies the learning rate by this: with the same data and seed, nothing else would change."""
+    """Each roll back multiplies the learning rate by this factor: with the same data and seed, the run would otherwise
+    diverge again."""
     roll_backs: int = 3
-    """Roll backs before the guard stops all the same."""
+    """Roll backs after which the guard stops the run."""
 
     def __post_init__(self) -> None:
-        if self.factor < 1 or self.margin < 0:
-            raise UsageError(
-                f"guard.factor = {self.factor} must be at least 1, and guard.margin = {self.margin} at least 0."
-            )
-        if min(self.patience, self.window, self.skips) < 1 or self.roll_backs < 0:
-            raise UsageError(
-                "guard.patience, guard.window and guard.skips must be at least 1, guard.roll_backs at least 0."
-            )
-        if not 0 < self.lr_factor <= 1:
-            raise UsageError(f"guard.lr_factor = {self.lr_factor} must be above 0 and at most 1.")
+        count = "[1, inf)"
+        check(self, "guard.", factor=count, patience=count, window=count, skips=count, lr_factor="(0, 1]")
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """An update that went wrong; the same on all ranks."""
+    """A record of an update with a non-finite gradient or a loss that is too high; the same on all ranks."""
 
     step: int
-    """Updates done, this one included."""
+    """Number of the update, from 1."""
     what: Literal["skipped", "spike", "rolled back", "diverged"]
-    """What became of it. A spike was applied; the last two say what the guard did at this update, whatever it was."""
+    """What happened: the update was skipped, or it was applied despite its high loss ("spike"), or the guard rolled the
+    run back or stopped it at this update."""
     loss: float
     grad_norm: float
     parameter: str | None
-    """The first one whose gradient is not finite."""
+    """Name of the first parameter whose gradient is not finite."""
     ranks: tuple[int, ...]
-    """Those whose own gradient was not finite before the sum."""
+    """The ranks whose own gradient was not finite before the gradients were summed."""
 
 
 class Guard:
-    """A state machine fed with every Step in order. It judges one step late, so that nobody waits for the device.
+    """A state machine that receives every Step in order. It judges each step when the next one arrives, so the host
+    does not wait for the device.
 
-    It judges by what is equal on all ranks, so that all of them decide alike. `scale` gives the loss scale, and is
-    asked only where an update was skipped; `record` is handed every Incident.
+    The guard uses only values that are equal on all ranks, so all ranks decide alike.
+
+    Args:
+        scale: Returns the loss scale; called only after a skipped update.
+        record: Receives every Incident.
     """
 
     def __init__(
@@ -84,9 +83,9 @@ class Guard:
         self._config = config
         self._scale, self.record = scale, record
         self.lr_scale = 1.0
-        """What the schedule's learning rate is to be multiplied by."""
+        """Factor by which the caller must multiply the schedule's learning rate."""
         self.healthy = 0
-        """The last step before trouble began: roll back to a checkpoint of at most this step."""
+        """The last healthy step: the run must roll back to a checkpoint of this step or an earlier one."""
         self._roll_backs = 0
         self._mean: float | None = None
         self._high = self._skipped = 0
@@ -94,17 +93,21 @@ class Guard:
         self._before: Step | None = None
 
     def watch(self, step: "Step") -> Answer:
-        """Judges the step before `step`. Raises DivergedError, with the step, the numbers and what to try."""
+        """Judges the step before `step` and returns what the run must do.
+
+        Raises DivergedError, with the step, the numbers and what to try, if the run is to stop.
+        """
         unjudged, self._unjudged = self._unjudged, step
         return "go on" if unjudged is None else self._judge(unjudged)
 
-    def settle(self) -> Answer:
-        """Judges the step watched last: before the weights are saved for good."""
+    def judge_last(self) -> Answer:
+        """Judges the last step received, before the final weights are saved. Returns and raises as `watch` does."""
         unjudged, self._unjudged = self._unjudged, None
         return "go on" if unjudged is None else self._judge(unjudged)
 
     def state(self) -> dict[str, Any]:
-        """Plain values for the checkpoint. Counts of a trouble in progress are left out: it shows itself again."""
+        """Returns the plain values for the checkpoint. The counts of consecutive bad updates are not included: after a
+        resume they start at 0."""
         return {
             "lr_scale": self.lr_scale,
             "roll_backs": self._roll_backs,
@@ -113,13 +116,14 @@ class Guard:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave."""
+        """Restores what `state` returned."""
         self.lr_scale, self._roll_backs = state["lr_scale"], state["roll_backs"]
         self._mean, self.healthy = state["mean"], state["healthy"]
         self._forget()
 
     def rolled_back(self, state: Mapping[str, Any]) -> None:
-        """After a roll back, with the `state` of the checkpoint: keeps count of it and lowers the learning rate."""
+        """Called after a roll back with the guard's `state` in the checkpoint: counts the roll back and lowers the
+        learning rate."""
         self._mean, self.healthy = state["mean"], state["healthy"]
         self._roll_backs += 1
         self.lr_scale *= self._config.lr_factor
@@ -169,7 +173,8 @@ class Guard:
         numbers = f"loss {step.loss:.4g}, learning rate {step.lr:.3g}{norm}"
         raise DivergedError(
             f"Training diverged at step {step.index}{times}: {why} ({numbers}).{where} The last healthy step is "
-            f"{self.healthy}. Try a smaller optim.lr, a longer warm-up, optim.clip = 1, or bfloat16 instead of float16."
+            f"{self.healthy}. Try a smaller optim.lr, a longer warm-up, optim.max_grad_norm = 1, or bfloat16 "
+            "instead of float16."
         )
 
     def _record(self, step: "Step", what: Literal["skipped", "spike", "rolled back", "diverged"]) -> None:

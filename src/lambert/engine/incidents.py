@@ -1,4 +1,4 @@
-"""incidents.jsonl in the run folder: the updates that went wrong, each with the samples it saw."""
+"""Writes incidents.jsonl in the run folder: one row per Incident, with the samples of its update."""
 
 import json
 import logging
@@ -10,25 +10,27 @@ from pathlib import Path
 from typing import IO, Any
 
 from lambert.core.batch import Ints
-from lambert.engine.cluster.dist import World
+from lambert.core.world import World
 from lambert.engine.guard import Incident
 
 INCIDENTS = "incidents.jsonl"
 
 MOST_ROWS, MOST_BYTES = 1000, 1 << 25
-"""Of the file; ours. A run that has more of them has told what it can."""
+"""Limits of the size of incidents.jsonl. The values are our choice: further rows would add no information."""
 
 _log = logging.getLogger("lambert.incidents")
 
 
 class Incidents:
-    """Adds a row for each Incident to incidents.jsonl of the folder `run`, up to MOST_ROWS rows and about MOST_BYTES;
-    nothing is taken out when a run is continued or rolled back. Only the first rank writes.
+    """Appends a row for each Incident to incidents.jsonl in the folder `run`, up to MOST_ROWS rows and about
+    MOST_BYTES. Rows remain when a run is resumed or rolled back. Only rank 0 writes.
 
-    `samples` gives epochs and indices [S] of the sequences of an update, counted from 0. A row has the keys step, time
-    (seconds since 1970), what, loss, grad_norm (null where they are not finite), parameter and ranks (where the
-    gradient was not), sequences ([first, last] of the run, from 0) and samples ([[epoch, [index, ...]], ...] in the
-    order of the sequences).
+    A row has the keys step, time (seconds since 1970), what, loss and grad_norm (null if not finite), parameter and
+    ranks (those with a non-finite gradient), sequences ([first, last], numbered over the whole run from 0) and samples
+    ([[epoch, [index, ...]], ...] in the order of the sequences).
+
+    Args:
+        samples: Returns the epochs and indices [S] of the sequences of an update, given its number from 0.
     """
 
     def __init__(self, run: Path, samples: Callable[[int], tuple[Ints, Ints]], world: World) -> None:
@@ -36,7 +38,8 @@ class Incidents:
         self._world, self._open, self._rows = world, world.is_first, -1
 
     def add(self, incident: Incident) -> None:
-        """Writes the row, and says a skipped update in the log. A disk that refuses is said once, and ends the file."""
+        """Writes the row, and logs a skipped update. If the disk refuses, a warning is logged once and no further row
+        is written."""
         if not self._open:
             return
         if incident.what == "skipped":
@@ -76,7 +79,7 @@ class Incidents:
 
 
 def _mended(file: IO[bytes]) -> int:
-    """Rows in the file, the last of which is ended where a killed process left it torn."""
+    """Returns the number of rows in the file. Appends a newline if a killed process left the last row incomplete."""
     file.seek(0)
     before = file.read()
     if before and not before.endswith(b"\n"):

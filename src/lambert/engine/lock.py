@@ -1,6 +1,7 @@
-"""One process at a time in a run folder."""
+"""The lock of a run folder: only one run at a time can use the folder."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -11,44 +12,56 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import MachineError, UsageError
+from lambert.core.files import alive, make_folder
+from lambert.core.world import World
 from lambert.engine import checkpoint
-from lambert.engine.cluster.dist import World
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What is wrong with the disk, and not with the folder that was chosen."""
 _log = logging.getLogger("lambert.lock")
 
 
 @contextmanager
 def hold(run: Path, world: World | None = None) -> Iterator[None]:
-    """Makes the folder `run`, keeps every other run out of it, and removes what a killed process left half-written.
+    """A context that creates the folder `run`, locks it, and removes files that a killed process left incomplete.
 
-    The first rank holds the lock for all; all must call it. The kernel drops the lock with its process, however that
-    ends, so there are no stale ones; where the disk cannot lock, the process named in `lock.json` is looked for.
-    Raises UsageError that names the holder, or why the folder cannot be written.
+    All ranks must enter the context; rank 0 holds the lock for all. The kernel releases the lock when its process ends,
+    however it ends, so there are no stale locks. If the file system has no locks, the folder counts as locked if the
+    process named in `lock.json` is alive or on another host.
+
+    Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and
+    MachineError if its disk is full or broken.
     """
     world = world or World()
     handle, refusal = None, ""
     if world.is_first:
         try:
             handle = _locked(run)
-        except UsageError as error:
-            refusal = str(error)
+        except (MachineError, UsageError) as error:
+            refusal = json.dumps([error.exit_code, str(error)])
     refusal = world.broadcast_text(refusal)
     if refusal:
-        raise UsageError(refusal)
+        code, text = json.loads(refusal)
+        raise (MachineError if code == MachineError.exit_code else UsageError)(text)
     try:
         yield
     finally:
         if handle is not None:
-            os.ftruncate(handle, 0)
+            with contextlib.suppress(OSError):  # if it fails, the next run logs who left the entry, and continues
+                os.ftruncate(handle, 0)
             os.close(handle)
 
 
 def _locked(run: Path) -> int:
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        make_folder(run)
         handle = os.open(run / "lock.json", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
+        if error.errno in _DISK:
+            raise MachineError(
+                f"{run} cannot be written: {error.strerror}. Free space or choose another output folder."
+            ) from error
         raise UsageError(f"{run} cannot be written: {error.strerror}. Choose another output folder.") from error
     try:
         _take(run, handle)
@@ -73,7 +86,7 @@ def _take(run: Path, handle: int) -> None:
     except BlockingIOError:
         taken = True
     except OSError:
-        taken = pid > 0 and (host != here or _alive(pid))
+        taken = pid > 0 and (host != here or alive(pid))
     if taken:
         holder_text = f"process {pid} on {host}" if pid else "another process"
         raise UsageError(f"{run} is in use by {holder_text}. Wait for it, stop it, or choose another output folder.")
@@ -81,15 +94,5 @@ def _take(run: Path, handle: int) -> None:
         _log.info("Process %d on %s left %s without unlocking it; continuing in its place.", pid, host, run)
     os.ftruncate(handle, 0)
     entry = {"host": here, "pid": os.getpid(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    with contextlib.suppress(OSError):  # on a full disk it stays locked, only nameless
+    with contextlib.suppress(OSError):  # on a full disk the folder is locked without the holder's name
         os.pwrite(handle, json.dumps(entry).encode(), 0)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -15,9 +15,10 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import MachineError, UsageError
+from lambert.core.files import identity, removed, replace_files, sync
+from lambert.core.world import World
 from lambert.engine import environment
-from lambert.engine.cluster.dist import World
 from lambert.engine.loop import Step
 from lambert.engine.progress import PLAIN_SECONDS, progress
 
@@ -25,6 +26,10 @@ METRICS = "metrics.jsonl"
 
 _WAIT_SHOWN = 0.01
 """Share of the time that training waited for data from which the console says so."""
+
+
+COUNTS = ("examples", "words", "questions")
+"""What the names of scores end in that are counts."""
 
 
 class RunLog:
@@ -39,7 +44,8 @@ class RunLog:
     heldout/<name>. A value that is not finite is null.
 
     On continuation, rows after `start` are dropped and a torn last line is mended; `state` is what `state()` gave then.
-    `facts` are added to environment.json. A disk that refuses is said once, and the run goes on.
+    `facts` are added to environment.json. `look` sees each row; a line that it answers with is noted, and the row is
+    marked by `plateau`. A disk that refuses is said once, and the run goes on.
     """
 
     def __init__(
@@ -57,8 +63,10 @@ class RunLog:
         seconds: float = PLAIN_SECONDS,
         facts: Mapping[str, Any] | None = None,
         world: World | None = None,
+        look: Callable[[Mapping[str, Any]], str] = lambda row: "",
     ) -> None:
         self._world = world or World()
+        self._look = look
         self._run, self._start, self._every, self._peak_flops = run, start, every, peak_flops
         self._ended = start >= steps
         self._facts = dict(facts or {})
@@ -66,6 +74,7 @@ class RunLog:
         self._interval = _Interval()
         self._pending: Step | None = None
         self._details, self._complained = "", False
+        self._identity: tuple[int, int] | None = None
         self._writes = self._world.is_first
         self._bar = progress(
             steps, description, unit="updates", quiet=quiet or not self._writes, seconds=seconds, done=start
@@ -87,9 +96,10 @@ class RunLog:
         logging.getLogger("lambert").setLevel(logging.INFO)
         with self._surviving():
             self._run.mkdir(parents=True, exist_ok=True)
+            self._identity = identity(self._run)
             mend(self._run / METRICS, self._start, ended=self._ended)
             described = json.dumps(environment.describe(self._world) | self._facts, indent=1)
-            (self._run / "environment.json").write_text(described + "\n", encoding="utf-8")
+            replace_files({self._run / "environment.json": (described + "\n").encode()})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -99,6 +109,7 @@ class RunLog:
                 self._text.write(f"{_now()} {type(error).__name__}: {error}")
             logging.getLogger("lambert").removeHandler(self._handler)
             logging.getLogger("lambert").setLevel(self._level)
+            self._metrics.sync()  # the last scores come after the last checkpoint, and before the model
             self._metrics.close()
             self._text.close()
         if self._board is not None:
@@ -117,11 +128,13 @@ class RunLog:
         self._pending = step
         self._interval.flops = None if flops is None or self._interval.flops is None else self._interval.flops + flops
         if step.due(self._every):
-            self._settle()
+            self._flush()
             row = self._row(step)
             self._details = _details(row)
+            told = self._look(row)
             if self._writes:
-                self._write(row)
+                self._write(row | ({"plateau": 1} if told else {}))
+            self.say(told)
             self._interval = _Interval()
         self._bar.advance(1, self._details)
 
@@ -133,8 +146,16 @@ class RunLog:
         """Writes a row of held-out scores after update `step`, and says them; nothing where there are none."""
         if self._writes and scores:
             self._write({"step": step, **{f"heldout/{name}": value for name, value in scores.items()}})
-            shown = (f"{name} {value:.4g}" for name, value in scores.items() if not name.endswith("_se"))
+            shown = (f"{name} {written(name, value, '.4g')}" for name, value in scores.items() if name[-3:] != "_se")
             self.note(f"held out after {step:,} updates: {', '.join(shown)}")
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Within it, the progress says what holds up the next update, such as "saving"."""
+        before = self._bar.details
+        self._bar.show(f"{before}, {what}" if before else what)
+        yield
+        self._bar.details = before
 
     def note(self, text: str) -> None:
         """A line for the console and log.txt."""
@@ -148,8 +169,10 @@ class RunLog:
             self.note(text)
 
     def state(self) -> dict[str, Any]:
-        """Plain values for the checkpoint, from which a continued log counts on."""
-        self._settle()
+        """Plain values for the checkpoint, from which a continued log counts on. All rows are flushed to the disk."""
+        self._flush()
+        if self._writes:
+            self._metrics.sync()
         return dict(self._totals)
 
     def rewind(self, start: int, state: Mapping[str, Any]) -> None:
@@ -162,7 +185,7 @@ class RunLog:
             with self._surviving():
                 mend(self._run / METRICS, start)
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         if self._pending is not None:
             self._totals["skipped"] += self._pending.skipped
             self._interval.add(self._pending)
@@ -190,6 +213,8 @@ class RunLog:
         }
 
     def _write(self, row: dict[str, Any]) -> None:
+        if self._identity is not None and identity(self._run) != self._identity:
+            raise MachineError(removed(self._run))
         self._metrics.write(json.dumps({key: _finite(value) for key, value in row.items()}))
         if self._board is not None:
             with self._surviving():
@@ -241,6 +266,7 @@ class _Lines:
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
         self._path, self._complain, self._torn = path, complain, False
+        self._new = True
         self._handle: int | None = None
 
     def write(self, line: str) -> None:
@@ -255,6 +281,18 @@ class _Lines:
         self._torn = written < len(data)
         if self._torn:
             self._complain(f"{self._path} cannot be written: the disk is full")
+
+    def sync(self) -> None:
+        """Flushes the lines, and the first time the file's name, to the disk."""
+        if self._handle is None:
+            return
+        try:
+            os.fsync(self._handle)
+            if self._new:
+                sync(self._path.parent)
+                self._new = False
+        except OSError as error:
+            self._complain(f"{self._path} cannot be written: {error.strerror}")
 
     def close(self) -> None:
         if self._handle is not None:
@@ -294,9 +332,22 @@ def mend(path: Path, start: int, *, ended: bool = False) -> None:
     if found.startswith(kept):
         os.truncate(path, len(kept))
         return
-    aside = path.with_name(f".tmp-{path.name}")
-    aside.write_bytes(kept)
-    aside.rename(path)
+    replace_files({path: kept})
+
+
+def last_update(path: Path) -> int:
+    """The last update that has a row; 0 without any."""
+    rows = path.read_bytes().splitlines() if path.is_file() else []
+    return max((step for step in map(_step, rows) if step is not None), default=0)
+
+
+def _step(line: bytes) -> int | None:
+    """The update of a row; None where it is torn."""
+    try:
+        row = json.loads(line)
+        return int(row["step"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _belongs(line: bytes, start: int, ended: bool) -> bool:
@@ -321,6 +372,11 @@ def _board(run: Path, start: int) -> _Board:
 def _details(row: Mapping[str, Any]) -> str:
     waiting = f", waiting for data {row['wait_share']:.0%}" if row["wait_share"] >= _WAIT_SHOWN else ""
     return f"loss {row['loss']:.4f}, lr {row['lr']:.2e}, {row['tokens_per_second']:,.0f} tokens/s{waiting}"
+
+
+def written(name: str, value: float, form: str = ".4f") -> str:
+    """A score as text: counts as whole numbers, all else in the given form."""
+    return f"{value:,.0f}" if name.endswith(COUNTS) else f"{value:{form}}"
 
 
 def _finite(value: Any) -> Any:

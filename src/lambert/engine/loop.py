@@ -1,9 +1,13 @@
-"""The loop: batches in, updates of the weights out. Pre-training and fine-tuning differ in what they hand to it."""
+"""The training loop, which turns batches into updates of the weights, and the evaluation of a net.
+
+Pre-training and fine-tuning differ only in the arguments that they pass.
+"""
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
@@ -15,54 +19,53 @@ from torch.optim import Optimizer
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
-from lambert.engine.cluster.dist import World
+from lambert.core.world import World
 from lambert.engine.device import Reading, Stopwatch, sent
-from lambert.engine.exchange import Exchange, build
-from lambert.engine.exchange.methods import ExchangeConfig
-from lambert.engine.memory import ran_out
+from lambert.engine.device_memory import ran_out
+from lambert.engine.exchange import Exchange
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
 
 
 class OutOfMemory(MachineError):
-    """A rank ran out of memory in an update before weights and moments were touched: it can be begun anew with smaller
-    micro-batches. All ranks raise it together."""
+    """A rank ran out of memory in an update before weights or moments changed, so the update can be repeated with
+    smaller micro-batches. All ranks raise this error together."""
 
     def __init__(self, message: str, update: int, tokens: int, longest: int) -> None:
         super().__init__(message)
         self.update = update
         """Number of the update, from 1."""
         self.tokens, self.longest = tokens, longest
-        """Tokens of the largest micro-batch, and of the longest sequence, where memory ran out."""
+        """Tokens of the largest micro-batch and of the longest sequence on the ranks that ran out of memory."""
 
 
 class Update(Protocol):
-    """The data of one update: this rank's share of a global batch, and what the whole of it counts."""
+    """The data of one update: this rank's part of a global batch, and sizes of the whole global batch."""
 
     @property
     def shares(self) -> Sequence[Sequence[tuple[int, Batch]]]:
-        """This rank's micro-batches, each with its number in the global batch. The gradients of each of these lists are
-        added up on their own, and then the lists pairwise."""
+        """This rank's micro-batches, grouped in shares; each micro-batch has its number in the global batch. Gradients
+        are summed within each share first, then the sums of the shares are added pairwise."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Targets of each objective in this rank's micro-batches."""
+        """Number of targets of each objective in this rank's micro-batches."""
 
     @property
     def loads(self) -> Sequence[int]:
-        """Tokens of each rank."""
+        """Number of tokens of each rank."""
 
     @property
     def sequences(self) -> int:
-        """Sequences of the whole global batch."""
+        """Number of sequences of the whole global batch."""
 
     @property
     def wait_seconds(self) -> float:
-        """How long the loop had to wait for it."""
+        """How long the loop waited for this data."""
 
 
 class Step:
-    """What one update did. Values that the device computes are fetched when they are first asked for."""
+    """The result of one update. Values that the device computes are read when they are first used."""
 
     def __init__(
         self,
@@ -78,33 +81,35 @@ class Step:
         asked: bool = False,
     ) -> None:
         self.index = index
-        """Updates done, this one included: the first step is 1."""
+        """Number of the update, from 1."""
         self.lr = lr
         """Learning rate of this update."""
         self.loads, self.sequences = tuple(update.loads), update.sequences
-        """Tokens of each rank, and sequences of the whole global batch."""
+        """Number of tokens of each rank; number of sequences of the whole global batch."""
         self.wait_seconds = update.wait_seconds
         """How long the device had no work because the data was not ready."""
         self.exchange_seconds = exchange_seconds
-        """How long gradients were on their way, and how much of that the backward pass did not hide; 0 on a GPU, where
-        the host does not know it."""
+        """How long the gradient exchange took, and how much of that the backward pass did not hide; 0 on a GPU, whose
+        times the host does not know."""
         self.asked = asked
-        """Whether any rank had been asked to stop by then; the same on all."""
+        """Whether any rank had been asked to stop before the end of this update; the same on all ranks."""
+        self.scores: Mapping[str, float] = {}
+        """Scores on held-out data after this update, by name; empty if the run did not evaluate."""
         self._objectives, self._parameters = objectives, parameters
         self._reading, self._stopwatch = reading, stopwatch
 
     def due(self, every: int) -> bool:
-        """Whether something that happens once in `every` updates happens now; 0 means never."""
+        """Returns whether an action that runs once in `every` updates is due after this update; 0 means never."""
         return every > 0 and self.index % every == 0
 
     @property
     def tokens(self) -> int:
-        """Of the whole global batch."""
+        """Number of tokens of the whole global batch."""
         return sum(self.loads)
 
     @property
     def imbalance(self) -> float:
-        """Tokens of the rank that has most of them, over their mean: 1 where all have as many."""
+        """Largest number of tokens of a rank, divided by the mean over the ranks; 1 if all ranks have equally many."""
         return max(self.loads) * len(self.loads) / max(1, self.tokens)
 
     @cached_property
@@ -117,12 +122,12 @@ class Step:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Mean loss of each objective over its targets in the global batch; those without a target are left out."""
+        """Mean loss of each objective over its targets in the global batch; objectives without targets are omitted."""
         return dict(zip(self._objectives, self._values[0], strict=True))
 
     @property
     def loss(self) -> float:
-        """What was minimised: the sum of `losses`."""
+        """The quantity minimised: the sum of `losses`."""
         return math.fsum(self.losses.values())
 
     @property
@@ -132,7 +137,7 @@ class Step:
 
     @property
     def skipped(self) -> bool:
-        """Whether the weights were left as they were, for a non-finite gradient."""
+        """Whether the update was skipped because a gradient was not finite; weights and moments did not change."""
         return not math.isfinite(self.grad_norm)
 
     @property
@@ -143,21 +148,21 @@ class Step:
 
     @property
     def faults(self) -> dict[int, str]:
-        """The ranks whose own gradients were not finite before they were summed, each with the first such parameter. Of
-        a single process it is what `non_finite` says."""
+        """The ranks whose own gradients were not finite before the sum over ranks, with the name of the first such
+        parameter on each. For a single process, rank 0 with `non_finite`."""
         if len(self.loads) == 1:
             return {0: self.non_finite} if self.non_finite else {}
         return {rank: self._parameters[int(at) - 1] for rank, at in enumerate(self._values[2]) if at}
 
     @property
     def rank_seconds(self) -> list[float]:
-        """Time that each rank took for its passes over the data, before it waited for others; 0 on a GPU, where the
-        host does not know it."""
+        """Time that each rank took for its forward and backward passes, without waiting for its peers; 0 on a GPU,
+        whose times the host does not know."""
         return self._values[3]
 
     @property
     def seconds(self) -> float:
-        """Time of the update on the device, waiting for data included, and the caller's own work left out."""
+        """Time of the update on the device; it includes waiting for data, but not the caller's work between updates."""
         return self._stopwatch.seconds
 
 
@@ -167,7 +172,7 @@ def train(
     batches: Iterable[Update],
     *,
     schedule: Callable[[int], float],
-    clip: float,
+    max_grad_norm: float,
     precision: Precision,
     world: World,
     seed: int,
@@ -178,16 +183,23 @@ def train(
 ) -> Iterator[Step]:
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
-    `net(batch)` gives the summed losses [K] of `net.objectives`; `batches` begins with the data of update `start`.
-    What is minimised is the sum over the objectives of (summed loss / number of targets in the global batch), each
-    target weighing the same however the batch was split into micro-batches and ranks. `schedule` gives the learning
-    rate of the n-th applied update, from 0; `clip` bounds the global gradient norm (0: no bound). `exchange` sums the
-    gradients of the ranks; by default in float32. Dropout is a function of (seed, update, number of the micro-batch).
-    That one of them was asked to `stop`, all ranks hear at the same step.
-    Raises OutOfMemory where the pass through the net runs out of memory, with weights and moments as they were after
-    the update before, and MachineError where the optimizer does, or where another rank is lost.
+    The loss minimised is the sum over the objectives of (summed loss / number of targets in the global batch): each
+    target has the same weight, however the global batch was split into micro-batches and ranks.
+
+    Args:
+        net: `net(batch)` returns the summed losses [K] of the objectives `net.objectives`.
+        batches: The data of update `start` and of those after it.
+        schedule: Returns the learning rate of the n-th applied update, from 0.
+        max_grad_norm: Bound on the global gradient norm; 0 means no bound.
+        seed: Dropout is a function of (seed, update, number of the micro-batch).
+        exchange: Sums the gradients over the ranks; the default is the exchange of one process.
+        stop: All ranks learn at the same step, by `Step.asked`, that one of them was asked to stop.
+
+    Raises OutOfMemory if a forward or backward pass runs out of memory; weights and moments are then those of the
+    update before. Raises MachineError if the optimizer runs out of memory, or if another rank is lost.
     """
-    exchange = exchange or build(net, world, ExchangeConfig())
+    assert exchange is not None or world.size == 1, "several ranks need an exchange"
+    exchange = exchange or Exchange(net)
     gradients, objectives = exchange.gradients, _objectives(net)
     stopwatch = Stopwatch(world.device)
     exchange.attach()
@@ -206,7 +218,7 @@ def train(
                 failure = error
             seconds = time.perf_counter() - began
             with _memory_explained(number, update, world):
-                exchange.finish()  # also where memory ran out: the others are at it
+                exchange.finish()  # even after an out-of-memory error: the other ranks are waiting in this collective
                 told = failure is not None, bool(stop)
                 losses_K, ranks_2W, (failed, asked) = exchange.report(
                     losses_SK, seconds if world.device.type == "cpu" else 0.0, told
@@ -214,11 +226,11 @@ def train(
                 if failed:
                     exchange.dropped()
                     raise _out_of_memory(failure, number, update, world) from failure
-                # Read only now: the device is busy with this update while the host learns of the one before.
+                # `skipped` waits for the result of the update before, so it is read only now, when the device has work.
                 lr = schedule(number - precision.skipped)
                 for group in optimizer.param_groups:
                     group["lr"] = lr
-                norms_P1 = exchange.shared(precision.step(optimizer, gradients, clip))
+                norms_P1 = exchange.shared(precision.step(optimizer, gradients, max_grad_norm))
                 exchange.stepped(number + 1)
             present = [k for k, count in enumerate(counts) if count]
             losses = [losses_K[k : k + 1] for k in present]
@@ -255,20 +267,22 @@ def _accumulate(
     seed: int,
     number: int,
 ) -> None:
-    """Adds this rank's gradients, and to `losses_SK` what its shares S are of the mean losses."""
+    """Adds this rank's gradients to the buffer, and the contribution of each of its shares S to the mean losses to
+    `losses_SK`."""
     own = [update.counts.get(name, 0) for name in _objectives(net)]
     counts_K = sent([max(1, count) for count in counts], world.device)
     divisors_K = sent([max(1, n) for n in own], world.device) if exchange.local else counts_K
+    compute = replace(precision.compute, gradients=exchange.gradients)
     last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
     for place, share in enumerate(update.shares):
         exchange.gradients.clear()
         for index, batch in share:
             torch.manual_seed(int(key(seed, Stream.DROPOUT, number, index)))
             with precision.autocast():
-                sums_K = net(world.put(batch))
+                sums_K = net(world.put(batch).with_compute(compute))
             if index == last:
                 exchange.last_pass()
-            if sums_K.requires_grad:  # not so where this micro-batch happens to have no target
+            if sums_K.requires_grad:  # false if this micro-batch has no target
                 precision.backward((sums_K / divisors_K).sum())
             losses_SK[place] += sums_K.detach() / counts_K
         exchange.add()
@@ -277,10 +291,12 @@ def _accumulate(
 def evaluate(
     net: nn.Module, batches: Iterable[Batch], precision: Precision, world: World, stop: StopRequest | None = None
 ) -> dict[str, float]:
-    """Mean loss of each of `net.objectives` over all batches of all ranks; as `<objective>_accuracy` the share of hits.
+    """Returns the mean loss of each of `net.objectives` over all batches of all ranks, by objective, and the accuracy
+    as `<objective>_accuracy`. Objectives without a target are omitted.
 
-    `net.score(batch)` gives the summed losses [K] and the hits [K]. Objectives without a target are left out. A rank
-    that is asked to `stop` leaves its batches out, and then no rank has a score.
+    Args:
+        net: `net.score(batch)` returns the summed losses [K] and the numbers of correct predictions [K].
+        stop: If a rank is asked to stop, it skips its remaining batches, and the result is empty on all ranks.
     """
     objectives = _objectives(net)
     score: Any = net.score
@@ -296,7 +312,7 @@ def evaluate(
                     totals_4K[3] = 1
                     break
                 with precision.autocast():
-                    sums_K, hits_K = score(world.put(batch))
+                    sums_K, hits_K = score(world.put(batch).with_compute(precision.compute))
                 sums_2K += torch.stack([sums_K.to(wide), hits_K.to(wide)])
                 for k, name in enumerate(objectives):
                     totals_4K[2, k] += batch.targets[name].count if name in batch.targets else 0
@@ -318,7 +334,7 @@ def _objectives(net: nn.Module) -> tuple[str, ...]:
 
 
 def _out_of_memory(failure: BaseException | None, number: int, update: Update, world: World) -> OutOfMemory:
-    """The error of all ranks, where one of them or more had no memory for their passes."""
+    """Returns the error that all ranks raise when at least one of them ran out of memory in its passes."""
     tokens, longest = (world.largest(extent if failure else 0) for extent in _extent(update))
     return OutOfMemory(_explained(number, tokens, longest, world), number + 1, tokens, longest)
 
@@ -334,7 +350,7 @@ def _memory_explained(number: int, update: Update, world: World) -> Iterator[Non
 
 
 def _extent(update: Update) -> tuple[int, int]:
-    """Tokens of this rank's largest micro-batch and of its longest sequence; at least 1."""
+    """Returns the tokens of this rank's largest micro-batch and of its longest sequence, each at least 1."""
     batches = [batch for share in update.shares for _, batch in share]
     return max((b.tokens for b in batches), default=1), max((b.longest for b in batches), default=1)
 

@@ -1,8 +1,8 @@
-"""Number formats of the forward and backward pass. Weights, gradients and moments are float32 whatever is chosen.
+"""Number formats of the forward and backward pass. Weights, gradients and moments are always float32.
 
-Micikevicius et al., "Mixed precision training", ICLR 2018: master weights in float32 (section 3.1) and, for float16,
-loss scaling (section 3.2). The order is theirs and of torch's AMP notes: scale, backward, unscale, clip, step, update.
-float8 is bfloat16 but for the products of the blocks' linear layers (docs/design/0005).
+Source: Micikevicius et al., "Mixed precision training", ICLR 2018: master weights in float32 (section 3.1) and, for
+float16, loss scaling (section 3.2). The order is that of the paper and of torch's AMP notes: scale, backward, unscale,
+clip, step, update. float8 is bfloat16 except in the products of the blocks' linear layers (docs/design/0005).
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lambert.core.compute import Compute
 from lambert.core.errors import MachineError, UsageError
-from lambert.core.products import float8_products
 from lambert.core.registry import nearest
 from lambert.engine.device import Reading
-from lambert.engine.exchange.gradients import Gradients
+from lambert.engine.gradients import Gradients
 
 PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -25,18 +25,19 @@ PRECISIONS: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "float8": torch.bfloat16,
 }
-"""Precisions, and the type that autocast, memory and attention go by."""
+"""Each precision with the dtype that autocast, the memory estimate and attention use."""
 
 _FLOAT8_CAPABILITY = (8, 9)
 
 
 class Precision:
-    """How a loss becomes an update in one of PRECISIONS. Its state: the loss scale, and how many updates it skipped.
+    """Runs backward passes and optimizer steps in one of PRECISIONS. Its state is the loss scale and the number of
+    skipped updates.
 
-    Raises UsageError for a name that is unknown, MachineError for float8 on a device without it.
+    Raises UsageError for an unknown name, MachineError for float8 on a device without float8.
     """
 
-    def __init__(self, name: str, device: torch.device | None = None) -> None:
+    def __init__(self, name: str, device: torch.device | None = None, *, one_layout: bool = False) -> None:
         if name not in PRECISIONS:
             raise UsageError(f"precision = {name!r} is unknown.{nearest(name, PRECISIONS)}")
         self.name = name
@@ -44,51 +45,62 @@ class Precision:
         if name == "float8":
             _check_float8(self.device)
         self._dtype = PRECISIONS[name]
-        # Torch's defaults: scale 65536, x2 after 2000 good updates, x0.5 after an overflow.
+        self.compute = Compute(float8=name == "float8", one_layout=one_layout, rounded={})
+        """The Compute of batches in this precision; `one_layout` is explained there."""
+        # torch's defaults: scale 65536, x2 after 2000 good updates, x0.5 after an overflow.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=name == "float16")
-        self._scaler.scale(torch.zeros((), device=self.device))  # makes the scale exist, also on a rank without work
+        self._scaler.scale(torch.zeros((), device=self.device))  # creates the scale, also on a rank without work
         self._skipped = 0
         self._last: Reading | None = None
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """A context in which matrix products run in this precision."""
-        half = torch.autocast(self.device.type, self._dtype, enabled=self.name != "float32")
-        with half, float8_products(self.name == "float8"):
+        """A context in which matrix products run in this precision, for batches that carry `compute`."""
+        with torch.autocast(self.device.type, self._dtype, enabled=self.name != "float32"):
             yield
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of `loss`, times the loss scale."""
+        """Runs the backward pass of `loss` times the loss scale."""
         torch.autograd.backward(self._scaler.scale(loss))
 
-    def step(self, optimizer: Optimizer, gradients: Gradients, clip: float) -> Tensor:
-        """Unscales, clips to a global norm of `clip` (0: not at all) and updates the weights.
+    def step(self, optimizer: Optimizer, gradients: Gradients, max_grad_norm: float) -> Tensor:
+        """Unscales the gradients, clips them to a global norm of `max_grad_norm` (0: no clipping) and updates the
+        weights.
 
-        Gives the norms [1 + P] before clipping: the global one, then each parameter's. Where the global norm is not
-        finite, weights and moments stay as they are; gradients were summed before, so all ranks decide alike.
-        Clipping as in Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, algorithm 1.
+        Returns the gradient norms [1 + P] before clipping: the global norm, then each parameter's. If the global norm
+        is not finite, weights and moments do not change. The gradients were summed over the ranks before, so all ranks
+        decide alike.
+
+        Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, algorithm 1 (clipping).
         """
         self._scaler.unscale_(optimizer)
         norms_P = gradients.norms()
         norm = torch.linalg.vector_norm(norms_P)
         finite = torch.isfinite(norm)
-        # A CPU knows the norm by now, and a pass over memory by which nothing changes can be left out.
-        if clip > 0 and not (norm.device.type == "cpu" and norm <= clip):
-            gradients.flat.mul_(clip / norm.clamp(min=clip))
+        # On a CPU the norm is known here, so a pass over memory that would change nothing can be omitted.
+        if max_grad_norm > 0 and not (norm.device.type == "cpu" and norm <= max_grad_norm):
+            gradients.flat.mul_(max_grad_norm / norm.clamp(min=max_grad_norm))
         self._count()
         self._last = Reading(finite)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            # The kernel itself leaves everything as it is where found_inf is 1, and the host need not know yet.
+            # The kernel itself changes nothing if found_inf is 1, so the host need not wait for the norm.
             optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
             optimizer.step()
         elif self._last.values[0]:
             optimizer.step()
         self._scaler.update()
+        self.weights_changed()
         return torch.cat([norm[None], norms_P])
+
+    def weights_changed(self) -> None:
+        """Drops the cached bfloat16 copies of the weights. Must be called after every change of the weights outside of
+        `step`: torch's version counters cannot replace it, because fused kernels do not increment them."""
+        if self.compute.rounded is not None:
+            self.compute.rounded.clear()
 
     @property
     def skipped(self) -> int:
-        """Updates that were skipped so far for a non-finite gradient: they do not move the schedule."""
+        """Number of updates skipped so far for a non-finite gradient. Skipped updates do not advance the schedule."""
         self._count()
         return self._skipped
 
@@ -99,15 +111,15 @@ class Precision:
 
     @property
     def scale(self) -> float:
-        """The loss scale; 1 where there is none. Waits for the device."""
+        """The loss scale; 1 without loss scaling. Waits for the device."""
         return float(self._scaler.get_scale())
 
     def state(self) -> dict[str, Any]:
-        """Plain values that restore it exactly."""
+        """Returns the plain values from which `load` restores this object exactly."""
         return {"name": self.name, "skipped": self.skipped, "scaler": self._scaler.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes over what `state` gave. Another precision keeps its own fresh loss scale."""
+        """Restores what `state` returned. If that was of another precision, the loss scale keeps its initial value."""
         self._skipped, self._last = int(state["skipped"]), None
         if state["name"] == self.name and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])

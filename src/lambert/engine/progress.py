@@ -1,4 +1,4 @@
-"""Progress on the console: a live bar with the time left on a terminal, now and then a plain line elsewhere."""
+"""Progress on the console: a live bar with the time left on a terminal, a plain line at intervals elsewhere."""
 
 import contextlib
 import sys
@@ -10,13 +10,19 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 PLAIN_SECONDS = 10.0
-"""Between two plain lines."""
+"""Interval between two plain lines."""
 
 
 class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize") as bar:`
-    """A context that shows how far `description` is and when it will be done. Goes to stderr; `quiet` shows nothing.
+    """A context that shows the progress of a task and the time left, on stderr.
 
-    `total` is in `unit`s, None where it is not known; `seconds` lie between two plain lines; `done` were there before.
+    Args:
+        total: Units of work in all; None if unknown.
+        description: Name of the task.
+        unit: Name of the unit of work.
+        quiet: Show nothing.
+        seconds: Interval between two plain lines.
+        done: Units that were done before.
     """
 
     def __init__(
@@ -31,7 +37,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
     ) -> None:
         self.total, self.description, self.unit, self.quiet = total, description, unit, quiet
         self.done, self._before, self._seconds = done, done, seconds
-        self._details = ""
+        self.details = ""
         self._bar: Bar | None = None
 
     def __enter__(self) -> Self:
@@ -51,13 +57,13 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             _say(f"{self._plain()}, done in {duration(time.monotonic() - self._began)}")
 
     def advance(self, count: float = 1, details: str = "") -> None:
-        """`count` more are done; `details` (numbers of this moment) stand beside the bar."""
+        """Adds `count` units to the work done, and shows `details` (current numbers) beside the bar."""
         self.done += count
         self.show(details)
 
     def show(self, details: str = "") -> None:
-        """Shows `details` in place of the former ones."""
-        self._details = details or self._details
+        """Shows `details` instead of the former details."""
+        self.details = details or self.details
         if self._bar is not None:
             self._refresh()
         elif not self.quiet and time.monotonic() - self._spoke >= self._seconds:
@@ -67,7 +73,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             _say(f"{self._plain()}{after}")
 
     def note(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Prints `text` as a line of its own, above the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         elif not self.quiet:
@@ -75,7 +81,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
 
     @property
     def seconds_left(self) -> float | None:
-        """At the mean pace so far; None where nothing is known."""
+        """Seconds left at the mean pace so far; None if unknown."""
         made = self.done - self._before
         if self.total is None or made <= 0:
             return None
@@ -83,7 +89,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
 
     def _plain(self) -> str:
         of = f"/{self.total:,.0f} ({self.done / self.total:.0%})" if self.total else ""
-        unit, details = f" {self.unit}" if self.unit else "", f", {self._details}" if self._details else ""
+        unit, details = f" {self.unit}" if self.unit else "", f", {self.details}" if self.details else ""
         return f"{self.description}: {self.done:,.0f}{of}{unit}{details}"
 
     def _live(self) -> "Bar":
@@ -108,16 +114,16 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         if self._bar is not None:
             left = self.seconds_left
             shown = "" if left is None else f"{duration(left)} left"
-            self._bar.update(self._bar.task_ids[0], completed=int(self.done), left=shown, details=self._details)
+            self._bar.update(self._bar.task_ids[0], completed=int(self.done), left=shown, details=self.details)
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # a closed pipe or a full disk behind stderr is no reason to stop working
+    with contextlib.suppress(OSError):  # a closed pipe or a full disk behind stderr must not stop the task
         print(text, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 3 min 5 s, 2 h 7 min."""
+    """Returns a duration as text: 42 s, 3 min 5 s, 2 h 7 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""A signal is a polite request: what is worth saving is saved, and the process leaves. A second one leaves at once."""
+"""Signals: what is worth saving is saved, and the process leaves. A second signal ends the process at once."""
 
 import contextlib
 import os
@@ -12,14 +12,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from lambert.core import launcher
 from lambert.core.errors import SavedAndStopped
-from lambert.engine.cluster import worker
-from lambert.engine.cluster.rendezvous import LAUNCHED
+from lambert.core.signals import LAUNCHED
 
 if TYPE_CHECKING:
-    from lambert.engine.cluster.dist import World
+    from lambert.core.world import World
 
-AGAIN = "the same command again."
+AGAIN = "To continue: the same command again."
+ANEW = "To start again: the same command."
+"""For work of which nothing is kept."""
 
 GRACE_SECONDS = 8.0
 """How long code that is deaf to signals (a library's, or a collective whose other ranks are gone) may go on where
@@ -47,8 +49,8 @@ class StopRequest:
     A signal raises Asked wherever the run is, but for the inside of `patient`, where it is only remembered.
     """
 
-    def __init__(self, standing: str = "", again: str = AGAIN) -> None:
-        self.standing = standing
+    def __init__(self, status: str = "", again: str = AGAIN) -> None:
+        self.status = status
         """What a run leaves that is broken off now: how its last line goes on after the name of the signal."""
         self._again = again
         self._patient = False
@@ -87,16 +89,16 @@ class StopRequest:
         self._agreed = world.largest(self.number)
         return self._agreed > 0
 
-    def stopped(self, saved: str, again: str = AGAIN) -> SavedAndStopped:
-        """The error to raise once everything is saved: what was `saved`, and how to go on (`again`: a command)."""
-        return self._error(f"; {saved}", again)
+    def stopped(self, saved: str, command: str = "") -> SavedAndStopped:
+        """The error to raise once everything is saved: what was `saved`, and the command that goes on."""
+        return self._error(f"; {saved}", f"To continue: {command}" if command else AGAIN)
 
     @property
     def _code(self) -> int:
         return 130 if self.number == signal.SIGINT else _REQUEUE
 
-    def _error(self, standing: str, again: str) -> SavedAndStopped:
-        return SavedAndStopped(f"Stopped by {self.reason}{standing}. To continue: {again}", self._code)
+    def _error(self, status: str, again: str) -> SavedAndStopped:
+        return SavedAndStopped(f"Stopped by {self.reason}{status}. {again}", self._code)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self._heard:  # what follows a second one is the listening thread's
@@ -107,21 +109,21 @@ class StopRequest:
         if LAUNCHED not in os.environ:  # a launcher speaks for all, and stops ranks of its own accord too
             _say(f"\n{self.reason}: saving and stopping; once more leaves at once.\n")
 
-    def _listen(self, ear: int) -> None:
+    def _listen(self, read_fd: int) -> None:
         """Ends the process at its second signal, and where it goes on though there is nothing to save. A thread does
         it, since Python runs handlers in the main thread alone, which may be deep in a library."""
         deadline: float | None = None
         first = _OVER
         while True:
             patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([ear], [], [], patience)[0]:
+            if not select.select([read_fd], [], [], patience)[0]:
                 deadline = None
                 if not self._patient:
                     self._heard = first
-                    error = self._error(self.standing, self._again)
-                    os._exit(worker.tell(error.exit_code, str(error)))
+                    error = self._error(self.status, self._again)
+                    os._exit(launcher.report_end(error.exit_code, str(error)))
                 continue
-            number = os.read(ear, 1)[0]
+            number = os.read(read_fd, 1)[0]
             if number == _OVER:
                 return
             if first and number in _SIGNALS and LAUNCHED in os.environ:
@@ -146,16 +148,16 @@ def _leave(text: str, code: int) -> None:
 
 
 @contextmanager
-def polite(
-    standing: str = " before the first update; nothing new to save", again: str = AGAIN
+def graceful_stop(
+    status: str = " before the first update; nothing new to save", again: str = AGAIN
 ) -> Iterator[StopRequest]:
     """Within it, SIGINT, SIGTERM and SIGUSR1 break off what is done, or inside of `patient` set the StopRequest; a
     second one ends the process (128 + its number), from whatever it is doing.
 
-    Raises SavedAndStopped for what was broken off, with `standing` and how to go on (`again`). Where the code inside is
+    Raises SavedAndStopped for what was broken off, with `status` and the sentence `again`. Where the code inside is
     deaf to it, the process leaves in the same words after GRACE_SECONDS.
     """
-    request = StopRequest(standing, again)
+    request = StopRequest(status, again)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -166,18 +168,18 @@ def polite(
         except Asked as error:
             request._patient = True
             traceback.clear_frames(error.__traceback__)  # with them go threads and processes that generators hold
-            raise request._error(request.standing, request._again) from None
+            raise request._error(request.status, request._again) from None
         finally:
             request._patient = True
 
 
 @contextmanager
 def _heeded(request: StopRequest) -> Iterator[None]:
-    ear, mouth = os.pipe()
-    os.set_blocking(mouth, False)
-    thread = threading.Thread(target=request._listen, args=(ear,), name="lambert-signals", daemon=True)
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    thread = threading.Thread(target=request._listen, args=(read_fd,), name="lambert-signals", daemon=True)
     thread.start()
-    wakes = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    wakes = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     before = {number: signal.signal(number, request._ask) for number in _SIGNALS}
     try:
         yield
@@ -185,7 +187,7 @@ def _heeded(request: StopRequest) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakes)
-        os.write(mouth, bytes([_OVER]))
+        os.write(write_fd, bytes([_OVER]))
         thread.join()
-        os.close(mouth)
-        os.close(ear)
+        os.close(write_fd)
+        os.close(read_fd)

@@ -1,4 +1,4 @@
-"""Tensors as they are now, in the host's memory, while training changes the originals."""
+"""Copies of tensors in host memory, which do not change while training changes the originals."""
 
 from collections.abc import Mapping
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 class Snapshot:
-    """Copies of named tensors, in memory that is kept from one copy to the next.
+    """Copies named tensors to host memory that is reused by the next copy.
 
-    The first copy also pays for the pages it touches; the later ones are the pure memory copy. Copies of a GPU's
-    tensors lie in pinned memory.
+    The first copy also pays for the pages that it touches; later copies cost only the memory copy. Copies of GPU
+    tensors are in pinned memory.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors as they are, contiguous, on the host. What the call before gave is overwritten."""
+        """Returns contiguous copies of the tensors on the host. The next call overwrites them."""
         self._kept = {name: self._room(name, tensor) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
             self._kept[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)

@@ -1,4 +1,4 @@
-"""Horovod's API for PyTorch on `torch.distributed`: Gloo between CPUs, NCCL between GPUs. Nothing to compile.
+"""Horovod's API for PyTorch on `torch.distributed`: Gloo between CPUs, NCCL between GPUs. No compilation is needed.
 
     import lambert.horovod as hvd
 
@@ -6,7 +6,7 @@
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-For programs that cannot be changed, `install_alias()` makes `import horovod.torch` mean this package.
+For programs that cannot be changed, `install_alias()` makes `import horovod.torch` import this package.
 """
 
 from lambert.horovod import elastic

@@ -1,11 +1,11 @@
-"""Adasum: a sum of gradients that does not overshoot where they point the same way.
+"""Adasum: a sum of gradients that does not overshoot when the gradients point in the same direction.
 
 Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, equation 1:
 
     adasum(a, b) = (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b
 
-Orthogonal gradients are added, parallel ones averaged. Applied over the ranks as a binary tree (section 3.1); each
-tensor has its own coefficients, as each layer has in the paper.
+Orthogonal gradients are added and parallel gradients are averaged. The ranks are combined as a binary tree (section
+3.1). Each tensor has its own coefficients, as each layer has in the paper.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def reduce(group: Any, tensors: list[Tensor]) -> None:
-    """Overwrites `tensors` with their Adasum over a group of 2^n ranks, bitwise equal on all of them."""
+    """Overwrites `tensors` with their Adasum over a group of 2^n ranks. The result is bitwise equal on all ranks."""
     rank, size = group.rank(), group.size()
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     lengths = [tensor.numel() for tensor in tensors]
@@ -33,7 +33,8 @@ def reduce(group: Any, tensors: list[Tensor]) -> None:
 
 
 def combine(a: Tensor, b: Tensor) -> Tensor:
-    """Equation 1 for two flat tensors; products and sums in double precision, a zero vector adds nothing."""
+    """Returns equation 1 for two flat tensors. Products and sums are in double precision; a zero vector adds
+    nothing."""
     wide_a, wide_b = a.double(), b.double()
     product, square_a, square_b = wide_a @ wide_b, wide_a @ wide_a, wide_b @ wide_b
     of_a = 1 - product / (2 * square_a) if square_a > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Lets programs that say `import horovod.torch as hvd` run unchanged, where Horovod itself is not installed."""
+"""Runs programs that contain `import horovod.torch as hvd` unchanged, if Horovod itself is not installed."""
 
 import importlib
 import importlib.util
@@ -17,16 +17,19 @@ ALIASES = {
     "horovod.common.exceptions": "lambert.horovod.exceptions",
     "horovod.common.process_sets": "lambert.horovod.process_sets",
 }
-"""Horovod's modules, and ours of the same contents."""
+"""Horovod's modules, and the modules of Lambert that provide the same names."""
 
 API_VERSION = "0.28.1"
-"""The version of Horovod whose API this is, for programs that ask `horovod.__version__`."""
+"""The version of Horovod whose API this package implements, for programs that read `horovod.__version__`."""
 
 
 def install_alias() -> None:
-    """Makes `import horovod.torch`, and what programs import beside it, mean `lambert.horovod`, in this process.
+    """Makes `import horovod.torch` and the related modules resolve to `lambert.horovod` in this process.
 
-    Does nothing the second time. Raises ImportError where Horovod is installed: it is never shadowed.
+    A second call does nothing.
+
+    Raises:
+        ImportError: Horovod is installed, which is never shadowed.
     """
     present = sys.modules.get("horovod")
     if getattr(present, "torch", None) is sys.modules["lambert.horovod"]:

@@ -1,8 +1,8 @@
-"""Operations that are started with a handle (`..._async`), and those that change their argument in place (`..._`).
+"""Asynchronous collectives, which return a handle (`..._async`), and collectives that work in place (`..._`).
 
-Operations are matched between ranks by their names, so ranks may ask for them in any order. Without a name, the n-th
-operation of its kind matches the n-th of the others. An operation on which ranks disagree raises HorovodInternalError
-on all of them.
+Collectives are matched between ranks by name, so ranks may submit them in any order. Without a name, the n-th
+collective of a kind on one rank matches the n-th of this kind on the other ranks. A collective on which ranks disagree
+raises HorovodInternalError on all ranks.
 """
 
 import itertools
@@ -27,16 +27,16 @@ REDUCIBLE = frozenset(
     {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
-"""Data types that can be reduced. Any can be gathered or broadcast."""
+"""Data types that can be reduced. Tensors of any data type can be gathered or broadcast."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
     entry: Entry
     single: bool
-    """Whether the result is one tensor and not a tuple."""
+    """Whether the result is a single tensor instead of a tuple."""
     in_place: tuple[Tensor, ...] = ()
-    """The caller's own tensors, where these are the result."""
+    """The caller's tensors, if the operation works in place."""
 
 
 _handles: dict[int, _Started] = {}
@@ -44,7 +44,8 @@ _next_handle = itertools.count(1)
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize(handle)` will return at once. ValueError for a handle that is unknown or was used up."""
+    """Returns whether `synchronize(handle)` would return immediately. Raises ValueError if the handle is unknown or
+    already synchronized."""
     started = _handles.get(handle)
     if started is None:
         raise ValueError(f"handle {handle} was never given or is already synchronized")
@@ -53,9 +54,11 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation and gives its result: a tensor, or a tuple of them. None where the handle is used up.
+    """Waits for a collective and returns its result: a tensor or a tuple of tensors, or None if the handle is unknown
+    or already synchronized. On a GPU, the current stream waits.
 
-    Raises HorovodInternalError where the operation failed. On a GPU, it is the current stream that waits.
+    Raises:
+        HorovodInternalError: The collective failed.
     """
     started = _handles.pop(handle, None)
     if started is None:
@@ -71,7 +74,7 @@ def allreduce_async(
     tensor: Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
-    """Starts `allreduce`."""
+    """Starts `allreduce` and returns a handle for `poll` and `synchronize`."""
     request = allreduce_request([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
     return _submit(request, [tensor], [_new(tensor)])
 
@@ -80,7 +83,7 @@ def allreduce_async_(
     tensor: Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
-    """Starts `allreduce_`."""
+    """Starts `allreduce_` and returns a handle for `poll` and `synchronize`."""
     request = allreduce_request([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
     return _submit(request, [tensor], in_place=True)
 
@@ -89,7 +92,7 @@ def allreduce_(
     tensor: Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Tensor:  # fmt: skip
-    """Overwrites `tensor` with its reduction over the ranks, and gives it back."""
+    """Overwrites `tensor` with its reduction over the ranks and returns it. Arguments as for `allreduce`."""
     op = reduction(op, average)
     synchronize(allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
     return tensor
@@ -99,7 +102,7 @@ def grouped_allreduce_async(
     tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
-    """Starts `grouped_allreduce`."""
+    """Starts `grouped_allreduce` and returns a handle for `poll` and `synchronize`."""
     request = allreduce_request(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
     return _submit(request, tensors, [_new(tensor) for tensor in tensors], single=False)
 
@@ -108,7 +111,7 @@ def grouped_allreduce_async_(
     tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
-    """Starts `grouped_allreduce_`."""
+    """Starts `grouped_allreduce_` and returns a handle for `poll` and `synchronize`."""
     request = allreduce_request(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
     return _submit(request, tensors, single=False, in_place=True)
 
@@ -117,28 +120,28 @@ def grouped_allreduce_(
     tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:  # fmt: skip
-    """Overwrites the tensors with their reductions over the ranks, all in one operation, and gives them back."""
+    """Overwrites the tensors with their reductions over the ranks, in one collective, and returns them."""
     op = reduction(op, average)
     synchronize(grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set))
     return list(tensors)
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Starts `allgather`."""
+    """Starts `allgather` and returns a handle for `poll` and `synchronize`."""
     return _submit(_request("allgather", name, [tensor], process_set), [tensor])
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Starts `grouped_allgather`."""
+    """Starts `grouped_allgather` and returns a handle for `poll` and `synchronize`."""
     return _submit(_request("allgather", name, tensors, process_set), tensors, single=False)
 
 
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Starts `broadcast`."""
+    """Starts `broadcast` and returns a handle for `poll` and `synchronize`."""
     output = _new(tensor)
     if root_rank == session.current().launch.rank:
         output.copy_(tensor.detach())
@@ -148,14 +151,14 @@ def broadcast_async(
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Starts `broadcast_`."""
+    """Starts `broadcast_` and returns a handle for `poll` and `synchronize`."""
     return _submit(_broadcast(tensor, root_rank, name, process_set), [tensor], in_place=True)
 
 
 def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Overwrites `tensor` with that of `root_rank`, a global rank, and gives it back."""
+    """Overwrites `tensor` with the tensor of `root_rank`, a global rank, and returns it."""
     synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return tensor
 
@@ -166,7 +169,8 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts `alltoall`; `synchronize` gives the output and the rows that came from each rank."""
+    """Starts `alltoall` and returns a handle, for which `synchronize` returns the output and the number of rows from
+    each rank."""
     size = len(registered_ranks(process_set))
     rows = tensor.shape[0] if tensor.dim() else 0
     given = torch.empty(0, dtype=torch.int32) if splits is None else torch.as_tensor(splits)
@@ -189,7 +193,7 @@ def reducescatter_async(
     tensor: Tensor, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:  # fmt: skip
-    """Starts `reducescatter`."""
+    """Starts `reducescatter` and returns a handle for `poll` and `synchronize`."""
     return _submit(_reducescatter([tensor], name, op, process_set, prescale_factor, postscale_factor), [tensor])
 
 
@@ -197,7 +201,7 @@ def grouped_reducescatter_async(
     tensors: Sequence[Tensor], name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:  # fmt: skip
-    """Starts `grouped_reducescatter`."""
+    """Starts `grouped_reducescatter` and returns a handle for `poll` and `synchronize`."""
     request = _reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor)
     return _submit(request, tensors, single=False)
 
@@ -205,9 +209,9 @@ def grouped_reducescatter_async(
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Starts the reduction (Average or Sum) of a sparse tensor; calling what it gives waits for the result.
+    """Starts the reduction (Average or Sum) of a sparse tensor. Returns a function that waits for the result.
 
-    Values and indices are gathered, so an index that several ranks have occurs several times, as torch allows.
+    Values and indices are gathered, so an index of several ranks occurs several times in the result, as torch permits.
     """
     values, indices = tensor._values(), tensor._indices().transpose(0, 1).contiguous()
     handles = [
@@ -225,10 +229,11 @@ def sparse_allreduce_async(
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data, and waits until all ranks have said so; gives the last rank to do so.
+    """Declares that this rank has no more data and waits until all ranks have joined. Returns the last rank to join.
 
-    Until then this rank takes part in the others' all-reduces with zeros (for Min, Max and Product: with a value that
-    changes nothing). Other operations fail while a rank has joined. `device` is the GPU where the zeros live.
+    Until then this rank contributes zeros to the all-reduces of the other ranks (for Min, Max and Product, a neutral
+    value). All other collectives except `barrier` fail while a rank has joined. `device` is the GPU that holds the
+    contributed values.
     """
     now = session.current()
     now.executor.joined_gpu = max(0, device)
@@ -238,12 +243,13 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until all ranks of the set have called it."""
+    """Waits until all ranks of the process set have called `barrier`."""
     synchronize(_submit(_request("barrier", None, [], process_set), [], single=False))
 
 
 def reduction(op: int | None, average: bool | None) -> ReduceOp:
-    """The reduction meant by `op` and the older `average`; Average without both. ValueError for both."""
+    """Returns the reduction given by `op` or the deprecated `average`, by default Average. Raises ValueError if both
+    are given."""
     if op is not None and average is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if average is not None:
@@ -339,8 +345,9 @@ def _submit(
 
 
 def wait(entry: Entry) -> None:
-    """Returns when the entry is done, and the current stream may use its results. HorovodInternalError if it failed."""
-    # After a shutdown every entry is done: those that could not run carry an error.
+    """Waits until the entry is done and the current stream may use its results. Raises HorovodInternalError if it
+    failed."""
+    # After a shutdown every entry is done: an entry that could not run has an error.
     if not entry.done:
         session.current().negotiator.wait(entry)
     if entry.error is not None:

@@ -1,4 +1,7 @@
-"""Start, end, and who is who: `init`, `shutdown`, `rank`, `size`, and what this Horovod was built with."""
+"""`init` and `shutdown`, the ranks and sizes of this process, and the build information of Horovod's API.
+
+The functions for ranks, sizes and timelines raise ValueError before `init`.
+"""
 
 import atexit
 from collections.abc import Iterable, Sequence
@@ -13,10 +16,16 @@ from lambert.horovod.timeline import start_from_environment, timeline
 
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Meets the other ranks; does nothing where they have met already.
+    """Connects to the other ranks. Does nothing if Horovod is already initialized.
 
-    `comm` are the ranks that take part, all without it. `process_sets` are registered at once, on all ranks alike;
-    "dynamic" is accepted, and `add_process_set` works without it. ValueError for a wrong argument or environment.
+    Args:
+        comm: The ranks that take part; None: all ranks.
+        process_sets: Process sets to register, the same on all ranks. "dynamic" is accepted for compatibility;
+            `add_process_set` works without it.
+
+    Raises:
+        ValueError: An argument or an environment variable is invalid.
+        HorovodInternalError: The other ranks did not connect within HOROVOD_START_TIMEOUT seconds.
     """
     if comm is not None and not isinstance(comm, Iterable):
         raise ValueError("hvd.init(comm=...) takes a list of ranks; MPI communicators are not supported")
@@ -34,7 +43,11 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
 
 
 def shutdown() -> None:
-    """Leaves the other ranks. What still waits for this one fails there; `init` may follow."""
+    """Ends the session of all ranks, as in Horovod. Collectives for which other ranks still wait fail there, also those
+    of process sets; call `barrier` first to let them finish.
+
+    `init` may be called again; it waits until all ranks have called it.
+    """
     if session.is_open():
         session.close_session(f"rank {session.current().launch.rank} has called shutdown() or has ended")
         timeline.stop()
@@ -44,61 +57,62 @@ atexit.register(shutdown)
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` not since."""
+    """Returns whether `init` has been called without a later `shutdown`."""
     return session.is_open()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begins to record what operations wait for in a file for chrome://tracing, on rank 0. ValueError before `init`."""
+    """Starts a timeline of the collectives on rank 0, in a file for chrome://tracing. Raises ValueError before
+    `init`."""
     if session.current().launch.rank == 0:
         timeline.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Ends the recording. ValueError before `init`."""
+    """Ends the timeline. Raises ValueError before `init`."""
     session.current()
     timeline.stop()
 
 
 def rank() -> int:
-    """The number of this process among all, from 0. ValueError before `init`, as in all of the following."""
+    """Returns the rank of this process among all ranks, from 0."""
     return session.current().launch.rank
 
 
 def size() -> int:
-    """The number of processes."""
+    """Returns the number of ranks."""
     return session.current().launch.size
 
 
 def local_rank() -> int:
-    """The number of this process among those of its host: the GPU to use."""
+    """Returns the rank of this process among those of its host, which is the index of the GPU to use."""
     now = session.current()
     given = integer("HOROVOD_LOCAL_RANK", "LOCAL_RANK")
     return _peers(now).index(now.launch.rank) if given is None else given
 
 
 def local_size() -> int:
-    """The number of processes on this host."""
+    """Returns the number of ranks on this host."""
     given = integer("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE")
     return len(_peers(session.current())) if given is None else given
 
 
 def cross_rank() -> int:
-    """The number of this host among the hosts that have a process of the same local rank."""
+    """Returns the index of this host among the hosts that have a process with the same local rank."""
     now = session.current()
     given = integer("HOROVOD_CROSS_RANK", "GROUP_RANK")
     return _hosts_with_local_rank(now).index(now.hosts[now.launch.rank]) if given is None else given
 
 
 def cross_size() -> int:
-    """The number of hosts that have a process of the same local rank."""
+    """Returns the number of hosts that have a process with the same local rank."""
     now = session.current()
     given = integer("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE")
     return len(_hosts_with_local_rank(now)) if given is None else given
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have the same number of processes."""
+    """Returns whether all hosts have the same number of ranks."""
     hosts = session.current().hosts
     return len({hosts.count(host) for host in hosts}) == 1
 
@@ -113,32 +127,32 @@ def _hosts_with_local_rank(now: session.Session) -> list[str]:
 
 
 def mpi_threads_supported() -> bool:
-    """Raises ValueError: there is no MPI here."""
+    """Raises ValueError, because Lambert does not use MPI."""
     raise ValueError("Horovod MPI is not enabled: Lambert communicates over Gloo and NCCL.")
 
 
 def mpi_enabled() -> bool:
-    """Never."""
+    """Returns False."""
     return False
 
 
 def mpi_built() -> bool:
-    """Never."""
+    """Returns False."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """Always: Gloo is a part of torch."""
+    """Returns True, because Gloo is a part of torch."""
     return True
 
 
 def gloo_built() -> bool:
-    """Always: Gloo is a part of torch."""
+    """Returns True, because Gloo is a part of torch."""
     return True
 
 
 def nccl_built() -> int:
-    """NCCL's version as a number such as 22703, 0 without NCCL."""
+    """Returns the version of NCCL as a number such as 22703, or 0 without NCCL."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return 0
     major, minor, patch = (*torch.cuda.nccl.version(), 0, 0)[:3]  # type: ignore[no-untyped-call]
@@ -146,20 +160,20 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """Never."""
+    """Returns False."""
     return False
 
 
 def ccl_built() -> bool:
-    """Never."""
+    """Returns False."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether torch was built with CUDA."""
+    """Returns whether torch was built with CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether torch was built with ROCm."""
+    """Returns whether torch was built with ROCm."""
     return torch.version.hip is not None

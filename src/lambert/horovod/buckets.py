@@ -1,4 +1,4 @@
-"""Where gradients gather before they are reduced: one buffer, one operation, and nothing is copied back."""
+"""Buckets of CPU gradients: many gradients share one buffer and one all-reduce, and no result is copied back."""
 
 from collections import deque
 
@@ -8,23 +8,25 @@ from torch import Tensor
 from lambert.horovod.fusion import large
 
 BUCKET_BYTES = 32 << 20
-"""Filled to three quarters or more. Gloo takes half as long again for the same bytes 4 MB at a time, and no less for
-64 MB at a time, before which there is longer to wait (2 ranks on one machine)."""
+"""Size of a bucket, which is reduced when it is at least three quarters full. For the same bytes, Gloo takes 1.5 times
+as long in operations of 4 MB. Operations of 64 MB are not faster, and a larger bucket starts later (2 ranks on one
+machine)."""
 
 
 class Buckets:
-    """Buffers into which gradients on CPUs move, and in which they stay until they are dropped."""
+    """Buffers to which CPU gradients are moved, and in which they stay until they are released."""
 
     def __init__(self) -> None:
         self._buffers: deque[Tensor] = deque()
-        """The one that was taken last comes last."""
+        """Ordered by use; the most recent buffer is last."""
         self._open: dict[torch.dtype, tuple[Tensor, int]] = {}
-        """For each type the buffer that is being filled, and how many values are in it."""
+        """For each data type, the buffer that is being filled and the number of values in it."""
 
     def move(self, grad: Tensor, factor: float) -> bool:
-        """Moves the gradient, the same tensor on other memory, behind the one before, multiplied by `factor`.
+        """Multiplies the gradient by `factor` and moves it to the end of the bucket. The tensor object stays the same.
 
-        Leaves it alone and gives False where somebody else sees its memory, or where it is better reduced alone.
+        Returns False and leaves the gradient unchanged if its memory is shared, if it is large enough to be reduced
+        alone, or if it is not a plain contiguous CPU tensor.
         """
         if type(grad) is not Tensor or grad.device.type != "cpu" or grad.layout != torch.strided:
             return False
@@ -44,7 +46,7 @@ class Buckets:
         return True
 
     def close(self) -> None:
-        """The next gradient begins another buffer."""
+        """Closes the current buckets, so that the next gradient starts a new buffer."""
         self._open.clear()
 
     def _take(self) -> Tensor:
@@ -59,7 +61,7 @@ class Buckets:
 
 
 def _is_shared(tensor: Tensor) -> bool:
-    """Whether other tensors lie in the tensor's memory."""
+    """Returns whether other tensors share the tensor's storage."""
     storage = tensor.untyped_storage()
-    # The tensor and `storage` are two.
+    # The tensor and `storage` hold two references.
     return bool(torch._C._storage_Use_Count(storage._cdata) > 2)

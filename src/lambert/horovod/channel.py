@@ -1,4 +1,5 @@
-"""A TCP connection that carries JSON messages: the control messages between the ranks. No pickle, no code."""
+"""A TCP connection for JSON messages: the control messages between the ranks. Messages contain neither pickles nor
+code."""
 
 import json
 import socket
@@ -8,13 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 LARGEST_MESSAGE = 1 << 28
-"""Bytes. Ten thousand requests are about 2 MB; a longer message is no message of ours."""
+"""Maximum length of a message in bytes. Ten thousand requests take about 2 MB, so a longer message is invalid."""
 
 _LENGTH = struct.Struct("!I")
 
 
 class Channel:
-    """One end of a connection. Sending is safe from several threads, receiving is for one."""
+    """One end of a connection. Several threads may send; only one thread may receive."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -24,13 +25,14 @@ class Channel:
         self._received = bytearray()
 
     def send(self, message: Any) -> None:
-        """Sends a message of JSON's types; OSError where the other end is gone."""
+        """Sends a message of JSON types. Raises OSError if the other end is closed."""
         body = json.dumps(message, separators=(",", ":")).encode()
         with self._sending:
             self.socket.sendall(_LENGTH.pack(len(body)) + body)
 
     def receive(self) -> list[Any]:
-        """The messages that have arrived, after waiting for bytes once; maybe none yet. OSError at the end."""
+        """Waits for bytes once and returns the complete messages, possibly none. Raises OSError if the connection is
+        closed or a message is invalid."""
         data = self.socket.recv(1 << 16)
         if not data:
             raise ConnectionResetError("the connection was closed")
@@ -51,7 +53,7 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Ends the connection in both directions, which also wakes a thread that receives."""
-        with suppress(OSError):  # the other end was faster
+        """Closes the connection in both directions, which also wakes a receiving thread."""
+        with suppress(OSError):  # the other end has already closed the connection
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()

@@ -1,7 +1,8 @@
-"""The operations that move rows between ranks: broadcast, all-gather, all-to-all, and the reduce-scatter on top of it.
+"""The collectives that move rows between ranks: broadcast, all-gather, all-to-all, and reduce-scatter, which uses
+all-to-all.
 
-Each starts its communication and gives a function that waits for it and hands over the results. Tensors travel as
-bytes: where nothing is computed, every data type is the same.
+Each function starts its communication and returns a function that waits for it and stores the results in the entry.
+Tensors are sent as bytes, so all data types are supported where nothing is computed.
 """
 
 import math
@@ -17,11 +18,12 @@ from lambert.horovod.negotiation import Work
 from lambert.horovod.requests import ReduceOp
 
 Finish = Callable[[], None]
-"""Waits for an operation that was started and hands over its results."""
+"""Waits for a started collective and stores its results in the entry."""
 
 
 def broadcast(group: Any, root: int, me: int, work: Work) -> Finish:
-    """Overwrites the outputs with the inputs of `root`; ranks are those of the group, here and below."""
+    """Starts a broadcast that overwrites the outputs with the inputs of `root`. In this module, ranks are those of the
+    group."""
     assert work.entry is not None
     entry = work.entry
     options = dist.BroadcastOptions()
@@ -42,7 +44,8 @@ def broadcast(group: Any, root: int, me: int, work: Work) -> Finish:
 
 
 def allgather(group: Any, me: int, work: Work) -> Finish:
-    """Joins the ranks' inputs along the first dimension, which may differ."""
+    """Starts an all-gather, which concatenates the ranks' inputs along the first dimension. The sizes of this dimension
+    may differ."""
     assert work.entry is not None
     entry = work.entry
     waits: list[Finish] = []
@@ -55,7 +58,7 @@ def allgather(group: Any, me: int, work: Work) -> Finish:
         if min(rows) == max(rows):
             waits.append(group._allgather_base(_as_bytes(output), _as_bytes(tensor.contiguous())).wait)
             continue
-        # Parts of different sizes: each is broadcast to its place in the output.
+        # The parts have different sizes, so each part is broadcast to its place in the output.
         parts = output.split_with_sizes(rows)
         parts[me].copy_(tensor)
         for root, part in enumerate(parts):
@@ -72,7 +75,8 @@ def allgather(group: Any, me: int, work: Work) -> Finish:
 
 
 def alltoall(group: Any, me: int, work: Work) -> Finish:
-    """Exchanges rows as the requests' `numbers` say; the result is the output and the rows from each rank."""
+    """Starts an all-to-all, which exchanges as many rows as the `numbers` of the requests specify. The result is the
+    output and the number of rows from each rank."""
     assert work.entry is not None
     entry = work.entry
     tensor = entry.inputs[0]
@@ -90,7 +94,8 @@ def alltoall(group: Any, me: int, work: Work) -> Finish:
 
 
 def reducescatter(group: Any, me: int, size: int, work: Work) -> Finish:
-    """Reduces this rank's rows: the others send them, and they are added here in the order of the ranks."""
+    """Starts a reduce-scatter: the other ranks send this rank's rows, which are reduced here in the order of the
+    ranks."""
     assert work.entry is not None
     entry, request = work.entry, work.request
     parts = []
@@ -110,12 +115,13 @@ def reducescatter(group: Any, me: int, size: int, work: Work) -> Finish:
 
 
 def rows_of_ranks(rows: int, size: int) -> list[int]:
-    """Rows of a reduce-scatter's output on each rank: as even as possible, the first ranks get one more."""
+    """Returns the number of rows of each rank's output of a reduce-scatter. The first ranks get one row more if `rows`
+    is not divisible by `size`."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
 def _over_ranks(stacked: Tensor, op: ReduceOp) -> Tensor:
-    """The reduction over the first dimension. Half precision is summed in float32, integers wrap as in C."""
+    """Returns the reduction over the first dimension. Half precision is summed in float32; integers wrap as in C."""
     if op == ReduceOp.Min:
         return stacked.amin(0)
     if op == ReduceOp.Max:
@@ -126,7 +132,8 @@ def _over_ranks(stacked: Tensor, op: ReduceOp) -> Tensor:
 
 
 def _exchange(group: Any, output: Tensor, sent: Tensor, received_rows: list[int], sent_rows: list[int]) -> Finish:
-    """Starts sending rows of a contiguous tensor to each rank, and receiving rows of `output` from each."""
+    """Starts to send rows of the contiguous tensor `sent` to each rank and to receive rows of `output` from each rank.
+    Returns a function that waits for the exchange."""
     row_bytes = math.prod(sent.shape[1:]) * sent.itemsize
     if not row_bytes:
         return lambda: None
@@ -146,7 +153,7 @@ def _exchange(group: Any, output: Tensor, sent: Tensor, received_rows: list[int]
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's memory: copying needs no arithmetic, so every data type can travel."""
+    """Returns a view of a contiguous tensor as bytes, since copying works for every data type."""
     return tensor.detach().view(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Gradients in fewer bits on the wire: cast before the all-reduce, cast back after it."""
+"""Compression of gradients: they are cast to fewer bits before the all-reduce, and cast back after it."""
 
 from typing import Any
 
@@ -7,30 +7,31 @@ from torch import Tensor
 
 
 class Compressor:
-    """What `DistributedOptimizer(compression=...)` calls around each all-reduce; derive from it for your own."""
+    """The base class of compressors, which `DistributedOptimizer(compression=...)` calls around each all-reduce. Derive
+    from it to define a custom compressor."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor to send, and whatever `decompress` needs to undo it."""
+        """Returns the tensor to send, and the context that `decompress` needs."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor as it was before `compress`, from what arrived and the context that `compress` gave."""
+        """Returns the reduced tensor in its original form, given the context that `compress` returned."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends every tensor as it is."""
+    """Sends every tensor unchanged."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor itself and no context."""
+        """Returns the tensor and None."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor itself."""
+        """Returns the tensor."""
         return tensor
 
 
@@ -39,29 +40,30 @@ class _Cast(Compressor):
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Floating tensors in the narrow type, others as they are, and the original type."""
+        """Returns the tensor, cast if it has a floating-point type, and its original type."""
         return (tensor.to(cls.wire) if tensor.is_floating_point() else tensor), tensor.dtype
 
     @classmethod
     def decompress(cls, tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor in the type that `compress` found."""
+        """Returns the tensor in its original type."""
         return tensor.to(ctx)
 
 
 class FP16Compressor(_Cast):
-    """Half precision: half the traffic, overflows above 65504."""
+    """Casts to float16, which halves the traffic. Values above 65504 overflow."""
 
     wire = torch.float16
 
 
 class BF16Compressor(_Cast):
-    """bfloat16: half the traffic and float32's range, with 8 bits of precision. Not in Horovod."""
+    """Casts to bfloat16, which halves the traffic and keeps the range of float32, with 8 bits of precision. Horovod
+    does not have this compressor."""
 
     wire = torch.bfloat16
 
 
 class Compression:
-    """The choices for `DistributedOptimizer(compression=...)`."""
+    """The values for `DistributedOptimizer(compression=...)`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

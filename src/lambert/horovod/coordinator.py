@@ -1,8 +1,9 @@
-"""The rank that says what runs next. It lives on rank 0, sleeps until a message comes, and moves no tensor.
+"""The coordinator of the negotiation: a thread on rank 0 that decides which collectives run next. The coordinator
+sleeps until a message arrives, and moves no tensors.
 
-Every rank, rank 0 too, holds one connection to it. Ranks send what they have ready; as soon as all ranks of a process
-set have something ready, the coordinator says so to all of them. All ranks hear the same things in the same order, so
-all of them run the same operations in the same order, whatever order their programs asked in.
+Every rank, including rank 0, has one connection to the coordinator. Ranks send their requests. When all ranks of a
+process set have sent a request, the coordinator tells all of them to run it. All ranks receive the same messages in the
+same order, so all ranks run the same collectives in the same order, in whatever order their programs submitted them.
 """
 
 import hmac
@@ -21,23 +22,23 @@ from lambert.horovod.requests import Request
 log = logging.getLogger("lambert.horovod")
 
 GOODBYE_SECONDS = 10.0
-"""How long the coordinator waits at the end for ranks that still run what it told them."""
+"""Seconds that the coordinator waits at the end for ranks that still run collectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the coordinator is told by the environment."""
+    """The coordinator's settings, which come from the environment."""
 
     cache_capacity: int
-    """Requests with a number, HOROVOD_CACHE_CAPACITY."""
+    """Maximum number of requests that ranks can repeat as one bit, HOROVOD_CACHE_CAPACITY."""
     stall_check_seconds: float
-    """After which a warning names the ranks that are missing, HOROVOD_STALL_CHECK_TIME_SECONDS; 0: never."""
+    """Waiting time after which a warning names the missing ranks, HOROVOD_STALL_CHECK_TIME_SECONDS. 0: never."""
     stall_shutdown_seconds: float
-    """After which the job ends, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; 0: never."""
+    """Waiting time after which the job ends, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. 0: never."""
 
 
 class Coordinator(threading.Thread):
-    """Runs from the meeting of the ranks until the first of them leaves."""
+    """The coordinator's thread, which runs from `init` until the first rank leaves."""
 
     def __init__(self, listener: socket.socket, size: int, token: str, settings: Settings) -> None:
         super().__init__(name="lambert.horovod coordinator", daemon=True)
@@ -55,7 +56,7 @@ class Coordinator(threading.Thread):
         self._warned: set[str] = set()
 
     def run(self) -> None:
-        """Answers messages until a rank leaves, tells the others, and waits until they have heard it."""
+        """Processes messages until a rank leaves, informs the other ranks, and waits until they have disconnected."""
         try:
             self._answer()
         finally:
@@ -115,7 +116,7 @@ class Coordinator(threading.Thread):
         elif kind == "submit":
             now = time.monotonic()
             for number, bits, requests in content[0]:
-                if number in self._sets:  # else all ranks have asked to remove it
+                if number in self._sets:  # otherwise all ranks have removed the process set
                     parsed = [Request.parse(request) for request in requests]
                     self._sets[number].add(guest.rank, int(bits, 16), parsed, now)
                     self._advance(number)
@@ -183,12 +184,12 @@ class Coordinator(threading.Thread):
                 try:
                     channel.send(message)
                 except OSError as error:
-                    # Its end of the connection is reported by the next receive; the others must hear this message.
+                    # The next receive reports the broken connection; the other ranks must still get this message.
                     log.debug("rank %d did not hear %s: %s", rank, message[0], error)
 
 
 class _Guest:
-    """Who has connected; a rank after its hello."""
+    """A connection to the coordinator. Its rank is known after the hello message."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

@@ -1,12 +1,12 @@
-"""What goes wrong while ranks work together; `lambert.horovod.elastic` recovers from both."""
+"""The exceptions of collectives. `lambert.horovod.elastic` recovers from both."""
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective operation failed, here or on another rank: ranks disagree about it, or one of them is gone."""
+    """Raised when a collective fails on this or another rank, because ranks disagree on it or a rank is gone."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The set of hosts has changed. `skip_sync` says that the state needs no new synchronization."""
+    """Raised when the set of hosts has changed. If `skip_sync` is true, the state need not be synchronized again."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the set of hosts has changed")

@@ -1,8 +1,8 @@
-"""Runs what the ranks have agreed on, over Gloo between CPUs and NCCL between GPUs.
+"""Execution of the negotiated collectives, over Gloo between CPUs and NCCL between GPUs.
 
-Operations are started in the agreed order, a few ahead of the oldest that is not yet done; a thread waits for them in
-this order. Small tensors of neighbouring all-reduces travel together: copied into one buffer, or as they are where they
-lie in one already. A large tensor is reduced where it lies.
+Collectives are started in the negotiated order, several at a time; a thread waits for them in this order. Small tensors
+of adjacent all-reduces are reduced together: they are copied into one fusion buffer, unless they already are contiguous
+in memory. A large tensor is reduced in place.
 """
 
 import math
@@ -27,10 +27,11 @@ from lambert.horovod.requests import ReduceOp, Request, TensorKind
 from lambert.horovod.timeline import timeline
 
 _Part = tuple[Tensor, Tensor, bool]
-"""A tensor, where its reduction goes, and whether it is already scaled."""
+"""A tensor, the tensor for its reduction, and whether the prescaling has already been applied."""
 
 STARTED_AHEAD = 4
-"""Operations in flight. Gloo runs two at a time; the others wait in its queue rather than for this thread."""
+"""Maximum collectives in flight. Gloo runs two at a time; further collectives wait in its work queue, so that Gloo need
+not wait for this thread."""
 
 
 _REDUCTIONS: dict[ReduceOp, Any] = {
@@ -41,7 +42,7 @@ _REDUCTIONS: dict[ReduceOp, Any] = {
 
 
 class Executor:
-    """The data paths of this rank's process sets."""
+    """Runs the collectives of this rank's process sets."""
 
     def __init__(self, rank: int, store: PrefixStore, timeout: float, fusion_bytes: int) -> None:
         self._rank = rank
@@ -56,10 +57,10 @@ class Executor:
         self._finisher: threading.Thread | None = None
         self._closing = False
         self.joined_gpu = 0
-        """Where values are made for the others' operations after this rank has joined."""
+        """Index of the GPU that holds this rank's contributions after it has called `join`."""
 
     def change_set(self, number: int, ranks: list[int] | None) -> None:
-        """Introduces the process set of that number, or forgets it."""
+        """Registers the process set `number` with these ranks, or removes it if `ranks` is None."""
         if ranks is not None:
             self._sets[number] = ranks
             return
@@ -68,15 +69,16 @@ class Executor:
             del self._groups[key]
 
     def close(self) -> None:
-        """Lets go of connections and buffers."""
+        """Releases the connections and buffers."""
         self._closing = True
-        with suppress(Full):  # of operations that nobody waits for any more: the last of them ends it
+        with suppress(Full):  # full of abandoned collectives: the thread ends after the last of them
             self._started.put_nowait(None)
         self._groups.clear()
         self._buffers = FusionBuffers()
 
     def run(self, works: list[Work], finished: Finished) -> None:
-        """Starts operations in order; `finished` hears of them from another thread, with the reason where one fails."""
+        """Starts collectives in order. `finished` is called for them on another thread, with the reason if they
+        fail."""
         if self._finisher is None:
             self._finisher = threading.Thread(target=self._finish_loop, name="lambert.horovod finisher", daemon=True)
             self._finisher.start()
@@ -86,11 +88,11 @@ class Executor:
             self._started.put((bundle, self._start(bundle), finished))
 
     def drain(self) -> None:
-        """Waits until all that was started has finished."""
+        """Waits until all started collectives have finished."""
         self._started.join()
 
     def _finish_loop(self) -> None:
-        torch.set_grad_enabled(False)  # for this thread
+        torch.set_grad_enabled(False)  # grad mode is thread-local
         failure = None
         while (started := self._started.get()) is not None:
             bundle, finish, finished = started
@@ -98,13 +100,13 @@ class Executor:
                 failure = self._finish(bundle, finish)
             finished(bundle, failure)
             self._started.task_done()
-            del started, bundle, finish  # and with them the memory that the next operations may take
+            del started, bundle, finish  # releases memory that the next collectives may use
             if self._closing and self._started.empty():
                 return
         self._started.task_done()
 
     def _finish(self, bundle: list[Work], finish: Finish) -> str | None:
-        """Why it fails, if it does."""
+        """Waits for a bundle. Returns the reason if it fails, else None."""
         try:
             with self._stream(bundle[0]):
                 finish()
@@ -117,7 +119,7 @@ class Executor:
         return None
 
     def _stream(self, work: Work) -> Any:
-        """The stream for a work's communication, behind what its inputs wait for. On a CPU there is none."""
+        """Returns a context in which the current CUDA stream is the one for communication; on a CPU, a null context."""
         if not work.request.tensors or work.request.tensors[0].device != "cuda":
             return nullcontext()
         device = work.entry.inputs[0].device.index if work.entry is not None else self.joined_gpu
@@ -142,7 +144,8 @@ class Executor:
         return group
 
     def _start(self, bundle: list[Work]) -> Finish:
-        """Gives what waits for the bundle; that raises what kept it from starting."""
+        """Starts a bundle and returns a function that waits for it. If the start fails, that function raises the
+        error."""
         try:
             with self._stream(bundle[0]):
                 return self._communication(bundle)
@@ -178,7 +181,7 @@ class Executor:
         small: dict[torch.dtype, list[_Part]] = {}
         for part in parts:
             source, *_ = part
-            if source.dtype == wire_type(source.dtype) and large(source):  # by what all ranks know of it alone
+            if source.dtype == wire_type(source.dtype) and large(source):  # depends only on what all ranks know
                 finishes.append(_reduced_alone(part, reduction))
             elif source.numel():
                 small.setdefault(wire_type(source.dtype), []).append(part)
@@ -216,7 +219,7 @@ class Executor:
 
 
 def _reduced_alone(part: _Part, reduction: "_Reduction") -> Finish:
-    """Where the result is to be, if that is contiguous."""
+    """Starts the reduction of a single tensor: in the memory of the target if it is contiguous, else in a copy."""
     source, target, scaled = part
     whole = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
     if whole is not source:
@@ -233,7 +236,8 @@ def _reduced_alone(part: _Part, reduction: "_Reduction") -> Finish:
 
 
 def bundles(works: list[Work], limit: int) -> Iterator[list[Work]]:
-    """Neighbouring all-reduces of the same kind, up to `limit` bytes in one list; everything else alone."""
+    """Yields bundles: adjacent all-reduces with equal settings, up to `limit` bytes, form one list; every other
+    collective forms a list of its own."""
     bundle: list[Work] = []
     free, key = 0, None
     for work in works:
@@ -275,7 +279,7 @@ def _raise(error: Exception) -> None:
 
 
 class _Reduction:
-    """How tensors of one bundle are reduced."""
+    """Starts the reductions of one bundle."""
 
     def __init__(self, group: Any, size: int, request: Request) -> None:
         self._group = group
@@ -285,7 +289,8 @@ class _Reduction:
         self._options.reduceOp = _REDUCTIONS.get(ReduceOp(request.op), dist.ReduceOp.SUM)
 
     def start(self, flat: Tensor, views: list[Tensor], scaled: list[bool]) -> Finish:
-        """Starts the reduction of contiguous memory in place, given also as the tensors in it."""
+        """Starts the in-place reduction of contiguous memory. `views` are the tensors in this memory, and `scaled` says
+        for each whether the prescaling has already been applied."""
         before, after, divisor = factors(self._request, flat.dtype, self._size)
         if not any(scaled):
             scale(flat, before, 1)

@@ -1,8 +1,8 @@
-"""One rank's parameters, optimizer state or object on all ranks.
+"""Broadcasts parameters, optimizer state and Python objects between ranks.
 
-The functions for objects are Horovod's API for *arbitrary* Python objects, so they pickle, and reading a pickle runs
-code that its sender chose: use them among ranks that trust one another, as ranks of one job do, and on a private
-network. Tensors never go through pickle.
+The functions for objects are Horovod's API for *arbitrary* Python objects, so they use pickle, and loading a pickle
+runs code chosen by its sender. Use them only on a private network among ranks that trust one another, such as the ranks
+of one job. Tensors are never pickled.
 """
 
 import pickle
@@ -19,10 +19,15 @@ from lambert.horovod.process_sets import ProcessSet, global_process_set
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Every rank's tensors become those of `root_rank`, in place.
+    """Overwrites the tensors of all ranks with those of `root_rank`.
 
-    `params` is a dict of tensors such as `model.state_dict()`, or an iterable of tensors or of (name, tensor) pairs
-    such as `model.named_parameters()`; the same on all ranks. `ValueError` for anything else.
+    Args:
+        params: A dict of tensors such as `model.state_dict()`, or an iterable of tensors or of (name, tensor) pairs
+            such as `model.named_parameters()`; the same on all ranks.
+        root_rank: The global rank that sends its tensors.
+
+    Raises:
+        ValueError: `params` is anything else.
     """
     named = list(_named(params))
     wrong = [type(value).__name__ for _, value in named if not isinstance(value, Tensor)]
@@ -40,7 +45,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 def _named(params: Any) -> Iterable[tuple[str | None, Any]]:
     if isinstance(params, Mapping):
-        # Sorted, and not as inserted: the order in which modules were registered may differ between ranks.
+        # Sorted, because the order in which modules were registered may differ between ranks.
         return sorted(params.items())
     if isinstance(params, Tensor | str | bytes) or not isinstance(params, Iterable):
         raise ValueError(f"broadcast_parameters takes a dict or a list of tensors, not a {type(params).__name__}")
@@ -49,7 +54,7 @@ def _named(params: Any) -> Iterable[tuple[str | None, Any]]:
 
 @dataclass(frozen=True)
 class _Hole:
-    """Where a tensor stands in a state from which the tensors were taken out."""
+    """The placeholder of a tensor in a state without its tensors."""
 
     index: int
     shape: tuple[int, ...]
@@ -58,11 +63,14 @@ class _Hole:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: nn.Module | None = None) -> None:
-    """Every rank's optimizer gets the state and the options (learning rate, ...) of the one on `root_rank`.
+    """Copies the state and the options (learning rate, ...) of the optimizer on `root_rank` to all ranks.
 
-    State that the root has not yet created (before its first step) is created nowhere, and no step is taken to create
-    it: parameters stay as they are. Parameters that then have no gradient get one of zeros, which Horovod's users rely
-    on. `ValueError` where the optimizers have different groups of parameters. `model` is accepted and not needed.
+    If the optimizer on `root_rank` has no state yet (before its first step), no rank gets state and no step is taken to
+    create it, so parameters stay unchanged. In this case, parameters without a gradient get a gradient of zeros, on
+    which users of Horovod rely. `model` is accepted for compatibility and not used.
+
+    Raises:
+        ValueError: The optimizers have different groups of parameters.
     """
     groups = optimizer.param_groups
     parameters = list(dict.fromkeys(p for group in groups for p in group["params"]))
@@ -98,7 +106,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 def _without_tensors(tree: Any, tensors: list[Tensor]) -> Any:
-    """The nested dicts, lists and tuples of `tree` with a hole for each tensor, which is appended to `tensors`."""
+    """Returns the nested dicts, lists and tuples of `tree` with a `_Hole` for each tensor, and appends the tensors to
+    `tensors`."""
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return _Hole(len(tensors) - 1, tuple(tree.shape), tree.dtype, tree.device.type == "cpu")
@@ -120,7 +129,8 @@ def _with_tensors(tree: Any, tensors: list[Tensor]) -> Any:
 
 
 def _tensors_for(tree: Any, own: list[Tensor], device: torch.device) -> list[Tensor]:
-    """A tensor for each hole of `tree`: one's own where it fits, so that who holds it sees the new values."""
+    """Returns a tensor for each hole of `tree`. These are the rank's own tensors if all of them fit, so that other
+    references to them see the new values."""
     holes: list[_Hole] = []
 
     def collect(node: Any) -> None:
@@ -145,9 +155,11 @@ def _tensors_for(tree: Any, own: list[Tensor], device: torch.device) -> list[Ten
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of `root_rank`, on every rank of the process set. Pickles: see the top of this file.
+    """Returns the object of `root_rank` on every rank of the process set. This function uses pickle; see the module
+    docstring.
 
-    `name` identifies the operation; without it the type's name does, so give one where the type differs between ranks.
+    `name` identifies the collective. The default is the name of the object's type, so pass a name if the type differs
+    between ranks.
     """
     name = type(obj).__name__ if name is None else name
     is_root = rank() == root_rank
@@ -161,7 +173,8 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, in the order of the ranks. Pickles: see the top of this file."""
+    """Returns the objects of all ranks, in the order of the ranks. This function uses pickle; see the module
+    docstring."""
     name = type(obj).__name__ if name is None else name
     payload = _bytes_tensor(_pickled(obj))
     lengths = synchronize(allgather_async(torch.tensor([payload.numel()]), name=f"{name}.sz")).tolist()
@@ -178,7 +191,7 @@ def _pickled(obj: Any) -> bytes:
     try:
         return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        # Functions without a module-level name, which Horovod sends too, because it depends on cloudpickle.
+        # pickle cannot send functions without a module-level name; Horovod can, because it depends on cloudpickle.
         try:
             import cloudpickle  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError:

@@ -1,4 +1,4 @@
-"""Arithmetic around an all-reduce: buffers for many small tensors, scaling, and the types in which values travel."""
+"""Support for all-reduces: fusion buffers for small tensors, scaling, and the data types in which values are sent."""
 
 import torch
 from torch import Tensor
@@ -6,17 +6,20 @@ from torch import Tensor
 from lambert.horovod.requests import ReduceOp, Request
 
 LARGE_BYTES = {"cpu": 16 << 20, "cuda": 1 << 20}
-"""From this size on, copying a tensor into a buffer and back costs more than an operation of its own."""
+"""Size in bytes above which copying a tensor to a fusion buffer and back costs more than a separate operation."""
 
 
 def large(tensor: Tensor) -> bool:
-    """Whether the tensor is reduced where it lies."""
+    """Returns whether the tensor is reduced in place instead of in a fusion buffer."""
     return tensor.nbytes >= LARGE_BYTES[tensor.device.type]
 
 
 def factors(request: Request, dtype: torch.dtype, size: int) -> tuple[float, float, int]:
-    """What values of that type are multiplied by before the reduction over `size` ranks, and multiplied and divided by
-    after it. Where nothing can overflow, all is done before, on memory that is read anyway."""
+    """Returns the factor before a reduction over `size` ranks, and the factor and the divisor after it.
+
+    For float32 and float64, where overflow is not a concern, all scaling is done before the reduction, on memory that
+    is read anyway.
+    """
     divisor = size if request.op == ReduceOp.Average else 1
     if dtype in (torch.float32, torch.float64) and request.op in (ReduceOp.Average, ReduceOp.Sum):
         return request.prescale * request.postscale / divisor, 1.0, 1
@@ -24,7 +27,7 @@ def factors(request: Request, dtype: torch.dtype, size: int) -> tuple[float, flo
 
 
 def lie_together(tensors: list[Tensor]) -> bool:
-    """Whether the tensors fill one stretch of memory, in their order."""
+    """Returns whether the tensors are adjacent in memory, in their order."""
     first, last, end = tensors[0], tensors[-1], tensors[0].data_ptr()
     for tensor in tensors:
         if tensor.data_ptr() != end or not tensor.is_contiguous() or tensor.dtype != first.dtype:
@@ -34,12 +37,13 @@ def lie_together(tensors: list[Tensor]) -> bool:
 
 
 def wire_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which values of `dtype` are reduced: neither Gloo nor NCCL knows int16 and bool."""
+    """Returns the type in which values of `dtype` are reduced. Neither Gloo nor NCCL supports int16 and bool."""
     return torch.int32 if dtype in (torch.int16, torch.bool) else dtype
 
 
 def scale(tensor: Tensor, factor: float, divisor: int) -> Tensor:
-    """Multiplies in place and divides; integers truncate toward zero. Half precision is scaled in float32 by torch."""
+    """Multiplies a tensor by `factor / divisor` in place and returns it. Integers are truncated toward zero; torch
+    scales half precision in float32."""
     if factor == 1 and divisor == 1:
         return tensor
     if tensor.is_floating_point():
@@ -50,7 +54,7 @@ def scale(tensor: Tensor, factor: float, divisor: int) -> Tensor:
 
 
 def neutral(op: ReduceOp, dtype: torch.dtype) -> float:
-    """What a rank without data contributes: a value that changes no other rank's result."""
+    """Returns the neutral value of the reduction, which a rank without data contributes."""
     if op == ReduceOp.Product:
         return 1
     if op not in (ReduceOp.Min, ReduceOp.Max):
@@ -64,13 +68,13 @@ def neutral(op: ReduceOp, dtype: torch.dtype) -> float:
 
 
 class FusionBuffers:
-    """Memory that is used again: fresh pages cost more than the copy into them."""
+    """A pool of fusion buffers. Buffers are reused, because allocating pages costs more than copying data to them."""
 
     def __init__(self) -> None:
         self._free: dict[torch.device, list[Tensor]] = {}
 
     def take(self, size: int, device: torch.device) -> Tensor:
-        """At least `size` bytes of any content."""
+        """Returns a buffer of at least `size` bytes with arbitrary content."""
         free = self._free.setdefault(device, [])
         at = next((i for i, buffer in enumerate(free) if buffer.numel() >= size), None)
         if at is not None:
@@ -79,5 +83,5 @@ class FusionBuffers:
         return torch.empty(1 << max(16, (size - 1).bit_length()), dtype=torch.uint8, device=device)
 
     def give_back(self, memory: Tensor) -> None:
-        """Makes what `take` gave free again."""
+        """Returns a buffer from `take` to the pool."""
         self._free.setdefault(memory.device, []).append(memory)

@@ -1,4 +1,4 @@
-"""How an optimizer hands over its gradients: many at once, and with requests that are made out only once."""
+"""Submission of an optimizer's gradients: many gradients at once, with requests that are created once and reused."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from lambert.horovod.requests import ReduceOp, Request
 
 
 class Gradients:
-    """All-reduces in place that are held back until their bytes are worth an operation."""
+    """In-place all-reduces of gradients, which are held back until they have enough bytes for one operation."""
 
     def __init__(self, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> None:
         self._op, self._prescale, self._postscale = ReduceOp(op), prescale, postscale
@@ -25,9 +25,9 @@ class Gradients:
         self._held = 0
 
     def start(self, name: str, tensors: Sequence[Tensor], movable: bool) -> Entry:
-        """Starts the reduction of tensors that belong together; `hand_over` says so to the other ranks.
+        """Adds the reduction of a group of tensors to the held requests, which `hand_over` sends.
 
-        Gradients that are `movable` may keep their result in other memory, as the same tensors.
+        If `movable`, the tensors may be moved to other memory, where they also receive the result.
         """
         ranks = registered_ranks(self._process_set)
         if ranks is not self._ranks:
@@ -49,15 +49,15 @@ class Gradients:
 
     @property
     def are_many(self) -> bool:
-        """Whether what is held back is worth an operation."""
+        """Whether the held gradients have enough bytes for an operation."""
         return self._held > BUCKET_BYTES * 3 // 4
 
     def hand_over(self) -> None:
-        """Sends what is held back."""
+        """Sends the held requests."""
         self.restart()
         session.current().negotiator.flush()
 
     def restart(self) -> None:
-        """Counts from nothing: what was held back has been sent, or is forgotten."""
+        """Resets the count of held bytes, after the held requests were sent or dropped."""
         self._held = 0
         self._buckets.close()

@@ -1,4 +1,4 @@
-"""Which rank this process is and where the others are met, as its launcher says in the environment."""
+"""The rank of this process and the address of the rendezvous, which the launcher sets in the environment."""
 
 import os
 import socket
@@ -8,41 +8,45 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A rank, and where the ranks meet."""
+    """The rank of a process, and the rendezvous of the ranks."""
 
     rank: int = 0
     size: int = 1
     world_size: int = 1
-    """Processes that were started; `init(comm=...)` may use fewer."""
+    """Number of processes that were started; `init(comm=...)` may use fewer."""
     meeting: tuple[str, int] | None = None
-    """Host name and port of the store where the ranks meet. None for a process alone."""
+    """Host name and port of the rendezvous store. None for a single process."""
     hosts_store: bool = False
-    """Whether this process is the one that opens the store."""
+    """Whether this process opens the store."""
     attempt: str = "0"
-    """What distinguishes this start of the job from others that meet in the same place."""
+    """Identifies this start of the job among all starts that use the same store."""
 
     @property
     def host(self) -> str:
-        """The name by which ranks of one host find each other."""
+        """The name of this host, which is equal for all ranks of one host."""
         return os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
 
     def own_address(self) -> str:
-        """The address of this host that the others can reach: that of the interface toward the meeting."""
+        """Returns the address at which other ranks can reach this host: that of the interface toward the store."""
         if self.meeting is None:
             return "127.0.0.1"
         address = _interface_toward(self.meeting)
         on_this_host = integer("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE")
         if address.startswith("127.") and on_this_host is not None and on_this_host < self.size:
-            # Some systems give their own name a loopback address. Others reach the interface that leads outside.
+            # Some systems assign a loopback address to their own name. Other hosts reach the outward interface.
             address = _interface_toward(("192.0.2.1", 9))  # reserved for documentation, RFC 5737
         return address
 
     @classmethod
     def detect(cls, comm: Sequence[int] = ()) -> "Launch":
-        """Horovod's variables (HOROVOD_RANK, HOROVOD_SIZE), else torchrun's (RANK, WORLD_SIZE), else a process alone.
+        """Reads the launch from the environment variables of Horovod (HOROVOD_RANK, HOROVOD_SIZE) or of torchrun (RANK,
+        WORLD_SIZE). Without these variables, the launch is a single process.
 
-        The meeting is MASTER_ADDR and MASTER_PORT, or HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT.
-        `comm` are the ranks to use, all where it is empty. Raises ValueError where the variables are wrong or missing.
+        The address of the store is MASTER_ADDR and MASTER_PORT, or HOROVOD_GLOO_RENDEZVOUS_ADDR and
+        HOROVOD_GLOO_RENDEZVOUS_PORT. `comm` lists the ranks to use; if it is empty, all ranks are used.
+
+        Raises:
+            ValueError: A variable is missing or invalid.
         """
         rank, size = integer("HOROVOD_RANK", "RANK"), integer("HOROVOD_SIZE", "WORLD_SIZE")
         if (rank is None) != (size is None):
@@ -80,7 +84,8 @@ def _interface_toward(target: tuple[str, int]) -> str:
 
 
 def integer(*names: str) -> int | None:
-    """The first of these variables of the environment that is set. Raises ValueError where it is no integer."""
+    """Returns the value of the first of these environment variables that is set, or None. Raises ValueError if the
+    value is not an integer."""
     for name in names:
         text = os.environ.get(name)
         if text is not None:

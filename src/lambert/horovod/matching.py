@@ -1,7 +1,8 @@
-"""Which requests of a process set are ready: those that all of its ranks have made. Pure bookkeeping, on one rank.
+"""Matching of the requests of a process set: a request is ready when all ranks of the set have made it. The coordinator
+runs this module on one rank; the module does not communicate.
 
-A request that was already matched once gets a number, under which the ranks repeat it: then a rank's requests are the
-bits of one integer, and what is ready is the AND of these integers, whatever the number of tensors.
+A request that is repeated gets a number, with which the ranks can refer to it. A rank's repeated requests are then the
+bits of one integer, and the ready requests are the AND of the ranks' integers, whatever the number of tensors.
 """
 
 from collections import OrderedDict
@@ -14,19 +15,19 @@ from lambert.horovod.requests import FIRST_DIMENSION_IS_FREE, Request, disagreem
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Requests of one name that all ranks have made."""
+    """The requests of one name, after all ranks have made it."""
 
     name: str
     error: str | None
-    """Why they cannot run."""
+    """The reason if the requests cannot run together."""
     number: int | None
-    """Under which the ranks may repeat the request from now on."""
+    """The number with which the ranks may repeat the request from now on."""
     requests: list[Request]
-    """By rank of the process set where they may differ, else one for all."""
+    """One request per rank of the process set if requests may differ, else one request for all ranks."""
 
 
 class Matching:
-    """The requests of one process set that wait for other ranks."""
+    """The requests of one process set that are not yet made by all of its ranks."""
 
     def __init__(self, ranks: list[int], capacity: int) -> None:
         self.ranks = ranks
@@ -39,11 +40,13 @@ class Matching:
         self._numbers: dict[str, int] = {}
         self._seen_once: OrderedDict[str, Request] = OrderedDict()
         self._spelled_out = 0
-        """Numbered requests of which some rank has sent another version in full: to be compared in full."""
+        """Bits of the numbered requests that some rank has sent in full because they changed. They are matched in
+        full."""
         self._changed: dict[str, None] = {}
 
     def add(self, rank: int, repeated: int, requests: list[Request], now: float) -> None:
-        """A rank's new requests: numbers of old ones as bits, and requests in full. `now` in seconds."""
+        """Adds a rank's new requests: the bits `repeated` of numbered requests, and requests in full. `now` is the time
+        in seconds."""
         if repeated:
             self._repeated[rank] |= repeated
             self._repeated_since[rank].append((now, repeated))
@@ -64,11 +67,12 @@ class Matching:
         self._changed[request.name] = None
 
     def recheck(self) -> None:
-        """Looks at all requests again next time: a rank has joined."""
+        """Makes the next `take_ready` check all requests again, because a rank has joined."""
         self._changed.update(dict.fromkeys(self._waiting))
 
     def take_ready(self, joined: list[int]) -> tuple[int, list[Match]]:
-        """Removes and gives what can run: bits of repeated requests, and the others. Ranks that joined need not ask."""
+        """Removes and returns the ready requests: the bits of repeated requests, and the matches of requests in full.
+        Ranks in `joined` need not make a request."""
         ready = reduce(int.__and__, (-1 if rank in joined else self._repeated[rank] for rank in self.ranks))
         if ready == -1:
             ready = 0
@@ -99,7 +103,8 @@ class Matching:
         return Match(name, None, self._number(first), [first])
 
     def _number(self, request: Request) -> int | None:
-        """A number for a request that came twice: names that never return would fill the table."""
+        """Returns a number for a request that occurs for the second time, else None. A name that occurs only once gets
+        no number, because such names would fill the table."""
         if request.kind != "allreduce" or request.name in self._numbers or len(self._numbered) >= self._capacity:
             return None
         if self._seen_once.pop(request.name, None) != request:
@@ -112,7 +117,8 @@ class Matching:
         return len(self._numbered) - 1
 
     def waiting_since(self, moment: float, joined: list[int]) -> dict[str, list[int]]:
-        """Names that wait since before `moment`, with the ranks that have not made the request."""
+        """Returns the names of requests that have waited since `moment` or longer, with the ranks that have not made
+        the request."""
         stalled = {}
         for name, since in self._since.items():
             if since <= moment:
@@ -127,7 +133,7 @@ class Matching:
 
 
 def bit_positions(bits: int) -> list[int]:
-    """The numbers of the bits that are set, ascending."""
+    """Returns the positions of the set bits, ascending."""
     positions = []
     while bits:
         lowest = bits & -bits
@@ -137,11 +143,11 @@ def bit_positions(bits: int) -> list[int]:
 
 
 def encode(match: Match) -> list[Any]:
-    """A match as a JSON list."""
+    """Returns a match as a JSON list."""
     return [match.name, match.error, match.number, match.requests]
 
 
 def decode(fields: list[Any]) -> Match:
-    """The match of a JSON list."""
+    """Returns the match of a JSON list."""
     name, error, number, requests = fields
     return Match(name, error, number, [Request.parse(request) for request in requests])

@@ -1,7 +1,7 @@
-"""A rank's side of the negotiation: requests go out, and what all ranks have ready comes in and runs.
+"""A rank's side of the negotiation: it sends requests to the coordinator and runs the collectives that are ready.
 
-Two threads. One sends: it gathers what the program submits during one cycle into one message. One receives, and starts
-what the coordinator says, in its order. Both sleep while there is nothing to do.
+There are two threads. The sender collects the requests that the program submits during one cycle into one message. The
+receiver starts the collectives in the order that the coordinator sends. Both threads sleep when there is no work.
 """
 
 import threading
@@ -20,20 +20,20 @@ from lambert.horovod.requests import Request
 from lambert.horovod.timeline import timeline
 
 NO_TENSORS = ("barrier", "add_process_set", "remove_process_set")
-"""Operations that are done as soon as all ranks have asked for them and for what came before."""
+"""Operations that are done as soon as all ranks have requested them and all earlier collectives are done."""
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """An operation that this rank has asked for."""
+    """An operation that this rank has requested."""
 
     request: Request
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
-    """Where the results go, where their shapes are known before."""
+    """Tensors for the results, if their shapes are known in advance."""
     result: Any = None
     scaled: list[bool] = field(default_factory=list)
-    """Of each input: whether it is already multiplied by what comes before the reduction. Empty: none is."""
+    """For each input, whether the prescaling has already been applied. Empty: for no input."""
     error: str | None = None
     done: bool = False
     submitted: Any = None
@@ -44,7 +44,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An operation that all ranks have ready. `entry` is None on a rank that takes part only because it joined."""
+    """An operation that all ranks have requested. `entry` is None on a rank that has not requested it but has called
+    `join`."""
 
     requests: list[Request]
     entry: Entry | None
@@ -55,21 +56,21 @@ class Work:
 
 
 Finished = Callable[[list[Work], str | None], None]
-"""Hears which operations have run together, and why they failed where they did."""
+"""Called with operations that have run together, and with the reason if they failed."""
 
 
 class Runner(Protocol):
-    """What runs the operations."""
+    """Runs the operations."""
 
     def run(self, works: list[Work], finished: Finished) -> None:
-        """Starts operations in order, to hear of later, from another thread."""
+        """Starts operations in order. `finished` is called for them later, on another thread."""
 
     def drain(self) -> None:
-        """Waits until all that was started has finished."""
+        """Waits until all started operations have finished."""
 
 
 class Negotiator:
-    """One rank's requests, from submission to completion."""
+    """Tracks the requests of one rank from submission to completion."""
 
     def __init__(
         self, channel: Channel, runner: Runner, cycle_seconds: float, changed: Callable[[Request, int], Any]
@@ -99,7 +100,8 @@ class Negotiator:
             thread.start()
 
     def meet(self, seconds: float) -> list[str]:
-        """Waits until all ranks are there, and gives their hosts. HorovodInternalError where they do not come."""
+        """Waits until all ranks are connected and returns their hosts. Raises HorovodInternalError if they do not
+        connect within `seconds`."""
         with self._lock:
             self._completed.wait_for(lambda: self._hosts or self._closed, seconds)
             hosts, reason = self._hosts, self._closed or "not all ranks have come"
@@ -109,7 +111,8 @@ class Negotiator:
         return hosts
 
     def name(self, kind: str, process_set: int, name: str | None) -> str:
-        """The name to match by. Without one: a count, for each kind and process set, so that ranks count alike."""
+        """Returns the name by which a request is matched. Requests without a name are counted per kind and process set,
+        so that all ranks use the same count."""
         if name is not None:
             return f"{kind}.{name}"
         with self._lock:
@@ -117,9 +120,12 @@ class Negotiator:
         return f"{kind}.noname.{count}"
 
     def submit(self, entry: Entry, hold: bool = False) -> None:
-        """Asks for an operation, at the latest with the next one that is not held back.
+        """Submits a request, which is sent with the next cycle. If `hold`, the request may wait until the next request
+        without `hold`, or until `flush`.
 
-        ValueError where one of that name is pending, HorovodInternalError after the end.
+        Raises:
+            ValueError: A request of this name is pending.
+            HorovodInternalError: The session has ended.
         """
         request = entry.request
         key = request.process_set, request.name
@@ -137,7 +143,8 @@ class Negotiator:
             timeline.begin(request.name, f"NEGOTIATE_{request.kind.upper()}")
 
     def join(self) -> Entry:
-        """Says that this rank has no more data; the entry is done, with the last rank to say so, when all have."""
+        """Declares that this rank has no more data. The returned entry is done when all ranks have joined; its result
+        is the last rank to join."""
         self.flush()
         with self._lock:
             self._check_open("join")
@@ -146,7 +153,7 @@ class Negotiator:
         return entry
 
     def wait(self, entry: Entry) -> None:
-        """Returns when the entry is done. HorovodInternalError where it failed."""
+        """Waits until the entry is done. Raises HorovodInternalError if it failed."""
         if not entry.done:
             self.flush()
             with self._lock:
@@ -156,7 +163,8 @@ class Negotiator:
             raise HorovodInternalError(entry.error)
 
     def close(self, reason: str, patience: float) -> None:
-        """Leaves; the other ranks are told the reason. Waits at most `patience` seconds for what runs just now."""
+        """Leaves the session and sends the reason to the other ranks. Waits at most `patience` seconds for running
+        operations."""
         self._send(["leave", reason])
         if threading.current_thread() is not self._threads[1]:
             self._threads[1].join(patience)
@@ -168,7 +176,8 @@ class Negotiator:
             raise HorovodInternalError(f"{name} cannot run any more: {self._closed}")
 
     def flush(self) -> None:
-        """All that was submitted has been sent when it returns, whichever thread sends it: a join comes behind it."""
+        """Sends the submitted requests. When `flush` returns, all of them have been sent, also those that another
+        thread was sending, so that a later join is received after them."""
         with self._flushing:
             with self._lock:
                 entries, self._outbox, self._due = self._outbox, [], False
@@ -207,7 +216,7 @@ class Negotiator:
             self.flush()
 
     def _receive_loop(self) -> None:
-        torch.set_grad_enabled(False)  # for this thread
+        torch.set_grad_enabled(False)  # grad mode is thread-local
         try:
             while True:
                 for message in self._received():
@@ -244,7 +253,7 @@ class Negotiator:
             known = self._by_number.setdefault(number, [])
             works = [self._take(number, known[bit].name, [known[bit]]) for bit in bit_positions(int(bits, 16))]
             for match in map(decode, matches):
-                work = self._settle(number, match)
+                work = self._agree_on(number, match)
                 if work is not None:
                     works.append(work)
             for work in works:
@@ -257,13 +266,13 @@ class Negotiator:
         with self._lock:
             entry = self._pending.pop((number, name), None)
             if entry is None:
-                # The others went on while this rank had joined: it counts their operations too.
+                # The other ranks continued after this rank had joined, so this rank counts their operations too.
                 kind, _, count = name.partition(".noname.")
                 if count.isdigit():
                     self._counts[number, kind] = max(int(count), self._counts.get((number, kind), 0))
             return Work(requests, entry)
 
-    def _settle(self, number: int, match: Match) -> Work | None:
+    def _agree_on(self, number: int, match: Match) -> Work | None:
         work = self._take(number, match.name, match.requests)
         entry = work.entry
         if match.error is not None or work.request.kind in NO_TENSORS:
@@ -299,7 +308,7 @@ class Negotiator:
             self._completed.notify_all()
 
     def _break(self, reason: str) -> None:
-        """Nothing runs after this; whoever waits must hear why, here and on the other ranks."""
+        """Ends the session after an error: all waiting callers, on this and the other ranks, get the reason."""
         self._send(["leave", reason])
         self._fail(reason)
         self._channel.close()
@@ -310,7 +319,7 @@ class Negotiator:
             self._completed.notify_all()
 
     def _drop(self, process_set: int | None, reason: str) -> None:
-        """Ends what waits in a process set, or in all."""
+        """Fails the pending entries of a process set, or of all process sets."""
         with self._lock:
             entries = {key: entry for key, entry in self._pending.items() if process_set in (None, key[0])}
             for key, entry in entries.items():
@@ -330,12 +339,12 @@ class Negotiator:
 
 
 def one_line(error: Exception) -> str:
-    """What an exception says."""
+    """Returns the message of an exception as one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def record_event(tensors: list[Tensor]) -> Any:
-    """An event behind what the current CUDA stream has queued, where one of the tensors is on a GPU; else None."""
+    """Records an event on the current CUDA stream and returns it, or None if the tensors are not on a GPU."""
     if not tensors or tensors[0].device.type != "cuda":
         return None
     return torch.cuda.current_stream(tensors[0].device).record_event()

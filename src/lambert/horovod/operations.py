@@ -1,7 +1,7 @@
-"""The collective operations that wait for their result and that autograd can pass through.
+"""The collectives that wait for their result and support autograd.
 
-Losses are those of the ranks taken together: the gradient of a rank's input comes from all ranks' outputs. As in
-Horovod, gradients of gathered and broadcast tensors are averaged over the ranks and not summed.
+The gradient of a rank's input depends on the gradients of all ranks' outputs. As in Horovod, the gradients of gathered
+and broadcast tensors are averaged over the ranks, not summed.
 """
 
 from collections.abc import Sequence
@@ -57,10 +57,17 @@ def allreduce(
     compression: type[Compressor] = Compression.none, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Tensor:  # fmt: skip
-    """The reduction of the ranks' tensors, Average without `op`; the same shape and type on all ranks.
+    """Returns the reduction of the ranks' tensors. Averaged or scaled integers are truncated toward zero.
 
-    Each rank's tensor is multiplied by `prescale_factor` before and the result by `postscale_factor`. Integers are
-    truncated toward zero. `average` is the older way to say op=Average (True) or op=Sum (False).
+    Args:
+        tensor: The input, with the same shape and data type on all ranks.
+        average: Deprecated: True means op=Average, False means op=Sum.
+        name: The name by which ranks match the collective; see `lambert.horovod.asynchronous`.
+        compression: The compressor for the tensor.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
+        prescale_factor: Factor for each rank's tensor before the reduction.
+        postscale_factor: Factor for the result.
+        process_set: The ranks that take part.
     """
     chosen = reduction(op, average)
     compressed, context = compression.compress(tensor)
@@ -74,7 +81,7 @@ def grouped_allreduce(
     compression: type[Compressor] = Compression.none, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:  # fmt: skip
-    """`allreduce` of several tensors as one operation under one name."""
+    """Returns the `allreduce` of several tensors, computed as one collective with one name."""
     chosen = reduction(op, average)
     compressed, contexts = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
     reduced = _apply(_Allreduce, name, chosen, prescale_factor, postscale_factor, process_set, True, *compressed)
@@ -82,7 +89,8 @@ def grouped_allreduce(
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """The ranks' tensors joined along the first dimension, which may differ between ranks; the others may not."""
+    """Returns the ranks' tensors, concatenated along the first dimension. Only the first dimension may differ between
+    ranks."""
     (gathered,) = _apply(_Allgather, name, process_set, False, tensor)
     return _tensor(gathered)
 
@@ -90,14 +98,14 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """`allgather` of several tensors as one operation under one name."""
+    """Returns the `allgather` of several tensors, computed as one collective with one name."""
     return list(_apply(_Allgather, name, process_set, True, *tensors))
 
 
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """The tensor of `root_rank`, a global rank; all ranks give one of the same shape and type."""
+    """Returns the tensor of `root_rank`, a global rank. The tensors of all ranks have the same shape and type."""
     return _tensor(_apply(_Broadcast, tensor, root_rank, name, process_set))
 
 
@@ -107,9 +115,10 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends the first `splits[0]` rows of `tensor` to rank 0, the next `splits[1]` to rank 1, ...; equal parts without.
+    """Sends the first `splits[0]` rows of `tensor` to rank 0, the next `splits[1]` rows to rank 1, and so on. Without
+    `splits`, all ranks get equally many rows.
 
-    Gives the rows received, in the order of the ranks; with `splits` also how many came from each rank.
+    Returns the received rows, in the order of the ranks; with `splits`, also the number of rows from each rank.
     """
     output, received = _apply(_Alltoall, tensor, splits, name, process_set)
     return output if splits is None else (output, received)
@@ -119,7 +128,8 @@ def reducescatter(
     tensor: Tensor, name: str | None = None, compression: type[Compressor] = Compression.none, op: int = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """This rank's rows of the reduction of the ranks' tensors. Rows that are over go to the first ranks."""
+    """Returns this rank's rows of the reduction of the ranks' tensors. If the number of rows is not divisible by the
+    number of ranks, the first ranks get one row more."""
     compressed, context = compression.compress(tensor)
     scales = prescale_factor, postscale_factor
     (reduced,) = _apply(_Reducescatter, name, op, process_set, *scales, False, compressed)
@@ -131,7 +141,7 @@ def grouped_reducescatter(
     op: int = Average, process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> list[Tensor]:  # fmt: skip
-    """`reducescatter` of several tensors as one operation under one name."""
+    """Returns the `reducescatter` of several tensors, computed as one collective with one name."""
     compressed, contexts = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
     reduced = _apply(_Reducescatter, name, op, process_set, prescale_factor, postscale_factor, True, *compressed)
     return [compression.decompress(tensor, context) for tensor, context in zip(reduced, contexts, strict=True)]
@@ -243,6 +253,6 @@ class _Reducescatter(torch.autograd.Function):
         if op not in (Average, Sum):
             raise NotImplementedError(f"reducescatter has no gradient for {op!r}; only Average and Sum do")
         size = len(registered_ranks(process_set))
-        # As in Horovod: the gradient of Sum is scaled with the number of ranks, the one of Average is not.
+        # As in Horovod, the gradient of Sum is multiplied by the number of ranks, and the gradient of Average is not.
         factor = (size if op == Sum else 1) * prescale * postscale
         return (*[None] * 6, *_apply(_Allgather, None, process_set, grouped, *[grad * factor for grad in grads]))

@@ -1,7 +1,8 @@
-"""A torch optimizer whose gradients are reduced over the ranks while the backward pass still runs.
+"""A torch optimizer whose gradients are reduced over the ranks while the backward pass is still running.
 
-`DistributedOptimizer` gives an instance of a new class that derives from the wrapped optimizer's own, so that
-schedulers, scalers and `isinstance` go on as before, and that shares its state and its groups of parameters.
+`DistributedOptimizer` returns an instance of a new class, which derives from the class of the wrapped optimizer, so
+that schedulers, scalers and `isinstance` work as before. The instance shares the state and the parameter groups of the
+wrapped optimizer.
 """
 
 import os
@@ -46,7 +47,7 @@ class _Wrapping(torch.optim.Optimizer):
 
 
 class _Reduced(_Wrapping):
-    """What the dynamic classes add to the wrapped optimizer: each gradient is reduced as soon as it is complete."""
+    """The mixin that the new classes add to the wrapped optimizer: it reduces each gradient when it is complete."""
 
     def _distribute(
         self,
@@ -68,11 +69,11 @@ class _Reduced(_Wrapping):
         self.process_set = process_set
         self._should_synchronize = True
         self._group_of = {p: tuple(group) for group in groups for p in group}
-        # An elastic job that starts alone may grow.
+        # An elastic job with a single rank may grow.
         self._reduces = process_set.included() and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
         self._trained: list[Tensor] = []
         self._hooks: list[Any] = []
-        # Removed with the optimizer: a parameter outlives its optimizers and must not feed the old ones.
+        # Remove the hooks with the optimizer, because a parameter may outlive it.
         weakref.finalize(self, _remove, self._hooks)
         predivide = predivide if op == Average else 1.0
         self._gradients = Gradients(op, 1.0 / predivide, predivide, process_set)
@@ -80,7 +81,7 @@ class _Reduced(_Wrapping):
         self._watch()
 
     def _watch(self) -> None:
-        """Takes up the parameters that are trained and were not before: all at first, later unfrozen or added ones."""
+        """Registers hooks for trained parameters without one: at first all, later those that were unfrozen or added."""
         if not self._reduces:
             return
         listed = dict.fromkeys(p for group in self.param_groups for p in group["params"] if p.requires_grad)
@@ -108,7 +109,7 @@ class _Reduced(_Wrapping):
         self._synchronized = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Reduces after this many backward passes from now on."""
+        """Sets the number of backward passes after which gradients are reduced."""
         self.backward_passes_per_step = passes
         self._passes_left = dict.fromkeys(self._trained, passes)
         self._incomplete = len(self._trained)
@@ -129,7 +130,7 @@ class _Reduced(_Wrapping):
                 self._gradients.hand_over()
 
     def _reduce(self, group: tuple[Tensor, ...]) -> None:
-        """Starts the reduction of the gradients of `group`, which are zeros where this rank has computed none."""
+        """Starts the reduction of the gradients of `group`. A gradient that this rank has not computed is zero."""
         for p in group:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -146,9 +147,9 @@ class _Reduced(_Wrapping):
         self._pending[group] = self._gradients.start(name, sent, movable=own), list(contexts)
 
     def synchronize(self) -> None:
-        """Waits until every gradient is reduced; then `clip_grad_norm_` and the like may change them.
+        """Waits until all gradients are reduced, for example to apply `clip_grad_norm_` to them.
 
-        Follow it with `with optimizer.skip_synchronize(): optimizer.step()`.
+        Afterwards call `with optimizer.skip_synchronize(): optimizer.step()`.
         """
         self._watch()
         waiting = {p for group in self._pending for p in group}
@@ -181,7 +182,7 @@ class _Reduced(_Wrapping):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """`step()` inside takes the gradients as they are: use it after `synchronize()`."""
+        """Returns a context manager in which `step()` does not reduce the gradients, for use after `synchronize()`."""
         self._should_synchronize = False
         try:
             yield
@@ -189,7 +190,8 @@ class _Reduced(_Wrapping):
             self._should_synchronize = True
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Waits for the gradients' reduction and takes the optimizer's step; a closure's gradients are reduced too."""
+        """Waits until the gradients are reduced and performs the optimizer's step. The gradients of a closure are
+        reduced too."""
         if self._should_synchronize and closure is None:
             if self._synchronized:
                 warnings.warn(
@@ -210,19 +212,20 @@ class _Reduced(_Wrapping):
         return super().step(evaluate)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; `AssertionError` while the gradients are being reduced."""
+        """Calls `zero_grad` of the wrapped optimizer. Raises AssertionError while gradients are being reduced."""
         if self._pending:
             raise AssertionError(_NOT_STEPPED)
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As the wrapped optimizer's; reductions under way are forgotten."""
+        """Calls `load_state_dict` of the wrapped optimizer and drops pending reductions."""
         self._restart()
         super().load_state_dict(state_dict)
 
 
 class _AdasumReduced(_Wrapping):
-    """Steps on the rank's own gradients and joins the *changes* of the parameters by Adasum (Maleki et al., 2020)."""
+    """A mixin that steps with the rank's own gradients and reduces the *changes* of the parameters by Adasum (Maleki et
+    al., 2020)."""
 
     def _distribute(
         self, names: dict[Tensor, str], compression: type[Compressor], backward_passes_per_step: int
@@ -232,15 +235,15 @@ class _AdasumReduced(_Wrapping):
         self.backward_passes_per_step = backward_passes_per_step
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Kept for the interface: gradients add up on the rank until `step`, however many passes there were."""
+        """Has no effect: gradients accumulate on the rank until `step`, after any number of backward passes."""
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
-        """Nothing: what is joined is the change that `step` makes."""
+        """Does nothing, because `step` reduces the changes of the parameters."""
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Refused: without joining the changes the ranks would part."""
+        """Raises AssertionError, because the parameters of the ranks would diverge."""
         raise AssertionError(
             "skip_synchronize() cannot be used with op=Adasum, which joins the changes of step() itself"
         )
@@ -248,7 +251,7 @@ class _AdasumReduced(_Wrapping):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """The optimizer's own step, and every parameter moves by the joined change."""
+        """Performs the optimizer's step, and changes every parameter by the Adasum of the ranks' changes."""
         trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         before = [p.detach().clone() for p in trained]
         loss = super().step(closure)
@@ -268,10 +271,11 @@ def _dense(grad: Tensor | None) -> Tensor:
 
 
 def _derived(optimizer: torch.optim.Optimizer, mixin: type[_Wrapping]) -> Any:
-    """An instance of a class that derives from the mixin and the optimizer's own, with the optimizer's state."""
+    """Returns an instance of a class that derives from the mixin and the optimizer's class, with the optimizer's
+    state."""
     own = type(optimizer)
     wrapped: Any = object.__new__(type(own.__name__, (mixin, own), {}))
-    # A scheduler made before leaves its own `step`, bound to the optimizer without reduction.
+    # An existing scheduler has set a `step` attribute that is bound to the optimizer without reduction.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     return wrapped
 
@@ -293,25 +297,27 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The optimizer with `step()` on gradients reduced over the ranks; `optimizer` itself is not to be used any more.
+    """Returns an optimizer whose `step()` uses gradients reduced over the ranks. Do not use `optimizer` afterwards.
 
     Args:
-        named_parameters: `model.named_parameters()`: the names by which ranks match their gradients.
-        compression: `Compression.none`, `.fp16` or `.bf16`, or a `Compressor` of your own.
-        backward_passes_per_step: Gradients of so many backward passes add up before they are reduced.
-        op: `Average`, `Sum` or `Adasum`. Adasum joins the ranks' steps instead of their gradients.
-        gradient_predivide_factor: Of the division by the number of ranks, this much is done before the sum, against
-            overflow in half precision. With `Average` only.
-        num_groups: The former name of `groups`.
-        groups: Gradients reduced together, as soon as all of a group are complete: how many groups of neighbours, or
-            lists of parameters; parameters in no list are reduced alone.
-        sparse_as_dense: Reduces sparse gradients as dense ones.
-        process_set: The ranks to reduce over; ranks outside step on their own gradients.
+        optimizer: The optimizer to wrap.
+        named_parameters: The names by which ranks match their gradients, such as `model.named_parameters()`.
+        compression: `Compression.none`, `.fp16` or `.bf16`, or a custom `Compressor`.
+        backward_passes_per_step: Number of backward passes whose gradients are accumulated before the reduction.
+        op: `Average`, `Sum` or `Adasum`. Adasum reduces the ranks' steps instead of their gradients.
+        gradient_predivide_factor: The part of the division by the number of ranks that is done before the sum, which
+            avoids overflow in half precision. With `Average` only.
+        num_groups: Deprecated name of `groups`.
+        groups: Gradients to reduce together, when all of a group are complete: the number of groups of adjacent
+            parameters, or lists of parameters. Parameters in no list are reduced alone.
+        sparse_as_dense: Reduce sparse gradients as dense tensors.
+        process_set: The ranks to reduce over. Other ranks step with their own gradients.
 
     Raises:
-        TypeError: For what is no optimizer, such as a model.
-        ValueError: For names that are missing or repeat, groups that overlap, a predivision with another op than
-            `Average`, and no backward pass at all.
+        TypeError: `optimizer` is not a torch optimizer.
+        ValueError: Names are missing or repeated, groups overlap, `gradient_predivide_factor` is used with an op other
+            than `Average`, or `backward_passes_per_step` is below 1.
+        NotImplementedError: Adasum is used with a process set.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""How ranks name an optimizer's parameters, and which of them are reduced together."""
+"""The names of an optimizer's parameters, and the groups of parameters that are reduced together."""
 
 from collections.abc import Iterable
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def names_of(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
-    """The names of all parameters: those of `named`, else by their places in the optimizer.
+    """Returns the names of all parameters: those of `named`, or without `named`, their positions in the optimizer.
 
-    `ValueError` where names are missing, occur twice, or stand without their parameters.
+    Raises:
+        ValueError: Names are missing or occur twice, or `named` does not contain (name, parameter) pairs.
     """
     groups = enumerate(optimizer.param_groups)
     own = {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group["params"])}
@@ -33,9 +34,11 @@ def names_of(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor
 
 
 def groups_of(optimizer: torch.optim.Optimizer, groups: int | list[list[Tensor]] | None) -> list[list[Tensor]]:
-    """The trained parameters in so many groups of neighbours, or those of the lists; no groups for None.
+    """Returns the groups of trained parameters: `groups` runs of adjacent parameters if `groups` is a number, the given
+    lists if it is a list, and no groups if it is None.
 
-    `ValueError` for a number below 1, for what is no tensor, and for a parameter in two places.
+    Raises:
+        ValueError: The number is below 1, a list contains something other than tensors, or a parameter occurs twice.
     """
     if groups is None:
         return []

@@ -1,4 +1,4 @@
-"""Subsets of the ranks that run operations among themselves."""
+"""Process sets: subsets of the ranks that run collectives among themselves."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,9 +9,10 @@ from lambert.horovod.requests import Request
 
 
 class ProcessSet:
-    """Ranks that work together, for the `process_set` argument of the operations.
+    """A set of ranks for the `process_set` argument of the collectives.
 
-    Becomes usable through `init(process_sets=[...])` or `add_process_set`, which set `process_set_id`.
+    It can be used after it is registered with `init(process_sets=[...])` or `add_process_set`, which set
+    `process_set_id`.
     """
 
     process_set_id: int | None = None
@@ -27,11 +28,12 @@ class ProcessSet:
         self.ranks = ranks
 
     def size(self) -> int | None:
-        """The number of ranks; None before the set is registered."""
+        """Returns the number of ranks, or None before the set is registered."""
         return None if self.process_set_id is None else len(registered_ranks(self))
 
     def rank(self) -> int | None:
-        """This process's number in the set; None before it is registered. ValueError where it is not a member."""
+        """Returns the rank of this process within the set, or None before the set is registered. Raises ValueError if
+        this process is not a member."""
         if self.process_set_id is None:
             return None
         ranks = registered_ranks(self)
@@ -41,7 +43,7 @@ class ProcessSet:
         return ranks.index(me)
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None where the ranks are not known."""
+        """Returns whether this process is a member, or None if the ranks are not known."""
         return None if self.ranks is None else session.current().launch.rank in self.ranks
 
     def __str__(self) -> str:
@@ -49,12 +51,12 @@ class ProcessSet:
 
 
 global_process_set = ProcessSet([])
-"""All ranks."""
+"""The process set of all ranks."""
 global_process_set.process_set_id = 0
 
 
 def registered_ranks(process_set: ProcessSet) -> list[int]:
-    """The ranks of a set that can be used. ValueError where it is not, or no longer, registered."""
+    """Returns the ranks of a registered set. Raises ValueError if the set is not, or no longer, registered."""
     number = process_set.process_set_id
     ranks = session.current().sets.get(number) if number is not None else None
     if ranks is None:
@@ -63,9 +65,11 @@ def registered_ranks(process_set: ProcessSet) -> list[int]:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a set and gives it back. All ranks have to call it, members or not, in the same order.
+    """Registers a process set and returns it. All ranks, also those outside the set, must register the same sets in the
+    same order.
 
-    ValueError where these ranks are a set already, or not ranks of this job.
+    Raises:
+        ValueError: The ranks are not distinct ranks of this job, or a set of these ranks is already registered.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -80,7 +84,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forgets a set, and says whether there was one to forget: not the global one. All ranks have to call it."""
+    """Removes a process set. All ranks must call this function. Returns False if the set is not registered or is the
+    global process set, which cannot be removed."""
     number = process_set.process_set_id
     if number is None or number == 0:
         return False

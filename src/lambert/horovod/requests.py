@@ -1,4 +1,4 @@
-"""What a rank asks for, and how requests of the same name may differ between ranks."""
+"""The requests of the ranks, and the check that requests of the same name agree between ranks."""
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class ReduceOp(IntEnum):
-    """How values of several ranks become one. The numbers are Horovod's."""
+    """The reduction operations. The numbers are those of Horovod."""
 
     Average = 0
     Sum = 1
@@ -17,7 +17,7 @@ class ReduceOp(IntEnum):
 
 
 class TensorKind(NamedTuple):
-    """A tensor without its values."""
+    """The metadata of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -25,27 +25,28 @@ class TensorKind(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One operation as one rank asks for it. Sent as a JSON list."""
+    """A rank's request for one operation, which is sent as a JSON list."""
 
     kind: str
     """allreduce, allgather, broadcast, alltoall, reducescatter, barrier, add_process_set or remove_process_set."""
     name: str
-    """By which the request is matched with those of the other ranks. It begins with the kind."""
+    """The name by which the requests of the ranks are matched. It starts with the kind."""
     process_set: int
     """Number of the process set."""
     tensors: tuple[TensorKind, ...] = ()
-    """One; several for a grouped operation."""
+    """One tensor, or several for a grouped operation."""
     op: int = ReduceOp.Sum
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = -1
-    """Global rank of a broadcast's source."""
+    """Global rank of the source of a broadcast."""
     numbers: tuple[int, ...] = ()
-    """Rows for each rank of an alltoall; ranks of a process set to add; its number to remove it."""
+    """The rows for each rank of an alltoall, the ranks of a process set to add, or the number of a process set to
+    remove."""
 
     @classmethod
     def parse(cls, fields: list[Any]) -> "Request":
-        """The request of a JSON list. Raises ValueError where it is none."""
+        """Returns the request of a JSON list. Raises ValueError if the list is not a request."""
         try:
             kind, name, process_set, tensors, op, prescale, postscale, root, numbers = fields
             kinds = tuple(TensorKind(dtype, tuple(shape), device) for dtype, shape, device in tensors)
@@ -59,7 +60,8 @@ RUNS_WITH_JOINED_RANKS = ("allreduce", "barrier")
 
 
 def disagreement(requests: Mapping[int, Request], joined: list[int]) -> str | None:
-    """Why requests of one name, by rank, cannot run together, in one line that names the ranks; None if they can."""
+    """Returns the reason why the requests of one name cannot run together, as one line that names the ranks, or None if
+    they can. `requests` are by rank; `joined` are the ranks that take part because they have joined."""
     first = next(iter(requests.values()))
     title = f"{first.kind} {first.name.removeprefix(first.kind + '.')!r}"
     if joined and first.kind not in RUNS_WITH_JOINED_RANKS:

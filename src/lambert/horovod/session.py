@@ -1,4 +1,4 @@
-"""The time between `init` and `shutdown`: the ranks have met and can work together."""
+"""The session between `init` and `shutdown`, in which the ranks are connected."""
 
 import logging
 import os
@@ -21,17 +21,19 @@ from lambert.horovod.negotiation import Negotiator
 from lambert.horovod.requests import Request
 
 HOROVOD_CYCLE_TIME = 1.0
-"""Milliseconds in which requests gather before they are sent. Horovod's default."""
+"""Milliseconds during which requests are collected before they are sent. This is Horovod's default."""
 HOROVOD_FUSION_THRESHOLD = 64 << 20
-"""Bytes of neighbouring all-reduces that share a buffer. Horovod's default."""
+"""Maximum bytes of adjacent all-reduces that share a fusion buffer. This is Horovod's default."""
 HOROVOD_CACHE_CAPACITY = 4096
-"""Requests that are repeated as one bit. Horovod's default of 1024 is fewer than large models have parameters."""
+"""Maximum number of requests that are repeated as one bit. Horovod's default of 1024 is less than the number of
+parameters of large models."""
 HOROVOD_STALL_CHECK_TIME_SECONDS = 60.0
-"""Horovod's default."""
+"""Seconds after which a waiting request causes a warning. This is Horovod's default."""
 HOROVOD_GLOO_TIMEOUT_SECONDS = 300.0
-"""How long an operation that all ranks have ready may take. Horovod's 30 is too short for slow networks."""
+"""Seconds that a collective may take after all ranks have requested it. Horovod's default of 30 is too short for slow
+networks."""
 HOROVOD_START_TIMEOUT = 120.0
-"""Seconds in which the ranks have to meet."""
+"""Seconds within which all ranks must connect."""
 
 LEVELS = {
     "TRACE": logging.DEBUG,
@@ -41,36 +43,36 @@ LEVELS = {
     "ERROR": logging.ERROR,
     "FATAL": logging.CRITICAL,
 }
-"""What HOROVOD_LOG_LEVEL may say, as Python's levels. Stalls are warnings."""
+"""The values of HOROVOD_LOG_LEVEL, and the corresponding levels of Python. Stalls are logged as warnings."""
 
 GOODBYE_SECONDS = 10.0
-"""How long a shutdown waits for an operation that is running."""
+"""Seconds that a shutdown waits for a running collective."""
 
 
 @dataclass(slots=True)
 class Session:
-    """What `init` sets up."""
+    """The objects that `init` creates."""
 
     launch: Launch
     hosts: list[str]
-    """Name of each rank's host, by which ranks of one host find each other."""
+    """Name of each rank's host. Ranks of one host have equal names."""
     sets: dict[int, list[int]]
-    """Ranks of each process set; 0 is all ranks."""
+    """Ranks of each process set, by its number. Set 0 contains all ranks."""
     negotiator: Negotiator
     executor: Executor
     coordinator: Coordinator | None
-    """On rank 0."""
+    """The coordinator on rank 0, None on the other ranks."""
 
 
 _open: list[Session] = []
-"""Empty, or the one session."""
+"""Contains the open session, if there is one."""
 _lock = threading.RLock()
 _stores: dict[tuple[str, int], TCPStore] = {}
 _meetings: Counter[str] = Counter()
 
 
 def current() -> Session:
-    """The session that is open. Raises ValueError where there is none."""
+    """Returns the open session. Raises ValueError if there is none."""
     try:
         return _open[0]
     except IndexError:
@@ -78,14 +80,15 @@ def current() -> Session:
 
 
 def is_open() -> bool:
-    """Whether there is a session."""
+    """Returns whether a session is open."""
     return bool(_open)
 
 
 def open_session(launch: Launch) -> Session:
-    """The session of this process, met with the other ranks where it is new.
+    """Returns the session of this process, and connects to the other ranks if no session is open.
 
-    Raises HorovodInternalError where they do not come within HOROVOD_START_TIMEOUT seconds.
+    Raises:
+        HorovodInternalError: The other ranks did not connect within HOROVOD_START_TIMEOUT seconds.
     """
     with _lock:
         if not _open:
@@ -102,7 +105,7 @@ def open_session(launch: Launch) -> Session:
 
 
 def close_session(reason: str) -> None:
-    """Leaves the other ranks; what waits for this one fails there with the reason."""
+    """Closes the session. Collectives for which other ranks still wait fail there with the reason."""
     with _lock:
         if not _open:
             return
@@ -161,7 +164,7 @@ def _meet(launch: Launch, seconds: float) -> Session:
 
 
 def _store(launch: Launch, seconds: float) -> HashStore | TCPStore:
-    """Where the ranks find each other. Kept until the process ends: the next `init` meets in the same place."""
+    """Returns the rendezvous store. It is kept until the process ends, because the next `init` uses the same store."""
     if launch.meeting is None:
         return HashStore()
     store = _stores.get(launch.meeting)

@@ -1,7 +1,7 @@
-"""Batch normalization over the batches of all ranks together, exact also where they differ in size.
+"""Batch normalization over the global batch, which is exact also if the ranks' batches differ in size.
 
-The forward pass gathers each rank's count, mean and sum of squared deviations and joins them (Chan, Golub, LeVeque,
-"Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979, eq. 2.1); the backward pass sums two
+The forward pass gathers each rank's count, mean and sum of squared deviations and combines them (Chan, Golub, LeVeque,
+"Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979, eq. 2.1). The backward pass sums two
 vectors over the ranks (Ioffe and Szegedy, "Batch Normalization", 2015, section 3).
 """
 
@@ -16,11 +16,11 @@ from lambert.horovod.operations import Sum, allgather_async, allreduce_async, sy
 
 
 class SyncBatchNorm(_BatchNorm):
-    """`nn.BatchNorm1d/2d/3d` whose statistics in training are those of the global batch. Also on CPUs.
+    """`nn.BatchNorm1d/2d/3d` with the statistics of the global batch in training, on GPUs and CPUs.
 
-    Takes (N, C, ...) as they do, with the same arguments; N may differ between ranks and may be 0. Gradients of
-    `weight` and `bias` are those of the rank's own batch, which the optimizer reduces like any other. All ranks have to
-    call it.
+    The arguments and the input shape (N, C, ...) are those of `nn.BatchNorm1d/2d/3d`. N may differ between ranks and
+    may be 0. The gradients of `weight` and `bias` are those of the rank's own batch; the optimizer reduces them like
+    any other gradients. All ranks must call the module.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -28,7 +28,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"SyncBatchNorm takes (N, C, ...), not a tensor of {input.dim()} dimensions")
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, ...) normalized over everything but C."""
+        """Returns the input (N, C, ...), normalized over all dimensions except C."""
         use_batch = self.training or self.running_mean is None
         if size() == 1 or not use_batch:
             return super().forward(input)
@@ -48,14 +48,14 @@ class SyncBatchNorm(_BatchNorm):
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        # As in torch: the unbiased variance is tracked, the biased one normalizes.
+        # As in torch, the unbiased variance is tracked, and the biased variance normalizes.
         unbiased = variance * (count / (count - 1).clamp(min=1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
 def _statistics(input: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Count (a scalar), mean (C) and biased variance (C) over all ranks."""
+    """Returns the count (a scalar), mean (C) and biased variance (C) over all ranks."""
     channels = input.shape[1]
     count = input.numel() // max(channels, 1)
     axes = [0, *range(2, input.dim())]

@@ -1,8 +1,9 @@
-"""What every tensor waited for, as a Chrome trace: open the file in chrome://tracing or ui.perfetto.dev.
+"""A timeline of the collectives as a Chrome trace. Open the file in chrome://tracing or ui.perfetto.dev.
 
-One row a tensor, one bar an activity (`NEGOTIATE_ALLREDUCE`, then `ALLREDUCE`, ...), times in microseconds since the
-recording began. Rank 0 alone writes. The background of the operations calls `begin`, `end` and `mark_cycle`, which cost
-one comparison while nothing is recorded. Format: Trace Event Format, Google, 2016 (JSON array, phases B, E, i and M).
+The trace has one row per tensor and one bar per activity (`NEGOTIATE_ALLREDUCE`, then `ALLREDUCE`, ...), with times in
+microseconds since the start of the recording. Only rank 0 writes the trace. The threads that run the collectives call
+`begin`, `end` and `mark_cycle`, which cost one comparison when nothing is recorded.
+Format: Trace Event Format, Google, 2016 (JSON array, phases B, E, i and M).
 """
 
 import json
@@ -12,11 +13,12 @@ import time
 from typing import Any, TextIO
 
 OPERATIONS_ROW = 0
-"""The "process" of the trace that holds no tensor: start time and marks of cycles."""
+"""The "process" of the trace for events without a tensor: the start time and the marks of cycles."""
 
 
 class Timeline:
-    """Events of one recording, written as they happen; a file cut short by a crash still opens in the viewers."""
+    """Writes the events of one recording as they happen. After a crash, the viewers can still open the incomplete
+    file."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,11 +30,12 @@ class Timeline:
 
     @property
     def recording(self) -> bool:
-        """Whether events are written now."""
+        """Whether events are being recorded."""
         return self._file is not None
 
     def start(self, path: str, mark_cycles: bool = False) -> None:
-        """Begins a file at `path`, after ending the one before; the same path again goes on with the same file."""
+        """Starts a recording to the file `path` and ends the previous recording. If `path` is being recorded already,
+        the recording continues."""
         if self._file is not None and path == self._path:
             self._mark_cycles = mark_cycles
             return
@@ -46,7 +49,7 @@ class Timeline:
             self._file = file
 
     def stop(self) -> None:
-        """Ends the file, which is complete JSON from here on. Nothing when nothing is recorded."""
+        """Ends the recording and completes the JSON file. Does nothing if nothing is recorded."""
         with self._lock:
             if self._file is not None:
                 self._file.write("\n]\n")
@@ -54,17 +57,17 @@ class Timeline:
                 self._file = None
 
     def begin(self, name: str, activity: str) -> None:
-        """The tensor `name` enters an activity; activities of a tensor nest, and `end` ends the innermost."""
+        """Records that the tensor `name` starts an activity. Activities of a tensor can be nested."""
         if self._file is not None:
             self._write({"name": activity, "ph": "B"}, name)
 
     def end(self, name: str) -> None:
-        """The tensor `name` leaves the activity it entered last."""
+        """Records that the tensor `name` ends its innermost activity."""
         if self._file is not None:
             self._write({"ph": "E"}, name)
 
     def mark_cycle(self) -> None:
-        """A round of negotiation starts; drawn only where the recording asked for it."""
+        """Records that a cycle of the negotiation starts, if the recording was started with `mark_cycles`."""
         if self._file is not None and self._mark_cycles:
             self._write({"name": "CYCLE_START", "ph": "i", "s": "g"}, None)
 
@@ -86,11 +89,12 @@ class Timeline:
 
 
 timeline = Timeline()
-"""The recording of this process."""
+"""The timeline of this process."""
 
 
 def start_from_environment(rank: int) -> None:
-    """Starts what `HOROVOD_TIMELINE` (a file; DYNAMIC: wait for `start_timeline`) asks for, on rank 0."""
+    """Starts the recording to the file `HOROVOD_TIMELINE` on rank 0. With the value DYNAMIC, the recording starts with
+    a call of `start_timeline`."""
     path = os.environ.get("HOROVOD_TIMELINE", "")
     if rank == 0 and path and path != "DYNAMIC":
         timeline.start(path, os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))

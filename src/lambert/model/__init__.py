@@ -1,1 +1,1 @@
-"""Batches to states to losses: attention, blocks, encoder, heads, weights on disk, and what it all costs."""
+"""Batches to states to losses: attention, blocks, encoder, heads, and weights on disk."""

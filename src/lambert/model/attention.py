@@ -1,7 +1,7 @@
 """Attention within each sequence of a flat batch: softmax(q k' / sqrt(E)) v (Vaswani et al., 2017, equation 1).
 
-`attention` calls the kernel that `kernel` names for the device; the plain one is what the others are tested against. E
-is the width of a head, G the sequences of equal length that are taken together.
+`attention` calls the kernel that `kernel` selects for the device; the other kernels are tested against the plain one.
+E is the width of a head, G the number of sequences of equal length that are computed together.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,25 @@ from lambert.model.dropout import keep_mask, survival
 
 
 def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: float) -> Tensor:
-    """Every token's mixture of the values of its own sequence, [T, H, E].
+    """Returns for every token the weighted sum of the values of its own sequence, [T, H, E].
 
-    `bounds_S1` and `longest` as in `Batch`; `dropout` is the probability of dropping an attention weight, drawn from
-    torch's generator of the device.
+    Args:
+        qkv_T3HE: Queries, keys and values, [T, 3, H, E].
+        bounds_S1: As in `Batch`.
+        longest: As in `Batch`.
+        dropout: Probability of dropping an attention weight, drawn from torch's generator of the device.
+
+    Source: Vaswani et al., 2017, equation 1.
     """
     name = kernel(qkv_T3HE.device, qkv_T3HE.dtype, qkv_T3HE.shape[-1])
     return KERNELS[name](qkv_T3HE, bounds_S1, longest, dropout)
 
 
 def kernel(device: torch.device, dtype: torch.dtype, width: int) -> str:
-    """The key in KERNELS for heads of this width, from what the device is alone: nothing waits for it.
+    """Returns the key in KERNELS for heads of this width, without synchronizing with the device.
 
-    Kernels of GPUs read heads of whole 16 bytes. Flash attention (Dao, 2023) needs numbers of 16 bits, heads up to 256,
-    and compute capability 8.0.
+    GPU kernels require heads of a multiple of 16 bytes. Flash attention (Dao, 2023) requires 16-bit numbers, heads of
+    at most 256 elements, and compute capability 8.0.
     """
     if device.type == "cpu":
         return "products"
@@ -44,7 +49,8 @@ def kernel(device: torch.device, dtype: torch.dtype, width: int) -> str:
 
 
 def reference(qkv_T3HE: Tensor, bounds_S1: Tensor, *, dropout: float) -> Tensor:
-    """As `attention`, a sequence at a time with torch's own scaled dot product. The host waits for the bounds."""
+    """Computes `attention` one sequence at a time with torch's `scaled_dot_product_attention`. The host waits for the
+    bounds."""
     mixed = []
     for part in qkv_T3HE.tensor_split(bounds_S1[1:-1].cpu().long()):
         q_HME, k_HME, v_HME = part.permute(1, 2, 0, 3)
@@ -57,7 +63,8 @@ def _plain(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) ->
 
 
 def _flash(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
-    """Dao, "FlashAttention-2", 2023. torch's public `varlen_attn` is this operation without dropout."""
+    """Flash attention (Dao, "FlashAttention-2", 2023). torch's public `varlen_attn` is this operation without
+    dropout."""
     q_THE, k_THE, v_THE = qkv_T3HE.unbind(1)
     found = torch.ops.aten._flash_attention_forward(
         q_THE, k_THE, v_THE, bounds_S1, bounds_S1, longest, longest, dropout, False, False
@@ -67,11 +74,13 @@ def _flash(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) ->
 
 
 def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
-    """Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021, in the kernel that torch has from xFormers:
-    float32 and every GPU, slower.
+    """Memory-efficient attention, in the kernel that torch took from xFormers. The kernel supports float32 and every
+    GPU, but is slower than flash attention.
 
-    With bounds, its backward pass drops other weights than its forward pass did (seen with torch 2.11 on an H200), so
-    that with dropout the sequences are padded for it.
+    If the kernel gets bounds, its backward pass drops different weights than its forward pass (observed with torch 2.11
+    on an H200), so with dropout the sequences are padded instead.
+
+    Source: Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021.
     """
     if dropout:
         return padded(qkv_T3HE, bounds_S1, longest, dropout)
@@ -84,7 +93,8 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
 
 
 def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
-    """As `attention`, on rows [S, longest] with a mask by torch's own scaled dot product. The host does not wait."""
+    """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`. The host
+    does not wait."""
     T = len(qkv_T3HE)
     starts_S, lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
     places_M = torch.arange(longest, device=qkv_T3HE.device)
@@ -111,12 +121,12 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, int, float], Tensor]] = {
     "efficient": _efficient,
     "plain": _plain,
 }
-"""Functions (qkv_T3HE, bounds_S1, longest, dropout). `products` and `plain` loop on the host."""
+"""Functions of (qkv_T3HE, bounds_S1, longest, dropout) by name. `products` and `plain` loop on the host."""
 
 
 def leave_to_python() -> None:
-    """Keeps torch.compile out of the kernels that read bounds on the host: the lengths of a batch would each become a
-    graph. Imports the compiler, which takes seconds."""
+    """Excludes from torch.compile the kernels that read bounds on the host, because each set of sequence lengths would
+    be compiled to a graph of its own. The function imports the compiler, which takes seconds."""
     for name, function in (("products", _products), ("plain", _plain)):
         KERNELS[name] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
@@ -125,9 +135,10 @@ Rows = slice | Tensor
 
 
 def equal_lengths(bounds: list[int]) -> list[tuple[Rows, int, int]]:
-    """Sequences of equal length together: the rows of their tokens, how many they are, and their length.
+    """Groups sequences of equal length. Returns for each group the rows of its tokens, the number of its sequences, and
+    their length.
 
-    One product over many short sequences takes a fraction of the time of many products.
+    One batched product over many short sequences takes a fraction of the time of many products.
     """
     starts: dict[int, list[int]] = {}
     for start, end in pairwise(bounds):
@@ -142,9 +153,10 @@ def equal_lengths(bounds: list[int]) -> list[tuple[Rows, int, int]]:
 
 
 class _Products(torch.autograd.Function):
-    """Explicit matrix products that keep the probabilities: on the CPU faster than recomputing them blockwise.
+    """Explicit matrix products that save the probabilities for the backward pass. On the CPU this is faster than
+    recomputing the probabilities blockwise.
 
-    Products are in the dtype of the operands, the softmax computes in float32 and rounds once.
+    Products are computed in the dtype of the operands. The softmax computes in float32 and rounds once.
     """
 
     @staticmethod

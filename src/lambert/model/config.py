@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lambert.core.errors import UsageError
+from lambert.core.settings import check
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
 
@@ -17,39 +18,39 @@ class EncoderConfig:
     hidden: int = 128
     """Width of the states, D."""
     heads: int = 2
-    """Attention heads, H; they divide the width."""
+    """Number of attention heads, H; must divide the width."""
     intermediate: int = 512
     """Width of the feed-forward layer, F."""
     vocabulary: int = 0
-    """Pieces of the vocabulary, V; 0: taken from the tokenizer."""
+    """Number of pieces in the vocabulary, V. 0: taken from the tokenizer."""
     positions: int = 512
-    """Longest sequence, in tokens."""
+    """Maximum length of a sequence, in tokens."""
     segment_types: int = 2
-    """Kinds of segments: A and B."""
+    """Number of segment types; 2: segments A and B."""
     activation: str = "gelu"
-    """gelu (by the error function, as first released and as in Hugging Face) or gelu_tanh (Google since 2019)."""
+    """`gelu` (with the error function, as first released and in Hugging Face) or `gelu_tanh` (the tanh approximation,
+    Google since 2019)."""
     dropout: float = 0.1
     """Probability of dropping an element of a layer's output."""
     attention_dropout: float = 0.1
     """Probability of dropping an attention weight."""
     norm_eps: float = 1e-12
-    """Added to the variance in layer norms."""
+    """Epsilon that layer norms add to the variance."""
     init_range: float = 0.02
-    """Standard deviation of fresh weights, truncated at two of them (google-research/bert, create_initializer)."""
+    """Standard deviation of initial weights, truncated at two standard deviations (google-research/bert,
+    create_initializer)."""
     block: str = "bert"
-    """Kind of layer, or package.module:name of one's own."""
+    """Kind of block, or package.module:name of a custom block."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "intermediate", "positions", "segment_types"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} = {getattr(self, name)} must be at least 1.")
-        if self.vocabulary < 0:
-            raise UsageError(f"vocabulary = {self.vocabulary} must not be negative.")
+        count = "[1, inf)"
+        check(
+            self,
+            layers=count, hidden=count, heads=count, intermediate=count, positions=count, segment_types=count,
+            dropout="[0, 1)", attention_dropout="[0, 1)",
+        )  # fmt: skip
         if self.hidden % self.heads:
             raise UsageError(f"heads = {self.heads} does not divide hidden = {self.hidden}.")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name} = {getattr(self, name)} must be at least 0 and below 1.")
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation = {self.activation!r} is unknown. Known: {', '.join(ACTIVATIONS)}.")
 
@@ -67,4 +68,4 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": _size(12, 768, 12),
     "large": _size(24, 1024, 16),
 }
-"""Fields of EncoderConfig by the name of the size."""
+"""Fields of EncoderConfig for each published size."""

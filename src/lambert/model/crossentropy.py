@@ -1,4 +1,4 @@
-"""Cross entropy over a whole vocabulary, summed, in float32, without keeping float32 logits."""
+"""Summed cross entropy over a whole vocabulary, computed in float32 without storing float32 logits."""
 
 from typing import Any
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_CHUNK = 2**18  # logits at a time, 1 MB in float32: they stay in the processor's cache between the passes
+_CHUNK = 2**18  # logits per chunk, 1 MB in float32: a chunk stays in the processor's cache between the passes
 
 
 def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-    """Sum over rows of -log softmax(logits)[label], in nats, float32 (float64 for such logits); 0 for no rows."""
+    """Returns the sum over rows of -log softmax(logits)[label], in nats, as float32 (float64 for float64 logits); 0 for
+    no rows."""
     if logits_NV.device.type == "cpu" and logits_NV.requires_grad and logits_NV.numel() > _CHUNK:
         total: Tensor = _Chunked.apply(logits_NV, labels_N)  # type: ignore[no-untyped-call]
         return total
@@ -18,15 +19,16 @@ def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
 
 
 def reference(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-    """As `cross_entropy`, by torch's own."""
+    """Computes `cross_entropy` with torch's `nn.functional.cross_entropy`."""
     wide = torch.promote_types(logits_NV.dtype, torch.float32)
     return nn.functional.cross_entropy(logits_NV.to(wide), labels_N, reduction="sum")
 
 
 class _Chunked(torch.autograd.Function):
-    """The gradient, softmax minus one-hot, is made on the way forward, while a few rows of logits are in cache.
+    """Computes the gradient, softmax minus one-hot, in the forward pass, while a few rows of logits are in the cache.
 
-    The backward pass works in place, and so runs once."""
+    The backward pass works in place and can therefore run only once.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
@@ -40,7 +42,7 @@ class _Chunked(torch.autograd.Function):
             values = logits_NV[part].to(wide)
             total += (values.amax(1, keepdim=True) - values.gather(1, labels)).sum()
             values = torch.softmax(values, 1)
-            total -= values.amax(1).log().sum()  # the largest is exp(0) / sum
+            total -= values.amax(1).log().sum()  # the largest probability is exp(0) / sum
             grad_NV[part] = values.scatter_add_(1, labels, values.new_full(labels.shape, -1.0))
         ctx.save_for_backward(grad_NV)
         return total

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Target
-from lambert.core.registry import lookup
+from lambert.core.compute import PLAIN, Compute
+from lambert.core.registry import Kind, lookup
 from lambert.model.crossentropy import cross_entropy
 from lambert.model.dropout import dropout
 from lambert.model.encoder import Encoder, EncoderConfig
@@ -57,15 +58,17 @@ class MaskedLanguageModel(Head):
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
 
-    def forward(self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None) -> Tensor:
+    def forward(
+        self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
+    ) -> Tensor:
         assert words_VD is not None
         rows_ND = states_TD if at_N is None else states_TD[at_N]
-        rows_ND = linear(rows_ND, [self.dense.weight], [self.dense.bias])
+        rows_ND = linear(rows_ND, [self.dense.weight], [self.dense.bias], compute)
         rows_ND = self.norm(nn.functional.gelu(rows_ND, approximate=self.approximate))
-        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1)
+        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
 
 
-def decoded(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor, multiple: int) -> Tensor:
+def decoded(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor, multiple: int, compute: Compute = PLAIN) -> Tensor:
     """rows_ND times the transposed table, plus the bias: [N, V], computed with V rounded up to a `multiple`.
 
     A GPU's matrix units want rows of whole 16 bytes: BERT's 30,522 columns take them twice as long as 30,528.
@@ -73,9 +76,9 @@ def decoded(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor, multiple: int) ->
     vocabulary = len(words_VD)
     missing = -vocabulary % multiple
     if not missing:
-        return linear(rows_ND, [words_VD], [bias_V])
+        return linear(rows_ND, [words_VD], [bias_V], compute)
     wider = nn.functional.pad(words_VD, (0, 0, 0, missing)), nn.functional.pad(bias_V, (0, missing))
-    return linear(rows_ND, [wider[0]], [wider[1]])[:, :vocabulary]
+    return linear(rows_ND, [wider[0]], [wider[1]], compute)[:, :vocabulary]
 
 
 class NextSentence(Head):
@@ -153,23 +156,25 @@ HEADS: dict[str, type[Head]] = {
     "tag": Tag,
     "span": Span,
 }
+KIND = Kind((EncoderConfig, int), base=Head)
 
 
 class Model(nn.Module):
     """An encoder and its heads. Called with a batch it gives the summed loss of each objective, float32 [K].
 
     `heads` names the objectives, keys of HEADS or "package.module:name", in the order of the sums, and the number of
-    labels of each (mlm, nsp, value and span need none: 0).
+    labels of each (mlm, nsp, value and span need none: 0). With `pooler` there is one even where no head reads it.
     """
 
-    def __init__(self, config: EncoderConfig, heads: Mapping[str, int]) -> None:
+    def __init__(self, config: EncoderConfig, heads: Mapping[str, int], pooler: bool = False) -> None:
         super().__init__()
         self.config = config
         self.labels = dict(heads)
         self.encoder = Encoder(config)
-        self.heads = nn.ModuleDict({_key(name): lookup(HEADS, name, "head")(config, n) for name, n in heads.items()})
-        pooled = any(head.pooled for head in self.heads.values())
-        self.pooler = nn.Linear(config.hidden, config.hidden) if pooled else None
+        kinds = {name: lookup(HEADS, name, "head", KIND) for name in heads}
+        self.heads = nn.ModuleDict({_key(name): kinds[name](config, labels) for name, labels in heads.items()})
+        self._pooled = any(head.pooled for head in self.heads.values())
+        self.pooler = nn.Linear(config.hidden, config.hidden) if self._pooled or pooler else None
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -181,16 +186,21 @@ class Model(nn.Module):
         assert isinstance(head, Head)
         return head
 
+    def pooled(self, states_TD: Tensor, batch: Batch) -> Tensor:
+        """The pooled [CLS] states [S, D] (google-research/bert, modeling.py): a model with a pooler has them."""
+        assert self.pooler is not None
+        first_SD = states_TD[batch.bounds_S1[:-1].long()]
+        return torch.tanh(linear(first_SD, [self.pooler.weight], [self.pooler.bias], batch.compute))
+
     def _logits(self, batch: Batch, at: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         states_TD = self.encoder(batch)
-        if self.pooler is not None:
-            first_SD = states_TD[batch.bounds_S1[:-1].long()]
-            pooled_SD = torch.tanh(linear(first_SD, [self.pooler.weight], [self.pooler.bias]))
+        if self._pooled:
+            pooled_SD = self.pooled(states_TD, batch)
         logits = {}
         for name, at_N in at.items():
             head = self._head(name)
             if isinstance(head, MaskedLanguageModel):
-                logits[name] = head(states_TD, at_N, self.encoder.words.weight)
+                logits[name] = head(states_TD, at_N, self.encoder.words.weight, batch.compute)
             else:
                 logits[name] = head(pooled_SD if head.pooled else states_TD, at_N)
         return logits

@@ -1,10 +1,11 @@
 """The settings of the optimizer and of its learning rate."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, get_args
 
 from lambert.core.errors import UsageError
+from lambert.core.settings import check
 
 Adapt = Literal["decayed", "all", "none"]
 
@@ -17,13 +18,16 @@ class OptimConfig:
     """Optimizer: lamb, adamw, radam, or "package.module:name"."""
     lr: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
+    base_batch: int | None = None
+    """Batch size that lr, end_lr and warmup_ratio are for. At another train.batch_size the rates change with the square
+    root of the ratio and warmup_ratio with the ratio (You et al., 2020, "untuned LAMB"). Not set: they are as given."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the running means of the gradient and of its square, each in [0, 1)."""
     eps: float = 1e-6
     """Added to the root of the mean square, outside the root."""
     weight_decay: float = 0.01
     """Decoupled decay, a share of the weight for a learning rate of 1; biases and LayerNorm are never decayed."""
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     """Largest L2 norm of the whole gradient, which is scaled down to it before the update; 0 turns it off."""
     bias_correction: bool = True
     """LAMB: divide the running means by 1 - beta^t. Without it the first thousand updates of biases are too long."""
@@ -36,7 +40,7 @@ class OptimConfig:
     1 - sqrt), wsd_linear, or "package.module:name"."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0 to its peak."""
-    warmup_share: float = 0.0
+    warmup_ratio: float = 0.0
     """The same as a share of all updates of the run, in [0, 1); set this or warmup_steps, not both."""
     power: float = 1.0
     """Exponent of the polynomial schedule."""
@@ -49,27 +53,31 @@ class OptimConfig:
     Google's and NVIDIA's BERT scripts do."""
 
     def __post_init__(self) -> None:
-        _check("lr", self.lr, self.lr > 0, "above 0")
-        _check(
-            "betas", self.betas, len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two shares in [0, 1)"
-        )
-        _check("eps", self.eps, self.eps >= 0, "0 or more")
-        _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
-        _check("clip", self.clip, self.clip >= 0, "a norm, or 0 for off")
+        check(
+            self, "optim.",
+            lr="(0, inf)", base_batch="[1, inf)", betas="[0, 1)", trust="[0, inf]", warmup_ratio="[0, 1)",
+            power="(0, inf)", decay_share="(0, 1]",
+        )  # fmt: skip
+        _check("betas", self.betas, len(self.betas) == 2, "two shares")
         _check("adapt", self.adapt, self.adapt in get_args(Adapt), f"one of {', '.join(get_args(Adapt))}")
-        _check("trust", self.trust, len(self.trust) == 2 and 0 <= self.trust[0] <= self.trust[1], "0 <= low <= high")
-        _check("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or more updates")
-        _check("warmup_share", self.warmup_share, 0 <= self.warmup_share < 1, "a share in [0, 1)")
-        _check("power", self.power, self.power > 0, "above 0")
-        _check("end_lr", self.end_lr, 0 <= self.end_lr <= self.lr, "between 0 and lr")
-        _check("decay_share", self.decay_share, 0 < self.decay_share <= 1, "a share in (0, 1]")
-        if self.warmup_steps and self.warmup_share:
+        _check("trust", self.trust, len(self.trust) == 2 and self.trust[0] <= self.trust[1], "low <= high")
+        _check("end_lr", self.end_lr, self.end_lr <= self.lr, "at most lr")
+        if self.warmup_steps and self.warmup_ratio:
             raise UsageError(
-                f"optim.warmup_steps = {self.warmup_steps} and optim.warmup_share = {self.warmup_share} are both set: "
+                f"optim.warmup_steps = {self.warmup_steps} and optim.warmup_ratio = {self.warmup_ratio} are both set: "
                 "drop one."
             )
+
+    def at_batch(self, batch_size: int) -> Self:
+        """Returns these settings for a batch of that many sequences, without `base_batch`: themselves where it is not
+        set. Raises UsageError where the warm-up would take the whole run."""
+        if self.base_batch is None:
+            return self
+        ratio = batch_size / self.base_batch
+        rates: dict[str, Any] = {"lr": self.lr * math.sqrt(ratio), "end_lr": self.end_lr * math.sqrt(ratio)}
+        return replace(self, **rates, warmup_ratio=self.warmup_ratio * ratio, base_batch=None)
 
 
 def _check(field: str, value: object, holds: bool, wanted: str) -> None:
     if not holds:
-        raise UsageError(f"optim.{field} = {value} should be {wanted}.")
+        raise UsageError(f"optim.{field} = {value} must be {wanted}.")

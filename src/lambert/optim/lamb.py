@@ -11,7 +11,7 @@ per tensor, in L2 norms; the ratio is 1 where |w| or |u| is 0. The decay is insi
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -23,35 +23,47 @@ from lambert.optim.config import Adapt
 FUSED_DEVICES = ("cpu", "cuda")
 """Where torch's one-pass Adam kernel is used."""
 
-# torch keeps its compiler out of these methods, and imports it for that, 0.8 s, in each process that trains. Nobody
-# compiles a call of them, and its own mark says that there is nothing more to do.
+# torch disables its compiler for these methods at their first call, and imports the compiler to do so: 0.8 s in each
+# training process. They are never compiled here; the attribute marks them as disabled already.
 for _method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
     _plain = inspect.unwrap(getattr(torch.optim.Optimizer, _method))
     setattr(_plain, "__dynamo_disable", _plain)
 
 _CHUNK = 1 << 20
-"""Elements of a tensor that a CPU updates at a time: their five arrays, 20 MB, stay in its last cache meanwhile."""
+"""Elements of a tensor that a CPU updates at a time: their five arrays, 20 MB, fit into its last-level cache."""
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB as published and, by its options, as the main implementations differ from it.
+    """LAMB, for any model and any training loop.
 
-    lr               learning rate of the next step
-    betas            decay rates of the two running means
-    eps              added outside the root: 1e-6 in Google's, NVIDIA's and timm's; 1e-8 in DeepSpeed's
-    weight_decay     decoupled; 0.01 for BERT
-    bias_correction  divide the means by 1 - beta^t: Algorithm 2 of the published version; Google's ALBERT does not
-    adapt            "decayed": tensors of groups marked `excluded` keep a ratio of 1 (Google, apex FusedLAMB, timm with
-                     two groups); "all": every tensor is adapted (NVLAMB, optax); "none": decoupled Adam
-    trust            bounds of the ratio: (0, 1) is timm's LAMBC, (0.01, 10) DeepSpeed's
-    fused            one-pass kernel (True; contiguous weights only), multi-tensor operations (False), by what the
-                     device and the weights allow (None)
+    `Lamb(model.parameters(), lr=lr)` is Algorithm 2 of the paper: every tensor has a trust ratio. The paper's users
+    keep biases and norms out of the decay and of the trust ratio, with two groups: `Lamb(decay_groups(model), lr=lr)`.
 
-    A group with `"excluded": True` is never decayed, whatever its weight_decay. Gradients are read, never changed;
-    global clipping is the caller's, before the step. The state of a parameter is `step`, `exp_avg` and `exp_avg_sq`, as
-    torch's Adam names it. Where the kernel is fused, `step` is on the parameter's device, so that the host waits for
-    nothing, and `found_inf` is heeded as by torch's fused optimizers: where it is 1, a step changes nothing. Raises
-    UsageError on parameters below float32, which would lose updates smaller than 2^-9 of a weight.
+    Args:
+        params: Tensors, (name, tensor) pairs or groups, as torch's optimizers take them. A group may set each option.
+        lr: Learning rate of the next step.
+        betas: Decay rates of the running means of the gradient and of its square, each in [0, 1).
+        eps: Added to the root of the mean square, outside the root: 1e-6 in Google's, NVIDIA's and timm's code, 1e-8 in
+            DeepSpeed's.
+        weight_decay: Decoupled decay, inside the trust ratio; 0.01 for BERT.
+        bias_correction: Divide the means by 1 - beta^t, as in Algorithm 2; Google's ALBERT does not.
+        adapt: The groups whose tensors have a trust ratio: "decayed", those with a weight_decay other than 0 (Google,
+            apex FusedLAMB, timm); "all" (NVLAMB, optax, timm's always_adapt); "none": the ratio is 1, decoupled Adam.
+        trust: Smallest and largest trust ratio: (0, 1) is timm's LAMBC, (0.01, 10) DeepSpeed's.
+        fused: True: torch's one-pass Adam kernel, for contiguous weights; False: multi-tensor operations; None: the
+            kernel where the device and the weights allow it.
+
+    The gradients are not modified. Clipping of the global norm, which apex and timm do inside, is the caller's, before
+    the step. The state of a parameter is `step`, `exp_avg` and `exp_avg_sq`, as in torch's Adam. With the fused kernel,
+    `step` is on the parameter's device, the host does not wait for the device, and `grad_scale` and `found_inf` of
+    torch.amp.GradScaler are handled as in torch's fused optimizers: where `found_inf` is 1, a step changes nothing.
+
+    Raises:
+        UsageError: A parameter is below float32, where updates smaller than 2^-9 of a weight would be lost.
+        ValueError: An option is out of range.
+        RuntimeError: At a step, a gradient is sparse.
+
+    Source: You et al., 2020, Algorithm 2.
     """
 
     def __init__(
@@ -76,7 +88,6 @@ class Lamb(torch.optim.Optimizer):
             "adapt": adapt,
             "trust": trust,
             "fused": fused,
-            "excluded": False,
         }
         super().__init__(params, defaults)
         self._trust: dict[Tensor, Tensor | float] = {}
@@ -88,6 +99,7 @@ class Lamb(torch.optim.Optimizer):
         self._scratch = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        _check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for param in param_group["params"]:
             if param.dtype not in (torch.float32, torch.float64):
@@ -99,13 +111,12 @@ class Lamb(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether the caller may leave it to `found_inf` and `grad_scale`, set before a step, what the step does: the
-        protocol of torch.amp.GradScaler."""
+        """Whether a step reads `grad_scale` and `found_inf`, which torch.amp.GradScaler sets before it."""
         return all(group["fused"] for group in self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient. Gives back what `closure`, if any, returned."""
+        """Updates every parameter that has a gradient. Returns what `closure`, if given, returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -117,10 +128,10 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def trust_ratios(self) -> dict[str, float]:
-        """The ratio by which the last step scaled each parameter, by name, or by number where none was given; 0 where
-        the step was skipped.
+        """Returns the trust ratio of each parameter in the last step, by name, or by number where the parameters have
+        no names; 0 where the step was skipped.
 
-        Reads from the device, so call it when logging, not at every step.
+        It waits for the device: call it when logging, not at every step.
         """
         names = [name for group in self.param_groups for name in group.get("param_names", ())]
         params = [param for group in self.param_groups for param in group["params"]]
@@ -130,12 +141,15 @@ class Lamb(torch.optim.Optimizer):
         }
 
     def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
-        """The parameters that are updated together: on a CPU one, where it needs norms of what is then in the cache."""
+        """Yields lists of parameters that are updated together. On a CPU a tensor with a trust ratio is updated alone,
+        so that its norms are computed while it is in the cache."""
         one_by_one = _adapted(group) or not group["fused"]
         together: dict[Any, list[Tensor]] = {}
         for number, param in enumerate(group["params"]):
             if param.grad is None:
                 continue
+            if param.grad.is_sparse:
+                raise RuntimeError("Lamb does not support sparse gradients: build the embedding with sparse=False.")
             state = self.state[param]
             if not state:
                 state["step"] = torch.zeros((), device=param.device if group["fused"] else "cpu")
@@ -155,12 +169,12 @@ class Lamb(torch.optim.Optimizer):
             [self.state[param]["exp_avg_sq"] for param in params],
             [self.state[param]["step"] for param in params],
         )
-        decay = 0.0 if group["excluded"] else group["weight_decay"]
+        decay = group["weight_decay"]
         scaling = _Scaling()
         if group["fused"]:
             scaling = _Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         taken = 1.0 if scaling.found_inf is None else 1 - scaling.found_inf
-        # As a list: of one tensor for all, torch asks the device for the value.
+        # A list, because torch would fetch the value of a single tensor from the device.
         torch._foreach_add_(batch.steps, [taken] * len(params) if isinstance(taken, Tensor) else taken)
         if group["fused"] and not _adapted(group):
             _fused_adam(params, batch, group, group["lr"], decay, scaling)
@@ -172,8 +186,8 @@ class Lamb(torch.optim.Optimizer):
             self._trust.update(zip(params, ratios.unbind(), strict=True))
 
     def _room(self, params: list[Tensor]) -> list[Tensor]:
-        """Uninitialised tensors like `params`: on a CPU views of one kept buffer, since fresh pages cost as much as
-        the update; elsewhere the allocator keeps its own."""
+        """Returns uninitialised tensors like `params`. On a CPU they are views of one buffer that is kept, because
+        fresh pages would cost as much as the update. Elsewhere torch's allocator keeps memory itself."""
         if params[0].device.type != "cpu":
             return [torch.empty_like(param) for param in params]
         (param,) = params
@@ -194,18 +208,36 @@ class _Batch(NamedTuple):
 
 
 class _Scaling(NamedTuple):
-    """What torch.amp.GradScaler leaves to the kernel."""
+    """What torch.amp.GradScaler hands to a fused kernel."""
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
 
+def _check(group: dict[str, Any]) -> None:
+    """Raises ValueError for an option out of range, as torch's optimizers do."""
+    low, high = group["trust"]
+    ranges = {
+        "lr": 0 <= group["lr"] < math.inf,
+        "betas": len(group["betas"]) == 2 and all(0 <= beta < 1 for beta in group["betas"]),
+        "eps": 0 <= group["eps"] < math.inf,
+        "weight_decay": 0 <= group["weight_decay"] < math.inf,
+        "adapt": group["adapt"] in get_args(Adapt),
+        "trust": 0 <= low <= high,
+    }
+    for name, holds in ranges.items():
+        if not holds:
+            raise ValueError(f"Invalid {name}: {group[name]}.")
+
+
 def _adapted(group: dict[str, Any]) -> bool:
-    return group["adapt"] == "all" or (group["adapt"] == "decayed" and not group["excluded"])
+    """Whether the tensors of a group have a trust ratio."""
+    decayed: bool = group["weight_decay"] != 0
+    return group["adapt"] == "all" or (group["adapt"] == "decayed" and decayed)
 
 
 def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: float, scaling: _Scaling) -> Tensor:
-    """One update, in operations on all tensors at once and without waiting for the device. Gives the ratios [P]."""
+    """Updates all tensors by multi-tensor operations, without waiting for the device. Returns the ratios [P]."""
     if group["fused"]:
         torch._foreach_copy_(steps_u, batch.params)
         _fused_adam(steps_u, batch, group, -1.0, decay - 1, scaling)
@@ -225,15 +257,15 @@ def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: fl
 
 
 def _one(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: float, scaling: _Scaling) -> float:
-    """One update of a tensor on a CPU, in chunks: what is done to a chunk costs one trip through memory. Gives the
-    ratio. Between kernels the interpreter finds its own code gone from the cache, so that every call counts."""
+    """Updates one tensor on a CPU, in chunks that stay in the cache between the kernels. Returns the ratio. The kernels
+    evict the interpreter's code from the cache, so the number of calls matters."""
     out, param, grad, mean, square = (
         [tensor] if tensor.numel() <= _CHUNK else tensor.view(-1).unsafe_split(_CHUNK)
         for tensor in (steps_u[0], batch.params[0], batch.grads[0], batch.means[0], batch.squares[0])
     )
     norms = []
     for i, step_u in enumerate(out):
-        # Weights are first read for their norm: its arithmetic hides the wait for memory, which a copy cannot.
+        # The norm reads the weights first: its arithmetic overlaps with the wait for memory, which a copy's cannot.
         norms.append(torch.linalg.vector_norm(param[i]))
         step_u.copy_(param[i])
         chunk = _Batch([param[i]], [grad[i]], [mean[i]], [square[i]], batch.steps)
@@ -258,11 +290,11 @@ def _fused_adam(
     decay: float,
     scaling: _Scaling,
 ) -> None:
-    """Moves both running means and  out <- out * (1 - lr * decay) - lr * m / (sqrt(v) + eps),  in one pass over memory;
-    where `found_inf` is 1, nothing.
+    """Updates both running means and  out <- out * (1 - lr * decay) - lr * m / (sqrt(v) + eps),  in one pass over
+    memory. Where `found_inf` is 1, nothing changes.
 
-    On a copy of the weights, with a learning rate of -1 and a decay less by 1, this is LAMB's u. An infinite step is no
-    bias correction.
+    On a copy of the weights, with lr = -1 and the decay reduced by 1, the result is LAMB's u. A step of infinity turns
+    bias correction off.
     """
     steps = batch.steps if group["bias_correction"] else [torch.full_like(batch.steps[0], math.inf)] * len(out)
     torch._fused_adamw_(
@@ -285,8 +317,8 @@ def _fused_adam(
 
 
 def _foreach_adam(out: list[Tensor], batch: _Batch, group: dict[str, Any]) -> None:
-    """Moves both running means and  out <- m / (sqrt(v) + eps),  in multi-tensor operations that every device has; all
-    steps must be equal."""
+    """Updates both running means and  out <- m / (sqrt(v) + eps),  by multi-tensor operations, which every device has.
+    All step counters must be equal."""
     beta1, beta2 = group["betas"]
     step = float(batch.steps[0]) if group["bias_correction"] else math.inf
     torch._foreach_lerp_(batch.means, batch.grads, 1 - beta1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lambert.core.errors import UsageError
-from lambert.core.registry import lookup
+from lambert.core.registry import Kind, lookup
 from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.lamb import FUSED_DEVICES, Lamb
@@ -16,6 +16,8 @@ Groups = list[dict[str, Any]]
 
 
 def _lamb(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    if config.adapt == "decayed":  # matrices and not vectors, with weight_decay = 0 too
+        groups = [group | {"adapt": "all" if group["params"][0][1].ndim > 1 else "none"} for group in groups]
     return Lamb(
         groups,
         lr=config.lr,
@@ -36,7 +38,7 @@ def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
 
 def _radam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
-    """Liu et al., 2020, decay decoupled. Its first five steps are plain momentum: keep the gradient clipped."""
+    """RAdam (Liu et al., 2020) with decoupled decay. Its first five steps are plain momentum: clip the gradient."""
     return torch.optim.RAdam(
         groups, lr=config.lr, betas=config.betas, eps=config.eps, decoupled_weight_decay=True, foreach=True
     )
@@ -47,15 +49,24 @@ OPTIMIZERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
     "adamw": _adamw,
     "radam": _radam,
 }
+KIND = Kind((list, OptimConfig))
 
 
 def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer that `config` names over the trainable parameters of `model`, in decayed and excluded groups.
+    """Builds the optimizer that `config` names, over the groups of `decay_groups`. The caller sets its learning rate
+    before every step.
 
-    Its learning rate is set before every step by the caller. Raises UsageError on an unknown name, or where nothing is
-    trainable.
+    Args:
+        model: Any module.
+        config: The optimizer's settings.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        UsageError: The name is unknown, or nothing is trainable.
     """
     groups = decay_groups(model, config.weight_decay)
     if not groups:
         raise UsageError("The model has no trainable parameter to optimise.")
-    return lookup(OPTIMIZERS, config.name, "optim.name")(groups, config)
+    return lookup(OPTIMIZERS, config.name, "optim.name", KIND)(groups, config)

@@ -11,9 +11,9 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lambert.core.registry import lookup
+from lambert.core.registry import Kind, lookup
 from lambert.tasks.config import Columns, SquadConfig, TaskConfig
-from lambert.tasks.task import Outputs, Row, Task, described, predict
+from lambert.tasks.task import Outputs, Row, Task, answers, described, predict
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,19 +25,30 @@ TASKS: dict[str, str] = {
     "tag": "lambert.tasks.tag:Tag",
     "mask": "lambert.tasks.mask:Mask",
 }
+KIND = Kind(
+    (TaskConfig, object),
+    methods={
+        "learn": 3, "read": 1, "parse": 2, "predictions": 2, "score": 2, "rows": 2, "write": 3, "model_config": 0,
+    },
+)  # fmt: skip
 
 __all__ = [
     "TASKS", "Columns", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "create", "described", "learn", "predict",
+    "answers", "create", "described", "learn", "needed_pieces", "predict",
 ]  # fmt: skip
 
 
 def _class(config: TaskConfig) -> Any:
-    found: Any = lookup(TASKS, config.name, "task.name")
+    found: Any = lookup(TASKS, config.name, "task.name", KIND)
     if isinstance(found, str):
         module, _, name = found.partition(":")
         return getattr(importlib.import_module(module), name)
     return found
+
+
+def needed_pieces(name: str) -> tuple[str, ...]:
+    """The special pieces that the task of this name needs in a vocabulary."""
+    return ("[CLS]", "[SEP]", "[MASK]") if name == "mask" else ("[CLS]", "[SEP]")
 
 
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:

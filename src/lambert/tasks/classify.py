@@ -10,14 +10,14 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, UsageError, shown
 from lambert.data.pairs import truncated
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import Floats
 from lambert.tasks.segments import Cuts, Segments, concatenated, encode
 from lambert.tasks.table import label_cell, ordered, read_rows, text_cell, value_cell
-from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, write_rows
+from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored, text_of, write_rows
 
 
 class Sentences(Segments):
@@ -39,13 +39,13 @@ def tokenised(
 ) -> Sentences:
     """Sentences or pairs cut at their ends to `max_length` tokens, the longer text of a pair first, as by
     `_truncate_seq_pair` of google-research/bert, run_classifier.py. `counts` says how many were."""
-    first = encode(tokenizer, texts)
+    first = encode(tokenizer, texts, config.max_length)
     counts = {"examples": len(texts), "empty": sum(not text.strip() for text in texts)}
     if texts_b is None:
         kept = np.minimum(first.lengths, config.max_length - 2)
         counts["cut"] = int((kept < first.lengths).sum())
         return Sentences(tokenizer, Cuts(first.ids, first.bounds[:-1], kept), None, counts)
-    second = encode(tokenizer, texts_b)
+    second = encode(tokenizer, texts_b, config.max_length)
     counts["empty"] += sum(not text.strip() for text in texts_b)
     kept_A, kept_B = truncated(first.lengths, second.lengths, config.max_length - 3)
     counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
@@ -102,7 +102,9 @@ class Classify(SentenceTask):
             name = config.columns.label
             found = ordered([label_cell(row, name, place) for place, row in read_rows(path, config.columns)])
             if len(found) < 2:
-                raise DataError(f"{path}: every label (column {name!r}) is {found[0]!r}; there is nothing to learn.")
+                raise DataError(
+                    f"{path}: every label (column {name!r}) is {shown(found[0])}; there is nothing to learn."
+                )
             config = replace(config, labels=found)
         task = cls(config, tokenizer)
         return task, task.read(path, training=True)
@@ -112,8 +114,8 @@ class Classify(SentenceTask):
         for place, row in read_rows(path, self.config.columns):
             label = label_cell(row, self.config.columns.label, place)
             if label not in self._numbers:
-                known = ", ".join(self.config.labels[:10]) + (", ..." if self.labels > 10 else "")
-                raise DataError(f"{place}: label {label!r} is not among the labels learnt from: {known}.")
+                known = keys_found(self._numbers)
+                raise DataError(f"{place}: label {shown(label)} is not among the labels learnt from: {known}.")
             text, text_b = self._texts(row, place)
             texts.append(text)
             texts_b.append(text_b)

@@ -1,9 +1,13 @@
 """What a task can be told; light to import, since the command line's help reads it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from lambert.core.errors import UsageError
+from lambert.core.settings import check
+
+MAX_LENGTH = 384
+"""google-research/bert, run_squad.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,25 @@ class Columns:
     """Column of the label or value."""
     header: bool | None = None
     """Whether a TSV or CSV file begins with the columns' names; not set: it does unless columns are given by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherColumns:
+    """Columns of a file that has other names for them than the model was fine-tuned with; not set: the model's."""
+
+    text: str | None = None
+    """Column of the sentence, or of the first of a pair."""
+    text_b: str | None = None
+    """Column of the second sentence of a pair."""
+    label: str | None = None
+    """Column of the label or value."""
+    header: bool | None = None
+    """Whether a TSV or CSV file begins with the columns' names."""
+
+    def over(self, columns: Columns) -> Columns:
+        """`columns` with what is set here in its place."""
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(columns, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +61,11 @@ class SquadConfig:
     """2.0: no answer where (score of none - score of the best) is above this; `evaluate` reports the best value."""
 
     def __post_init__(self) -> None:
-        for name in ("stride", "max_query", "max_answer", "best"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"task.squad.{name} = {getattr(self, name)}: give a number above 0.")
+        count = "[1, inf)"
+        check(
+            self, "task.squad.",
+            stride=count, max_query=count, max_answer=count, best=count, null_threshold="(-inf, inf)",
+        )  # fmt: skip
         if self.version not in ("", "1.1", "2.0"):
             raise UsageError(f'task.squad.version = {self.version!r}: give "1.1", "2.0" or "" (as the file says).')
 
@@ -51,9 +76,10 @@ class TaskConfig:
 
     name: str = "classify"
     """classify, regress, squad, tag, mask, or "package.module:Class"."""
-    max_length: int = 384
+    max_length: int = MAX_LENGTH
     """Tokens of a sequence, special tokens included; longer text is cut, or seen through several windows (squad).
-    Nothing is padded, so a high limit costs nothing for short text."""
+    Nothing is padded, so a high limit costs nothing for short text. The default is lowered to the encoder's positions
+    where it has fewer."""
     labels: tuple[str, ...] = ()
     """Names of the classes in the order of the head's outputs; empty: those of the training file, sorted."""
     top: int = 5
@@ -62,9 +88,6 @@ class TaskConfig:
     squad: SquadConfig = field(default_factory=SquadConfig)
 
     def __post_init__(self) -> None:
-        if self.max_length < 8:
-            raise UsageError(f"task.max_length = {self.max_length}: give at least 8 tokens.")
-        if self.top < 1:
-            raise UsageError(f"task.top = {self.top}: give a number above 0.")
+        check(self, "task.", max_length="[8, inf)", top="[1, inf)")
         if len(set(self.labels)) < len(self.labels):
             raise UsageError("task.labels names a label twice.")

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
+from lambert.corpus.tokenizer import with_mask
 from lambert.tasks.classify import tokenised
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import softmax
@@ -40,7 +41,7 @@ class Mask:
     labels = 0
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
-        self.config, self.tokenizer = config, tokenizer
+        self.config, self.tokenizer = config, with_mask(tokenizer)
         self.mask = special(tokenizer, "[MASK]")
 
     @classmethod

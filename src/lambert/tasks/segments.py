@@ -4,7 +4,7 @@ Every task shares this layout (Devlin et al. 2019, section 3, figure 4) and diff
 their texts and in the targets. Texts are kept once, so the many windows over one SQuAD paragraph cost no memory.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError
 
+LONG = 1 << 16  # characters beyond which a text is tokenised by parts where only its beginning is kept
 _CHUNK = 4096  # texts handed to the tokenizer at once: keeps all its threads busy, holds few of its encodings in memory
 
 
@@ -62,15 +63,28 @@ def ragged(rows: Iterable[Sequence[int]]) -> Texts:
     return Texts(np.fromiter(chain.from_iterable(kept), dtype=np.int32, count=int(bounds[-1])), bounds)
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Texts:
-    """The texts' ids, without special tokens and without truncation."""
+def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> Texts:
+    """The texts' ids, without special tokens and without truncation; with a `limit` more than that many ids of a text
+    suffice, so that a long one is not tokenised whole."""
     parts, counts = [np.zeros(0, dtype=np.int32)], [0]
     for at in range(0, len(texts), _CHUNK):
-        found = tokenizer.encode_batch_fast(list(texts[at : at + _CHUNK]), add_special_tokens=False)
+        block = [_beginning(tokenizer, text, limit) if limit else text for text in texts[at : at + _CHUNK]]
+        found = tokenizer.encode_batch_fast(block, add_special_tokens=False)
         rows = [encoding.ids for encoding in found]
         parts.append(np.fromiter(chain.from_iterable(rows), dtype=np.int32))
         counts.extend(len(row) for row in rows)
     return Texts(np.concatenate(parts), np.cumsum(counts, dtype=np.int64))
+
+
+def _beginning(tokenizer: Tokenizer, text: str, limit: int) -> str:
+    """The text; where it is long, a beginning of whole words that has more than `limit` ids, if there is one."""
+    size = LONG
+    while size < len(text):
+        end = text.rfind(" ", size // 2, size)
+        if end > 0 and len(tokenizer.encode(text[:end], add_special_tokens=False).ids) > limit:
+            return text[:end]
+        size *= 4
+    return text
 
 
 def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: Ints) -> None:
@@ -120,7 +134,12 @@ class Segments:
         return {}
 
 
+def arrays(outputs: Iterable[Mapping[str, Any]], head: str) -> Iterator[npt.NDArray[np.float64]]:
+    """One head's outputs, batch by batch."""
+    return (batch[head].detach().float().cpu().numpy().astype(np.float64) for batch in outputs)
+
+
 def concatenated(outputs: Iterable[Mapping[str, Any]], head: str) -> npt.NDArray[np.float64]:
     """One head's outputs over all batches, one behind the other."""
-    parts = [batch[head].detach().float().cpu().numpy().astype(np.float64) for batch in outputs]
+    parts = list(arrays(outputs, head))
     return np.concatenate(parts) if parts else np.zeros((0, 1))

@@ -1,6 +1,5 @@
 """Question answering over paragraphs: SQuAD v1.1 and v2.0 (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,9 +9,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.core.files import write_whole
+from lambert.core.files import json_text, write_whole
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.segments import concatenated
+from lambert.tasks.segments import arrays
 from lambert.tasks.squad_answers import Answer, answers
 from lambert.tasks.squad_score import best_threshold, pairs_v2, score_v1, score_v2
 from lambert.tasks.squad_text import Question, Questions, read_squad
@@ -66,8 +65,7 @@ class Squad:
     def predictions(self, data: Windows, outputs: Outputs) -> list[Answer]:
         """One answer a question. "No answer" is allowed where the task, or else the file, is of version 2.0."""
         null = (self.config.squad.version or data.squad.version) == "2.0"
-        logits_T2 = concatenated(outputs, self.head)
-        return answers(self.tokenizer, data, logits_T2, self.config.squad, null=null)
+        return answers(self.tokenizer, data, arrays(outputs, self.head), self.config.squad, null=null)
 
     def score(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, float]:
         golds = {question.id: [text for text, _ in question.answers] for question in data.questions}
@@ -113,4 +111,4 @@ def _row(answer: Answer) -> Row:
 
 
 def _write_json(path: Path, value: object) -> Path:
-    return write_whole(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    return write_whole(path, json_text(value, indent=1) + "\n")

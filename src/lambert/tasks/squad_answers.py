@@ -1,7 +1,9 @@
 """From span logits to answers: the best spans of all windows, their text, or none (run_squad.py, write_predictions)."""
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,8 @@ from lambert.tasks.squad_windows import Windows
 
 Span = tuple[int, int, float, float]
 """First and last token in the paragraph, -1 for no answer, and their logits."""
+Columns = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+"""The same of N spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +49,49 @@ class Answer:
 _EMPTY = ("empty", 0.0, 0.0, (0, 0))  # what the original answers where no window offers a span
 
 
-def answers(tokenizer: Tokenizer, data: Windows, logits_T2: Floats, config: SquadConfig, *, null: bool) -> list[Answer]:
-    """One Answer a question from the span logits of all windows' tokens, in order. `null` allows "no answer"."""
+def answers(
+    tokenizer: Tokenizer, data: Windows, logits: Iterable[Floats], config: SquadConfig, *, null: bool
+) -> list[Answer]:
+    """One Answer a question. `logits`: the span logits [tokens, 2] of some windows at a time, in order; those of one
+    window are held at a time. `null` allows "no answer"."""
     text_of = _Texts(tokenizer, data)
-    ends = np.cumsum(data.lengths_S)
+    windows = _windows(data.lengths_S, logits)
     found = []
     for index, question in enumerate(data.questions):
-        first, last = int(data.bounds_Q[index]), int(data.bounds_Q[index + 1])
-        logits = [logits_T2[ends[s] - data.lengths_S[s] : ends[s]] for s in range(first, last)]
-        spans = _spans(data, first, logits, config)
-        null_logits = min((window[0] for window in logits), key=lambda pair: float(pair.sum()), default=(0.0, 0.0))
+        spans, null_logits = _spans(data, int(data.bounds_Q[index]), int(data.bounds_Q[index + 1]), windows, config)
         if null:
-            spans.append((-1, -1, float(null_logits[0]), float(null_logits[1])))
-        spans.sort(key=lambda span: span[2] + span[3], reverse=True)
+            spans.append(_columns([-1], [-1], null_logits[:1], null_logits[1:]))
         text_of.start(question.paragraph)
-        found.append(_answer(spans, null_logits, text_of, config, null=null))
+        found.append(_answer(_ranked(spans), null_logits, text_of, config, null=null))
+    deque(windows, maxlen=0)  # whoever computes the outputs may have work to do after the last of them
     return found
 
 
-def _spans(data: Windows, first: int, logits: list[Floats], config: SquadConfig) -> list[Span]:
-    """Spans of the best starts and ends of each window, in the original's order."""
+def _windows(lengths_S: Ints, logits: Iterable[Floats]) -> Iterator[Floats]:
+    """The logits of one window after the other."""
+    lengths = iter(lengths_S.tolist())
+    for logits_T2 in logits:
+        at = 0
+        while at < len(logits_T2):
+            size = next(lengths)
+            yield logits_T2[at : at + size]
+            at += size
+
+
+def _spans(
+    data: Windows, first: int, last: int, windows: Iterator[Floats], config: SquadConfig
+) -> tuple[list[Columns], Floats]:
+    """Spans of the best starts and ends of each window of a question, in the original's order, and the logits of the
+    likeliest "no answer". No two windows offer the same start, so there are at most `best` spans for each token."""
     assert data.second is not None
-    found: list[Span] = []
-    windows = np.arange(first, first + len(logits))
-    begins_W, sizes_W = data.begins_S[windows], data.second.lengths_S[windows]
-    homes_M = max_context(begins_W, sizes_W) if len(logits) > 1 else None
-    for window, logits_M2 in enumerate(logits):
+    found: list[Columns] = []
+    begins_W, sizes_W = data.begins_S[first:last], data.second.lengths_S[first:last]
+    homes_M = max_context(begins_W, sizes_W) if last - first > 1 else None
+    null_logits, least = np.zeros(2), np.inf
+    for window in range(last - first):
+        logits_M2 = next(windows)
+        if float(logits_M2[0].sum()) < least or not window:
+            null_logits, least = logits_M2[0].copy(), float(logits_M2[0].sum())
         shift, size, begin = int(data.first.lengths_S[first + window]) + 2, int(sizes_W[window]), int(begins_W[window])
         starts, ends = (np.argsort(-logits_M2[:, side], kind="stable")[: config.best] - shift for side in (0, 1))
         starts, ends = starts[(starts >= 0) & (starts < size)], ends[(ends >= 0) & (ends < size)]
@@ -78,22 +99,42 @@ def _spans(data: Windows, first: int, logits: list[Floats], config: SquadConfig)
             starts = starts[homes_M[starts + begin] == window]
         lengths = ends[None, :] - starts[:, None] + 1
         rows, columns = np.nonzero((lengths > 0) & (lengths <= config.max_answer))
-        first_N, last_N = starts[rows], ends[columns]
-        start_N, end_N = logits_M2[first_N + shift, 0], logits_M2[last_N + shift, 1]
-        found.extend(
-            zip((first_N + begin).tolist(), (last_N + begin).tolist(), start_N.tolist(), end_N.tolist(), strict=True)
-        )
-    return found
+        if len(rows):
+            first_N, last_N = starts[rows], ends[columns]
+            start_N, end_N = logits_M2[first_N + shift, 0], logits_M2[last_N + shift, 1]
+            found.append(_columns(first_N + begin, last_N + begin, start_N, end_N))
+    return found, null_logits
+
+
+def _columns(first_N: npt.ArrayLike, last_N: npt.ArrayLike, start_N: npt.ArrayLike, end_N: npt.ArrayLike) -> Columns:
+    return np.asarray(first_N), np.asarray(last_N), np.asarray(start_N), np.asarray(end_N)
+
+
+def _ranked(parts: list[Columns]) -> Iterator[Span]:
+    """The spans, the highest sum of logits first, of equal ones the first."""
+    if parts:
+        first_N, last_N, start_N, end_N = (np.concatenate(column) for column in zip(*parts, strict=True))
+        for n in np.argsort(-(start_N + end_N), kind="stable").tolist():
+            yield int(first_N[n]), int(last_N[n]), float(start_N[n]), float(end_N[n])
 
 
 def max_context(begins_W: Ints, sizes_W: Ints) -> Ints:
     """For each token of a paragraph the window that shows most of its surroundings: the smaller of the tokens to its
     left and right, plus a hundredth of the window's size; of equal ones the first (`_check_is_max_context`)."""
-    places_M = np.arange(int((begins_W + sizes_W).max()))
-    left_WM = places_M[None, :] - begins_W[:, None]
-    right_WM = sizes_W[:, None] - 1 - left_WM
-    scores_WM = np.minimum(left_WM, right_WM) + 0.01 * sizes_W[:, None]
-    return np.asarray(np.where((left_WM >= 0) & (right_WM >= 0), scores_WM, -np.inf).argmax(0), dtype=np.int64)
+    homes_M = np.zeros(int((begins_W + sizes_W).max()), dtype=np.int64)
+    best_M = np.full(len(homes_M), -np.inf)
+    scores_of = {size: _context(size) for size in np.unique(sizes_W).tolist()}
+    for window, (begin, size) in enumerate(zip(begins_W.tolist(), sizes_W.tolist(), strict=True)):
+        scores, own = scores_of[size], slice(begin, begin + size)
+        better = scores > best_M[own]
+        homes_M[own][better] = window
+        best_M[own][better] = scores[better]
+    return homes_M
+
+
+def _context(size: int) -> Floats:
+    left = np.arange(size)
+    return np.asarray(np.minimum(left, size - 1 - left) + 0.01 * np.int64(size))
 
 
 class _Texts:
@@ -135,7 +176,7 @@ class _Texts:
 
 
 def _unique(
-    spans: list[Span], text_of: Callable[[int, int], tuple[str, tuple[int, int]]]
+    spans: Iterable[Span], text_of: Callable[[int, int], tuple[str, tuple[int, int]]]
 ) -> Iterator[tuple[str, float, float, tuple[int, int]]]:
     seen = set()
     for first, last, start, end in spans:
@@ -146,7 +187,7 @@ def _unique(
 
 
 def _answer(
-    spans: list[Span], null_logits: npt.ArrayLike, text_of: _Texts, config: SquadConfig, *, null: bool
+    spans: Iterable[Span], null_logits: npt.ArrayLike, text_of: _Texts, config: SquadConfig, *, null: bool
 ) -> Answer:
     """Keeps the best candidates with different texts and decides. Where none is left, the answer is "empty", and it is
     put beside a lone "no answer", as in transformers; the original fails there."""

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, shown
 from lambert.tasks.table import opened
-from lambert.tasks.task import whole_text
+from lambert.tasks.task import keys_found, whole_text
 
 _SPACES = " \t\r\n\u202f"  # the official word separators: not all of Unicode's spaces
 _WORD = re.compile(f"[^{_SPACES}]+")
@@ -61,7 +61,9 @@ def read_squad(path: Path) -> Questions:
             for q, entry in enumerate(_get(paragraph, "qas", list, at)):
                 question = _question(entry, len(contexts) - 1, f"{at}.qas[{q}]")
                 if question.id in seen:
-                    raise DataError(f"{question.place}: id {question.id!r} is already that of {seen[question.id]}.")
+                    raise DataError(
+                        f"{question.place}: id {shown(question.id)} is already that of {seen[question.id]}."
+                    )
                 seen[question.id] = question.place.removeprefix(f"{path}: ")
                 two = two or question.impossible or "is_impossible" in entry
                 questions.append(question)
@@ -89,7 +91,7 @@ def _get(node: Any, key: str, kinds: type | tuple[type, ...], place: str) -> Any
     if not isinstance(node, dict):
         raise DataError(f"{place} is a {_kind(node)}, not an object.")
     if key not in node:
-        raise DataError(f"{place}: {key!r} is missing. Keys found: {', '.join(node) or 'none'}.")
+        raise DataError(f"{place}: {key!r} is missing. Keys found: {keys_found(node)}.")
     if not isinstance(node[key], kinds):
         raise DataError(f"{place}: {key!r} is a {_kind(node[key])}.")
     return whole_text(node[key], key, place) if isinstance(node[key], str) else node[key]

@@ -18,6 +18,7 @@ from lambert.tasks.segments import Cuts, Segments, Texts, encode, ragged
 from lambert.tasks.squad_text import Question, Questions, nearest_offset, word_numbers, words_of
 
 _CHUNK = 4096  # paragraphs tokenised at once
+_MOST_WINDOWS = 10_000_000  # a hundred bytes each; SQuAD 2.0 has 130,000
 _NONE, _LOST = -1, -2  # instead of a token: there is no answer; it is not found in the paragraph
 
 
@@ -70,12 +71,13 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
             raise DataError(
                 "No question's answer is found in its paragraph: the file's answers belong to other paragraphs."
             )
-    questions = encode(tokenizer, [question.text for question in squad.questions])
+    questions = encode(tokenizer, [question.text for question in squad.questions], config.squad.max_query)
     asked_Q = np.minimum(questions.lengths, config.squad.max_query)
     owner_Q = np.array([question.paragraph for question in squad.questions], dtype=np.int64)
     tokens_Q, room_Q = paragraphs.lengths[owner_Q], config.max_length - 3 - asked_Q
     step_Q = np.minimum(room_Q, config.squad.stride)
     windows_Q = np.where(tokens_Q > 0, 1 + np.maximum(0, -((room_Q - tokens_Q) // step_Q)), 0)
+    _check_count(windows_Q, tokens_Q - room_Q, squad.questions, config.squad.stride)
     bounds_Q = np.concatenate([[0], np.cumsum(windows_Q)])
     owners_S = np.repeat(np.arange(len(windows_Q)), windows_Q)
     begins_S = (np.arange(bounds_Q[-1]) - bounds_Q[owners_S]) * step_Q[owners_S]
@@ -92,6 +94,18 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     made.squad, made.bounds_Q, made.begins_S, made.words_T = squad, bounds_Q, begins_S, words_T
     made.paragraphs, made.spans_Q2 = paragraphs, spans_Q2
     return made
+
+
+def _check_count(windows_Q: Ints, beyond_Q: Ints, questions: Sequence[Question], stride: int) -> None:
+    """Raises DataError where there are more windows than can be held. `beyond_Q`: tokens beyond the first window."""
+    if int(windows_Q.sum()) > _MOST_WINDOWS:
+        longest = questions[int(windows_Q.argmax())]
+        least = -(-int(np.maximum(beyond_Q, 0).sum()) // max(1, _MOST_WINDOWS - len(windows_Q)))
+        raise DataError(
+            f"{longest.place}: with task.squad.stride = {stride} the file has {int(windows_Q.sum()):,} windows, and "
+            f"{_MOST_WINDOWS:,} is the most; this question alone has {int(windows_Q.max()):,}. Fine-tune with a stride "
+            f"of {least} or more, or shorten the paragraphs."
+        )
 
 
 def _paragraphs(tokenizer: Tokenizer, contexts: Sequence[str]) -> tuple[Texts, npt.NDArray[np.int32]]:

@@ -10,20 +10,25 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.registry import nearest
+from lambert.core.unsupported import refuse_archive, refuse_arrow
 from lambert.tasks.config import Columns
 from lambert.tasks.task import Row, json_row, whole_text
 
+_CONLL = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2")
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """The file's bytes, decompressed. Failures of opening and reading leave as DataError that names the file."""
+    refuse_archive(path)
+    refuse_arrow(path)
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as file:
             yield file
@@ -49,7 +54,14 @@ def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
         ".parquet": _read_parquet,
     }  # fmt: skip
     ending = kind(path)
+    if ending in _CONLL:
+        raise UsageError(
+            f"{path}: CoNLL files are not supported. Write each sentence as a line of JSON, "
+            '{"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, in a .jsonl file, and set --task.name tag.'
+        )
     if ending not in readers:
+        refuse_archive(path)
+        refuse_arrow(path)
         raise UsageError(f"{path}: rows are read from .tsv, .csv, .txt, .jsonl or .parquet (also .gz .bz2 .xz).")
     found = False
     for place, row in readers[ending](path, columns):
@@ -137,26 +149,53 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
 
 
 def column(row: Row, name: str, setting: str, place: str) -> Any:
-    """The value of a column. Raises DataError with the nearest column's name where there is none."""
+    """The value of a column. Raises DataError where there is none, with the task that has such rows or the nearest
+    column's name."""
     if name not in row:
-        raise DataError(
-            f"{place}: no column {name!r} (task.columns.{setting}).{nearest(name, [str(key) for key in row])}"
-        )
+        hint = _other_task(row) or nearest(name, [" ".join(str(key)[:60].split()) for key in islice(row, 100)])
+        raise DataError(f"{place}: no column {name!r} (task.columns.{setting}).{hint}")
     return row[name]
+
+
+def _other_task(row: Row) -> str:
+    """The task that has rows of this form, as a sentence; "" where none is known."""
+    names = set(row)
+    if {"tokens", "tags"} <= names:
+        return " A row of tokens and tags is of tagging: set --task.name tag."
+    if "data" in names or {"question", "context"} <= names:
+        return " Questions are of question answering, in a SQuAD file: set --task.name squad."
+    if any(str(name).startswith("-DOCSTART-") for name in names):
+        return (
+            " This is a CoNLL file, which is not supported: write each sentence as a line of JSON, "
+            '{"tokens": [...], "tags": [...]}, in a .jsonl file, and set --task.name tag.'
+        )
+    return ""
 
 
 def text_cell(row: Row, name: str, setting: str, place: str) -> str:
     """A column's text. Raises DataError where it is missing or no text."""
     value = column(row, name, setting, place)
     if not isinstance(value, str):
-        raise DataError(f"{place}: column {name!r} holds {_shown(value)}, not text.")
+        raise DataError(f"{place}: column {name!r} holds {shown(value)}, not text.")
     return whole_text(value, name, place)
 
 
 def label_cell(row: Row, name: str, place: str) -> str:
-    """A column's label as text: 1 and "1" are the same label. Raises DataError where it is empty."""
+    """A column's label as text: 1 and "1" are the same label. Raises DataError where it is empty, a list or
+    an object."""
     value = column(row, name, "label", place)
-    label = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value).strip()
+    if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
+        raise DataError(
+            f"{place}: the label (column {name!r}) is a list, {shown(value)}. Several labels for one text are not "
+            "supported yet: give each row one label."
+        )
+    if value is None or (isinstance(value, float) and not math.isfinite(value)) or value == "":
+        raise DataError(f"{place}: the label (column {name!r}) is empty.")
+    if not isinstance(value, str | int | float):
+        raise DataError(
+            f"{place}: the label (column {name!r}) is {shown(value)}. A label is a text, a number or true or false."
+        )
+    label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if not label:
         raise DataError(f"{place}: the label (column {name!r}) is empty.")
     return label
@@ -167,16 +206,11 @@ def value_cell(row: Row, name: str, place: str) -> float:
     value = column(row, name, "label", place)
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"{place}: column {name!r} holds {_shown(value)}, not a finite number.")
+        raise DataError(f"{place}: column {name!r} holds {shown(value)}, not a finite number.")
     return number
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def ordered(labels: Sequence[str]) -> tuple[str, ...]:

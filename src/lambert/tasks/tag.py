@@ -14,12 +14,12 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.segments import Cuts, Segments, Texts, concatenated, ragged
+from lambert.tasks.segments import LONG, Cuts, Segments, Texts, concatenated, ragged
 from lambert.tasks.table import ordered, read_rows
-from lambert.tasks.task import Outputs, Row, label_names, stored, whole_text, write_rows
+from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, whole_text, write_rows
 
 OUTSIDE = "O"  # the label of words that are nothing in particular (Ramshaw and Marcus 1995)
 _NONE = -1  # the class of words without prediction
@@ -73,7 +73,7 @@ class Tag:
             if len(words) != len(tags):
                 raise DataError(f"{place}: {len(words)} tokens but {len(tags)} tags.")
             if unknown := next((tag for tag in tags if tag not in numbers), None):
-                raise DataError(f"{place}: tag {unknown!r} is not among the labels learnt from.")
+                raise DataError(f"{place}: tag {shown(unknown)} is not among the labels learnt from.")
             rows.append(row)
             places.append(place)
             truth.append([numbers[tag] for tag in tags])
@@ -82,9 +82,10 @@ class Tag:
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
-        """Rows {"tokens": [...]} to predict."""
-        texts = [_words(row, "tokens", place) for row, place in zip(rows, places, strict=True)]
-        found = self.tokenizer.encode_batch(texts, is_pretokenized=True, add_special_tokens=False)
+        """Rows {"tokens": [...]} to predict, or {"text": ...}, whose words are divided by white space."""
+        texts = [_words(_split(row, place), "tokens", place) for row, place in zip(rows, places, strict=True)]
+        beginnings = [self._beginning(words) for words in texts]
+        found = self.tokenizer.encode_batch(beginnings, is_pretokenized=True, add_special_tokens=False)
         room, firsts = self.config.max_length - 2, []
         for words, encoding in zip(texts, found, strict=True):
             first = [0] * len(words)
@@ -98,6 +99,16 @@ class Tag:
         data = Words(self.tokenizer, Cuts(ids.ids, ids.bounds[:-1], kept), None, counts)
         data.firsts = ragged(firsts)
         return data
+
+    def _beginning(self, words: list[str]) -> list[str]:
+        """The words; of very many those whose pieces exceed `max_length`, and of a very long one its beginning."""
+        words = [word if len(word) <= LONG else word[:LONG] for word in words]
+        first = words[: 16 * self.config.max_length]
+        if len(first) < len(words):
+            ids = self.tokenizer.encode(first, is_pretokenized=True, add_special_tokens=False).ids
+            if len(ids) > self.config.max_length:
+                return first
+        return words
 
     def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:
         """The class of each word of each example; None where the word has no piece or was cut off."""
@@ -145,8 +156,16 @@ def _cells(truth_N: Ints, predicted_N: Ints, owner_N: Ints, rows: int, outside: 
     return np.stack([np.bincount(owner_N, weights=part, minlength=rows) for part in parts], 1).astype(np.int64)
 
 
+def _split(row: Row, place: str) -> Row:
+    """The row with tokens, where it has a text alone."""
+    return row if "tokens" in row or "text" not in row else {**row, "tokens": text_of(row, "text", place).split()}
+
+
 def _words(row: Row, key: str, place: str) -> list[str]:
     words = row.get(key)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise DataError(f"{place}: {key!r} is no list of texts with one entry a word.")
+        raise DataError(
+            f"{place}: {key!r} is no list of texts with one entry a word. Tagging reads JSON lines such as "
+            '{"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, and Parquet.'
+        )
     return [whole_text(word, key, place) for word in words]

@@ -6,9 +6,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from lambert.core.config import as_dict
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import write_whole
+from lambert.core.files import json_text, write_whole
+from lambert.core.settings import as_dict, typed
 from lambert.tasks.config import Columns, SquadConfig, TaskConfig
 
 if TYPE_CHECKING:
@@ -77,9 +77,12 @@ def label_names(labels: Sequence[str]) -> dict[str, Any]:
 _ARCHITECTURES = {"QuestionAnswering": "squad", "SequenceClassification": "classify", "TokenClassification": "tag"}
 
 
-def described(model_config: Mapping[str, Any], name: str = "") -> TaskConfig:
-    """The task that a model folder's config.json describes; for a folder of another origin, `name` or what its
-    architecture tells. Raises UsageError where the folder is of another task, DataError where it is damaged."""
+def described(
+    model_config: Mapping[str, Any], name: str = "", source: object = "The model's config.json"
+) -> TaskConfig:
+    """The task that a model folder's config.json, `source` in errors, describes; for a folder of another origin, `name`
+    or what its architecture tells. Raises UsageError where the folder is of another task, DataError where it is
+    damaged."""
     ours = model_config.get("lambert") or {}
     try:
         kept = ours.get("task")
@@ -87,11 +90,19 @@ def described(model_config: Mapping[str, Any], name: str = "") -> TaskConfig:
             return _foreign(model_config, name)
         if name and name != kept.get("name"):
             raise UsageError(f"The model was fine-tuned for the task {kept.get('name')!r}, not {name!r}.")
-        columns, squad = Columns(**kept.get("columns", {})), SquadConfig(**kept.get("squad", {}))
-        rest = {key: value for key, value in kept.items() if key not in ("columns", "squad", "labels")}
-        return TaskConfig(**rest, labels=tuple(kept.get("labels", ())), columns=columns, squad=squad)
+        return _described(kept)
     except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(f"The model's config.json describes its task in another form: {error}.") from error
+        raise DataError(f"{source} describes its task in another form: {error}.") from error
+
+
+def _described(kept: Mapping[str, Any]) -> TaskConfig:
+    """Raises TypeError or ValueError where a value is not of its setting's type, or beyond its range."""
+    columns, squad = typed(Columns, kept.get("columns", {})), typed(SquadConfig, kept.get("squad", {}))
+    rest = {key: value for key, value in kept.items() if key not in ("columns", "squad")}
+    try:
+        return TaskConfig(**typed(TaskConfig, rest), columns=Columns(**columns), squad=SquadConfig(**squad))
+    except UsageError as error:
+        raise ValueError(str(error).rstrip(".")) from error
 
 
 def _foreign(model_config: Mapping[str, Any], name: str) -> TaskConfig:
@@ -102,7 +113,7 @@ def _foreign(model_config: Mapping[str, Any], name: str) -> TaskConfig:
     if found == "classify" and (model_config.get("problem_type") == "regression" or len(labels) == 1):
         found = "regress"
     name = name or found
-    return TaskConfig(name=name, labels=labels if name in ("classify", "tag") else ())
+    return _described({"name": name, "labels": labels if name in ("classify", "tag") else ()})
 
 
 def predict(
@@ -117,9 +128,16 @@ def predict(
     while block := list(islice(numbered, chunk)):
         places = [f"line {number}" for number, _ in block]
         rows = [json_row(line, place) for (_, line), place in zip(block, places, strict=True)]
-        data = task.parse(rows, places)
-        for row, answer in zip(rows, task.rows(data, task.predictions(data, outputs_of(data))), strict=True):
-            yield {"id": row["id"], **answer} if "id" in row else answer
+        yield from answers(task, outputs_of, rows, places)
+
+
+def answers(
+    task: Task[Any, Any], outputs_of: Callable[[Any], Outputs], rows: Sequence[Row], places: Sequence[str]
+) -> list[Row]:
+    """One answer row for each row, with its "id" where it has one. `places` names each row in errors."""
+    data = task.parse(rows, places)
+    found = task.rows(data, task.predictions(data, outputs_of(data)))
+    return [{"id": row["id"], **answer} if "id" in row else answer for row, answer in zip(rows, found, strict=True)]
 
 
 def json_row(line: str, place: str) -> Row:
@@ -133,12 +151,19 @@ def json_row(line: str, place: str) -> Row:
     return row
 
 
+def keys_found(row: Mapping[str, Any]) -> str:
+    """The first keys of a row, for messages."""
+    names = ", ".join(islice(map(str, row), 10)) + (", ..." if len(row) > 10 else "")
+    names = " ".join(names.split())
+    return (names if len(names) <= 200 else f"{names[:197]}...") or "none"
+
+
 def text_of(row: Row, key: str, place: str) -> str:
     """The text that a row holds under `key`. Raises DataError where it is missing or no text."""
     value = row.get(key)
     if not isinstance(value, str):
         what = "is missing" if value is None else "is not a text"
-        raise DataError(f"{place}: {key!r} {what}. Keys found: {', '.join(map(str, row)) or 'none'}.")
+        raise DataError(f"{place}: {key!r} {what}. Keys found: {keys_found(row)}.")
     return whole_text(value, key, place)
 
 
@@ -158,4 +183,4 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
         names = list(flat[0]) if flat else []
         table = [names, *([str(row[name]) for name in names] for row in flat)]
         return write_whole(path, "".join("\t".join(cells) + "\n" for cells in table))
-    return write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return write_whole(path, "".join(json_text(row) + "\n" for row in rows))

@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH: in it, `horovod` is `lambert.horovod`. `lambert horovodrun --alias` puts it there."""
+"""A folder for PYTHONPATH in which `horovod` is `lambert.horovod`. `lambert horovodrun --alias` adds the folder."""

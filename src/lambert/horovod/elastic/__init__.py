@@ -1,7 +1,9 @@
-"""Training that goes on while ranks come and go: `@elastic.run` around the loop, `TorchState` around what it changes.
+"""Elastic training, which continues when ranks leave or join: `@elastic.run` wraps the training function, `TorchState`
+its state.
 
-When a rank fails, the others go back to the last `state.commit()`, meet again as a smaller world and call the function
-anew; when hosts appear, they meet as a larger one after the next commit. Start it with `lambert horovodrun --min-np`.
+When a rank fails, the other ranks restore the last `state.commit()`, form a smaller world and call the function again.
+When hosts are added, the ranks form a larger world after the next commit. Start an elastic job with
+`lambert horovodrun --min-np`.
 """
 
 from lambert.horovod.elastic.run import run

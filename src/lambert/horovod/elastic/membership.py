@@ -1,9 +1,10 @@
-"""A worker's side of an elastic job: which world it belongs to, and how it gets into the next one.
+"""The worker's side of an elastic job: the world to which the worker belongs, and how it joins the next world.
 
-`lambert horovodrun --min-np` keeps a key-value store. A worker that wants a new world, because a peer failed or hosts
-have changed, sets `ready/GENERATION/WORKER` and waits for `world/GENERATION/WORKER`, which the launcher writes once all
-living workers are ready: the environment variables (JSON) of its rank in the new world, or `null` for "you are not in
-it". The key `hosts` counts the changes of hosts that the launcher has seen.
+`lambert horovodrun --min-np` runs a key-value store. A worker that needs a new world, because a peer failed or the
+hosts changed, sets the key `ready/GENERATION/WORKER` and waits for the key `world/GENERATION/WORKER`. The launcher
+writes the latter once all running workers are ready: the environment variables (JSON) of the worker's rank in the new
+world, or `null` if the worker is not part of it. The key `hosts` counts the changes of hosts that the launcher has
+seen.
 """
 
 import json
@@ -19,7 +20,7 @@ HOSTS_SEEN = "HOROVOD_ELASTIC_HOSTS_SEEN"
 
 
 class Membership:
-    """Of this process in an elastic job; outside one it never changes."""
+    """The membership of this process in the worlds of an elastic job. Outside an elastic job it never changes."""
 
     def __init__(self) -> None:
         self._store: Any = None
@@ -30,17 +31,19 @@ class Membership:
         return STORE in os.environ
 
     def hosts_changed(self) -> tuple[bool, bool]:
-        """Whether hosts have changed since this world began, and whether they have only become fewer."""
+        """Returns whether the hosts have changed since this world was formed, and whether they were only removed."""
         store = self._connected()
         seen = int(os.environ[HOSTS_SEEN])
         count, grown = json.loads(store.get("hosts"))
         return count > seen, grown <= seen
 
     def join_next(self) -> None:
-        """Waits for the next world and puts this process's place in it into the environment, for `init` to find.
+        """Waits for the next world and sets the environment variables of this process's rank in it, for `init`.
 
-        Ends the process (exit code 0) where the launcher has no place for it, and raises `TimeoutError` when no world
-        comes about within HOROVOD_ELASTIC_TIMEOUT seconds (600).
+        If the process is not part of the next world, it exits with code 0.
+
+        Raises:
+            TimeoutError: No world was formed within HOROVOD_ELASTIC_TIMEOUT seconds (default 600).
         """
         store = self._connected()
         generation, worker = int(os.environ[GENERATION]) + 1, os.environ[WORKER]
@@ -66,4 +69,4 @@ class Membership:
 
 
 membership = Membership()
-"""Of this process."""
+"""The membership of this process."""

@@ -1,4 +1,4 @@
-"""The loop around an elastic training function."""
+"""The decorator `run`, which calls an elastic training function again after each change of the ranks."""
 
 import functools
 from collections.abc import Callable
@@ -13,15 +13,16 @@ R = TypeVar("R")
 
 
 def run(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """The function, called again in a new world whenever ranks have failed, gone or come.
+    """Wraps a function so that it is called again in a new world whenever ranks have failed, left or joined.
 
-    Its first argument is the `State`, which is made that of rank 0 before each call. After a failure
-    (`HorovodInternalError`) it goes back to the last commit; after a change of hosts (`HostsUpdatedInterrupt`) it stays
-    as it is. No collective operation may run outside the function, where ranks that join would not take part in it.
+    The first argument of the function is the `State`, which is synchronized from rank 0 before each call. After a
+    failure (`HorovodInternalError`) the state is restored to the last commit; after a change of hosts
+    (`HostsUpdatedInterrupt`) it is kept. No collective may run outside the function, because ranks that join would not
+    take part in it.
 
-    Started by `lambert horovodrun --min-np`, ranks live on and meet again. Under another launcher, such as torchrun,
-    the same ranks meet again; one that restarts its workers after a failure makes the function begin from the script's
-    start.
+    Under `lambert horovodrun --min-np`, the processes keep running and form the new world. Under another launcher, such
+    as torchrun, the same ranks connect again; if that launcher restarts its workers after a failure, the script starts
+    from the beginning.
     """
 
     @functools.wraps(function)
@@ -51,6 +52,7 @@ def _meet_again() -> None:
             init()
             return
         except HorovodInternalError:
-            # One of the new world failed before it had met; the launcher forms the next one without it.
+            # A rank of the new world failed before the ranks were connected; the launcher forms the next world
+            # without it.
             shutdown()
     init()

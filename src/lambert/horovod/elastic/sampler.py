@@ -1,4 +1,4 @@
-"""Indices of a dataset split over ranks that may change in number within an epoch."""
+"""A sampler that splits the indices of a dataset over ranks whose number may change within an epoch."""
 
 import random
 from collections.abc import Iterator, Sized
@@ -10,11 +10,12 @@ from lambert.horovod.basics import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Gives each rank its share of the samples that no rank has processed in this epoch.
+    """Yields each rank's share of the samples that no rank has processed in this epoch.
 
-    Put it into the `TorchState`, call `record_batch` (or `record_indices`) after each batch and `set_epoch` at the end
-    of each epoch. The order depends on `seed` and the epoch alone, so all ranks agree on what is left. Where the rest
-    does not divide by the number of ranks, some samples come twice, as in torch's `DistributedSampler`.
+    Add the sampler to the `TorchState`, call `record_batch` (or `record_indices`) after each batch and `set_epoch` at
+    the end of each epoch. The order depends only on `seed` and the epoch, so all ranks agree on the remaining samples.
+    If their number is not divisible by the number of ranks, some samples occur twice, as in torch's
+    `DistributedSampler`.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -27,26 +28,28 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """A new epoch, nothing of it processed. Call it at the end of an epoch, so that a restart repeats no sample."""
+        """Starts a new epoch with no processed samples. Call `set_epoch` at the end of an epoch, so that a restart
+        repeats no sample."""
         self.epoch = epoch
         self.processed_num = 0
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Batch `batch_idx` of this pass is done, on every rank: so many samples per rank will not come again."""
+        """Records one processed batch of `batch_size` samples per rank. These samples are not repeated in this epoch.
+        `batch_idx` is not used."""
         self.processed_num += batch_size * self.num_replicas
 
     def record_indices(self, indices: Any) -> None:
-        """These samples will not come again. Ranks tell one another what they have named in `TorchState.sync`."""
+        """Records samples that are not repeated in this epoch. `TorchState.sync` combines the records of all ranks."""
         self.processed_indices.update(int(index) for index in indices)
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The samples of this rank's batch `batch_idx` in the present pass."""
+        """Returns the samples of this rank's batch `batch_idx` in the current pass."""
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch and what of it is done."""
+        """Returns the epoch and the samples processed in it."""
         return {
             "epoch": self.epoch,
             "processed_num": self.processed_num,
@@ -54,14 +57,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there, with the rest split over the ranks of now."""
+        """Loads a state and splits the remaining samples over the current ranks."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.processed_indices = set(state_dict.get("processed_indices", ()))
         self.reset()
 
     def reset(self) -> None:
-        """Splits what is left over the ranks of now."""
+        """Splits the remaining samples over the current ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:

@@ -1,4 +1,4 @@
-"""What training changes, kept so that it can go back to the last commit and be given to ranks that join."""
+"""The state of elastic training, which can be restored to the last commit and sent to ranks that join."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from lambert.horovod.functions import (
 
 
 class State:
-    """What `elastic.run` needs of a state: derive from it and define `save`, `restore` and `sync`."""
+    """The base class of the states for `elastic.run`. Subclasses define `save`, `restore` and `sync`."""
 
     def __init__(self, bcast_object: Callable[..., Any] = broadcast_object, get_rank: Callable[[], int] = rank) -> None:
         self._bcast_object = bcast_object
@@ -28,22 +28,23 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Functions to call whenever the ranks have changed, before the state is synchronized."""
+        """Registers functions to call whenever the ranks have changed, before the state is synchronized."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called by `elastic.run` in the new world."""
+        """Calls `reset` and the registered callbacks. `elastic.run` calls `on_reset` in each new world."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Saves in memory, then looks whether hosts have changed. A commit copies everything: not after each batch."""
+        """Saves the state in memory and then calls `check_host_updates`. A commit copies the whole state, so do not
+        commit after every batch."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises `HostsUpdatedInterrupt` on all ranks alike when hosts have appeared or are about to go."""
+        """Raises `HostsUpdatedInterrupt` on all ranks if hosts were added or are about to be removed."""
         if membership.elastic:
             seen = membership.hosts_changed() if self._rank() == 0 else None
             changed, only_removed = self._bcast_object(seen, name="elastic.hosts")
@@ -51,23 +52,23 @@ class State:
                 raise HostsUpdatedInterrupt(only_removed)
 
     def save(self) -> None:
-        """Keeps a copy in memory for `restore`."""
+        """Saves a copy in memory for `restore`."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to the last `save`."""
+        """Restores the state of the last `save`."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Makes every rank's state that of rank 0."""
+        """Synchronizes the state of all ranks from rank 0."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """What has to happen when the ranks have changed; nothing by default."""
+        """Called when the ranks have changed. Does nothing by default."""
 
 
 class ObjectState(State):
-    """Python objects, given by keyword and found as attributes."""
+    """A state of Python objects, which are passed by keyword and available as attributes."""
 
     if TYPE_CHECKING:
 
@@ -81,15 +82,16 @@ class ObjectState(State):
         self._set_attributes()
 
     def save(self) -> None:
-        """Keeps the objects as they are: not copied, so replace mutable ones instead of changing them."""
+        """Saves references to the objects. Objects are not copied, so replace mutable objects instead of changing
+        them."""
         self._saved_state = {name: getattr(self, name) for name in self._saved_state}
 
     def restore(self) -> None:
-        """The objects of the last `save`."""
+        """Restores the objects of the last `save`."""
         self._set_attributes()
 
     def sync(self) -> None:
-        """The saved objects of rank 0, everywhere."""
+        """Broadcasts the saved objects of rank 0."""
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state, name="elastic.objects")
             self._set_attributes()
@@ -100,7 +102,7 @@ class ObjectState(State):
 
 
 class _Kept:
-    """A value with a `state_dict`, and the copy to go back to."""
+    """A value with a `state_dict`, and a copy of its state to restore."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -110,11 +112,11 @@ class _Kept:
         self.saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        # Given away as a copy: optimizers keep the tensors they load and would train the saved ones.
+        # Load a copy, because optimizers keep the tensors that they load and would change the saved tensors.
         self.value.load_state_dict(copy.deepcopy(self.saved))
 
     def sync(self) -> None:
-        """Makes it rank 0's."""
+        """Synchronizes the value from rank 0."""
         raise NotImplementedError
 
 
@@ -132,7 +134,7 @@ class _KeptOptimizer(_Kept):
 
 class _KeptSampler(_Kept):
     def sync(self) -> None:
-        # Samples that were named are known to the rank that did them alone; a rank that joins knows of none.
+        # Each rank knows only the indices that it recorded itself, and a rank that joins knows none.
         everywhere = allgather_object(self.value.state_dict(), name="elastic.sampler")
         state = everywhere[0]
         done = (other["processed_indices"] for other in everywhere if other["epoch"] == state["epoch"])
@@ -153,7 +155,8 @@ def _kept(value: Any) -> _Kept | None:
 
 
 class TorchState(ObjectState):
-    """Modules, optimizers and elastic samplers by their state dicts, everything else as objects; all attributes."""
+    """A state of modules, optimizers and elastic samplers, kept by their state dicts, and of other Python objects. All
+    are available as attributes."""
 
     def __init__(self, model: nn.Module | None = None, optimizer: Any = None, **kwargs: Any) -> None:
         everything = {**kwargs, "model": model, "optimizer": optimizer}
@@ -164,19 +167,19 @@ class TorchState(ObjectState):
         super().__init__(**{name: value for name, value in everything.items() if name not in self._kept})
 
     def save(self) -> None:
-        """Copies everything in memory."""
+        """Saves copies of all state dicts and references to the other objects in memory."""
         for holder in self._kept.values():
             holder.save()
         super().save()
 
     def restore(self) -> None:
-        """Everything as at the last `save`."""
+        """Restores the state of the last `save`."""
         for holder in self._kept.values():
             holder.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Everything as on rank 0; what it was there becomes the saved state."""
+        """Synchronizes the state from rank 0 and saves it."""
         for holder in self._kept.values():
             holder.sync()
         super().sync()

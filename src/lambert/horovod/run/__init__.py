@@ -1,4 +1,4 @@
-"""`lambert horovodrun`: starts a command once per rank, here and over ssh, with Horovod's options."""
+"""`lambert horovodrun`: starts a command once per rank, on this host and over ssh, with Horovod's options."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,15 @@ from lambert.horovod.run.options import is_elastic, parse
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs `horovodrun` with these arguments; the exit code is that of the rank that failed first, or 0.
+    """Runs `horovodrun` with these arguments.
 
-    `UsageError` and `DataError` explain what cannot be run. 130 after Ctrl-C, 143 after SIGTERM, with all ranks ended.
+    Returns:
+        The exit code: 0, or the code of the rank that failed first; 130 after Ctrl-C and 143 after SIGTERM, when all
+        ranks have ended.
+
+    Raises:
+        UsageError: The arguments are invalid.
+        DataError: A file or script that the arguments name cannot be used.
     """
     args = parse(arguments)
     if args.version:
@@ -31,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def build() -> str:
-    """What this installation has, in the form of `horovodrun --check-build`."""
+    """Returns the capabilities of this installation, in the format of `horovodrun --check-build`."""
     import torch.distributed
 
     from lambert import __version__

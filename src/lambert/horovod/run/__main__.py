@@ -1,4 +1,4 @@
-"""`python -m lambert.horovod.run -np 2 python train.py`."""
+"""The launcher as a module: `python -m lambert.horovod.run -np 2 python train.py`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""A job whose ranks come and go: the launcher's side of `lambert.horovod.elastic.membership`.
+"""The launcher of elastic jobs: the counterpart of `lambert.horovod.elastic.membership`.
 
-A world is a generation. When a rank fails or the hosts change, the ranks that live report that they are ready for the
-next one; then the launcher gives the places out, the oldest ranks first, because rank 0 has the state that the others
-take over, and starts new ranks in the free slots.
+Each world is a generation. When a rank fails or the hosts change, the running ranks report that they are ready for the
+next generation. The launcher then assigns new ranks, oldest worker first, because the other ranks get their state from
+rank 0, and starts new workers in the free slots.
 """
 
 import argparse
@@ -26,7 +26,7 @@ DISCOVERY_SECONDS = 1.0
 
 @dataclass
 class Job:
-    """What the launcher knows of a running elastic job."""
+    """The launcher's record of a running elastic job."""
 
     args: argparse.Namespace
     start: Start
@@ -34,24 +34,24 @@ class Job:
     address: str
     hosts: list[Host]
     workers: list[Worker] = field(default_factory=list)
-    """The oldest first."""
+    """Ordered by age, oldest first."""
     names: dict[Worker, str] = field(default_factory=dict)
     lost: list[tuple[str, float]] = field(default_factory=list)
-    """Slots on which a rank has failed: host, and when the slot may be used again."""
+    """Slots on which a rank has failed: the host, and the time from which the slot may be used again."""
     generation: int = -1
     changes: int = 0
     grown: int = 0
-    """The last change of hosts at which slots appeared."""
+    """Number of the last change of hosts that added slots."""
 
     def free_slots(self) -> list[str]:
-        """Hosts with room for another rank, once per slot."""
+        """Returns the hosts with free slots, once per slot."""
         now = time.monotonic()
         self.lost = [(host, until) for host, until in self.lost if until > now]
         taken = Counter(worker.host for worker in self.workers) + Counter(host for host, _ in self.lost)
         return [host.name for host in self.hosts for _ in range(host.slots - taken[host.name])]
 
     def rediscover(self) -> None:
-        """Looks for hosts, and tells the ranks when there are others than before."""
+        """Runs the discovery script, and announces the hosts to the ranks if they have changed."""
         if not self.args.host_discovery_script:
             return
         try:
@@ -65,13 +65,13 @@ class Job:
             self.announce(grown=any(now[name] > before.get(name, 0) for name in now))
 
     def announce(self, grown: bool) -> None:
-        """Tells the ranks, which look at their next commit, that the hosts have changed."""
+        """Announces a change of hosts, which the ranks read at their next commit."""
         self.changes += 1
         self.grown = self.changes if grown else self.grown
         self.store.set("hosts", json.dumps([self.changes, self.grown]))
 
     def reap(self) -> int | None:
-        """Takes out ranks that have ended. The exit code of the last one that failed, None when none did."""
+        """Removes workers that have ended. Returns the exit code of the last one that failed, or None."""
         failed = None
         for worker in [worker for worker in self.workers if worker.poll() is not None]:
             self.workers.remove(worker)
@@ -85,12 +85,13 @@ class Job:
         return failed
 
     def ready(self) -> list[Worker]:
-        """Living workers that wait for the next world."""
+        """Returns the running workers that wait for the next world."""
         following = self.generation + 1
         return [w for w in self.workers if self.store.check([f"ready/{following}/{self.names[w]}"])]
 
     def form(self) -> None:
-        """The next world: places for those who live, in slots that still exist, and new ranks in free ones."""
+        """Forms the next world: assigns ranks to running workers whose slots still exist, and starts workers in free
+        slots."""
         self.generation += 1
         room = {host.name: host.slots for host in self.hosts}
         most = self.args.max_np or (self.args.num_proc if not self.args.host_discovery_script else 1 << 16)
@@ -129,7 +130,7 @@ class Job:
 
 
 def end_quietly(workers: Sequence[Worker]) -> None:
-    """Lets workers leave that have been told to, and ends those that do not."""
+    """Waits until workers that are not part of the new world have exited, and terminates those that have not."""
     deadline = time.monotonic() + 10
     while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -137,7 +138,8 @@ def end_quietly(workers: Sequence[Worker]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the job: 0 when all ranks of the last world end well, else the exit code of the rank that failed last."""
+    """Runs the job. Returns 0 if all ranks of the last world succeed, else the exit code of the rank that failed
+    last."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     hosts = discover(args.host_discovery_script, args.slots) if args.host_discovery_script else hosts_of(args)
@@ -165,7 +167,7 @@ def _supervise(job: Job, least: int, patience: float) -> int:
         code = code if failed is None else failed
         finishing = finishing or (started and failed is None and len(job.workers) < running)
         if started and not job.workers:
-            # Whoever has the state is gone: the ranks have come to their end, or all have failed.
+            # No rank with the state is left: all ranks have finished, or all have failed.
             return code
         ready, possible = job.ready(), len(job.workers) + len(job.free_slots())
         if not finishing and possible < needed and (not may_return or now - since > patience):

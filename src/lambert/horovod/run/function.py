@@ -1,8 +1,8 @@
-"""`horovod.run`: a function, instead of a command, once per rank.
+"""`horovod.run`: runs a function, instead of a command, once per rank.
 
-The function, its arguments and its results go through pickle files in a folder of the user's own (mode 700). Like
-multiprocessing, the ranks import the module of the function; where that is the script that runs, they run it under
-another name than `__main__`, so it needs the usual `if __name__ == "__main__":`.
+The function, its arguments and its results are passed as pickle files in a private folder of the user (mode 700). As
+with multiprocessing, the ranks import the module of the function. If this module is the running script, the ranks run
+it under a name other than `__main__`, so the script needs the usual `if __name__ == "__main__":`.
 """
 
 import pickle
@@ -32,10 +32,13 @@ def run(
     use_mpi: bool | None = None,
     executable: str | None = None,
 ) -> list[Any]:
-    """What `func(*args, **kwargs)` returns on each rank, by rank. Runs on this machine.
+    """Runs `func(*args, **kwargs)` on each rank, on this host, and returns the results by rank.
 
-    `RuntimeError` when a rank fails, `UsageError` for hosts that are not this one and for MPI. `np` is the older
-    `num_proc`; `use_gloo` changes nothing.
+    `np` is the former name of `num_proc`; `use_gloo` has no effect. The other arguments are options of `horovodrun`.
+
+    Raises:
+        RuntimeError: A rank failed.
+        UsageError: `hosts` names another host, or `use_mpi` is true.
     """
     if use_mpi:
         raise UsageError("horovod.run: there is no MPI here: leave use_mpi out, ranks talk over gloo or NCCL")
@@ -52,7 +55,7 @@ def run(
         folder = Path(name)
         (folder / "call").write_bytes(pickle.dumps((func, tuple(args), dict(kwargs or {}))))
         (folder / "setting").write_bytes(pickle.dumps((sys.path, script, "horovod" in sys.modules)))
-        code = main([*options, executable or sys.executable, "-m", "lambert.horovod.run.task", name])
+        code = main([*options, executable or sys.executable, "-P", "-m", "lambert.horovod.run.task", name])
         if code:
             raise RuntimeError(f"horovod.run: a rank failed with exit code {code}; its output says why")
         return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""Hosts, their slots, and which rank goes where."""
+"""Hosts, their slots, and the assignment of ranks to slots."""
 
 import re
 import socket
@@ -11,12 +11,12 @@ from pathlib import Path
 from lambert.core.errors import DataError, UsageError
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-"""No leading dash: a host's name stands among ssh's arguments."""
+"""A host name has no leading dash, because it is passed to ssh as an argument."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many ranks it takes."""
+    """A host and its number of slots, that is, the ranks that it can run."""
 
     name: str
     slots: int
@@ -24,7 +24,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a rank runs: its place in the world, on its host (local), and among the ranks of its local rank (cross)."""
+    """The place of a rank: its host, and its rank in the world, on its host (local), and among the ranks with the same
+    local rank (cross)."""
 
     host: str
     rank: int
@@ -35,7 +36,7 @@ class Slot:
     cross_size: int
 
     def variables(self, master: str, port: int) -> dict[str, str]:
-        """What Horovod and what torchrun call it."""
+        """Returns the environment variables that Horovod and torchrun use for this place."""
         torchrun = {
             "RANK": self.rank,
             "WORLD_SIZE": self.size,
@@ -58,7 +59,8 @@ class Slot:
 
 
 def parse_hosts(text: str, slots: int | None = None) -> list[Host]:
-    """`host1:2,host2:4` (or lines of it) as hosts; `slots` are those of a host that names none."""
+    """Parses hosts such as `host1:2,host2:4`, separated by commas or newlines. `slots` is the default number of
+    slots."""
     hosts = []
     for part in re.split(r"[,\n]", text):
         if not part.strip():
@@ -75,7 +77,7 @@ def parse_hosts(text: str, slots: int | None = None) -> list[Host]:
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """Hosts of a file with lines `host slots=N`; empty lines and what follows a # do not count."""
+    """Reads hosts from a file with lines `host slots=N`. Empty lines and comments after # are ignored."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -92,7 +94,7 @@ def read_hostfile(path: str) -> list[Host]:
 
 
 def discover(script: str, slots: int | None) -> list[Host]:
-    """Hosts that the script prints now, `host:slots` or `host` a line."""
+    """Runs the discovery script and returns the hosts that it prints, one `host:slots` or `host` per line."""
     try:
         done = subprocess.run(script, shell=True, capture_output=True, text=True, timeout=60, check=True)
     except (subprocess.SubprocessError, OSError) as error:
@@ -101,7 +103,7 @@ def discover(script: str, slots: int | None) -> list[Host]:
 
 
 def slots_of(ranks: Sequence[str]) -> list[Slot]:
-    """The slots of ranks 0, 1, ... that run on these hosts."""
+    """Returns the slots of ranks 0, 1, ..., given the host of each rank."""
     order = list(dict.fromkeys(ranks))
     local_of, seen = [], dict.fromkeys(order, 0)
     for host in ranks:
@@ -115,7 +117,7 @@ def slots_of(ranks: Sequence[str]) -> list[Slot]:
 
 
 def fill(hosts: Sequence[Host], ranks: int) -> list[Slot]:
-    """The slots of `ranks` ranks, host by host; `UsageError` when there are fewer slots."""
+    """Returns the slots of `ranks` ranks, and fills one host after another. Raises UsageError if slots are missing."""
     slots = [host.name for host in hosts for _ in range(host.slots)]
     if len(slots) < ranks:
         raise UsageError(f"horovodrun: -np {ranks} needs more than the {len(slots)} slots of the hosts")
@@ -124,7 +126,7 @@ def fill(hosts: Sequence[Host], ranks: int) -> list[Slot]:
 
 @cache
 def is_local(name: str) -> bool:
-    """Whether a host's name means this machine."""
+    """Returns whether `name` refers to this host."""
     if name in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()):
         return True
     try:
@@ -137,7 +139,8 @@ def is_local(name: str) -> bool:
 
 
 def meeting_point(ranks: Sequence[Slot]) -> tuple[str, int]:
-    """Address and free port where rank 0 listens: the loopback when all ranks run here."""
+    """Returns the address and a free port at which rank 0 listens: the loopback address if all ranks run on this
+    host."""
     first = ranks[0].host
     with socket.socket() as probe:
         probe.bind(("", 0))

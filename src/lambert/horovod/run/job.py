@@ -1,4 +1,4 @@
-"""A job with a fixed number of ranks: all start, and the first that fails ends all."""
+"""A job with a fixed number of ranks. When a rank fails, all other ranks are terminated."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ Start = Callable[[Slot, Mapping[str, str]], Worker]
 
 
 class Stop(Exception):
-    """The launcher was asked to end."""
+    """Raised when a signal asks the launcher to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -30,14 +30,14 @@ class Stop(Exception):
 
 
 def hosts_of(args: argparse.Namespace) -> list[Host]:
-    """Hosts of the options: the list, the file, or this machine."""
+    """Returns the hosts that the options name: a list, a file, or by default this host."""
     if args.hostfile:
         return read_hostfile(args.hostfile)
     return parse_hosts(args.hosts) if args.hosts else [Host("localhost", args.num_proc)]
 
 
 def starter(args: argparse.Namespace) -> Start:
-    """The function that starts a rank as the options say."""
+    """Returns a function that starts a rank with these options."""
     common, ssh = variables(args) | alias_variables(args), ssh_command(args.ssh_port, args.ssh_identity_file)
 
     def start(slot: Slot, own: Mapping[str, str]) -> Worker:
@@ -55,7 +55,7 @@ def starter(args: argparse.Namespace) -> Start:
 
 
 def alias_variables(args: argparse.Namespace) -> dict[str, str]:
-    """With --alias: the folder whose package `horovod` is Lambert's, before everything else that Python imports."""
+    """Returns the variables for --alias: a PYTHONPATH that starts with the folder of Lambert's package `horovod`."""
     if not args.alias:
         return {}
     folder = str(Path(__file__).parent.parent / "aliased")
@@ -63,7 +63,7 @@ def alias_variables(args: argparse.Namespace) -> dict[str, str]:
 
 
 def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
-    """Where the rank's output is copied to, made."""
+    """Creates and returns the folder for the rank's output, or returns None without --output-filename."""
     if not args.output_filename:
         return None
     folder = Path(args.output_filename) / f"rank.{slot.rank:0{len(str(slot.size - 1))}}"
@@ -75,7 +75,7 @@ def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the job; the exit code is 0 or that of the rank that failed first."""
+    """Runs the job. Returns 0 or the exit code of the rank that failed first."""
     ranks = fill(hosts_of(args), args.num_proc)
     master, port = meeting_point(ranks)
     if args.dry_run or args.verbose:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def signals() -> Iterator[None]:
-    """SIGINT and SIGTERM inside raise `Stop`."""
+    """Returns a context manager in which SIGINT and SIGTERM raise `Stop`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop(number)
@@ -116,7 +116,8 @@ def signals() -> Iterator[None]:
 
 @contextmanager
 def ended(workers: Sequence[Worker]) -> Iterator[None]:
-    """No worker outlives the block, which passes the signal that stopped it on to them."""
+    """Returns a context manager that terminates the workers at its end. If a signal stopped the block, the workers get
+    the same signal."""
     number = signal.SIGTERM
     try:
         yield
@@ -131,7 +132,7 @@ def ended(workers: Sequence[Worker]) -> Iterator[None]:
 
 
 def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int) -> None:
-    """Prints what is run, rank by rank, and which options have no effect."""
+    """Prints the command of each rank, and the options that have no effect."""
     for option in args.ignored or []:
         say(f"{option} has no effect here")
     common = variables(args) | alias_variables(args)
@@ -149,5 +150,5 @@ def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int
 
 
 def say(text: str) -> None:
-    """A line of the launcher itself."""
+    """Prints a message of the launcher to stderr."""
     print(f"horovodrun: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The options of `horovodrun`, and the environment variables that they stand for."""
+"""The options of `horovodrun`, and the environment variables that they set."""
 
 import argparse
 import math
@@ -22,7 +22,7 @@ UNDERSTOOD = {
     "elastic_timeout": "HOROVOD_ELASTIC_TIMEOUT",
     "log_level": "HOROVOD_LOG_LEVEL",
 }
-"""Options that reach the ranks as environment variables."""
+"""Options that are passed to the ranks as environment variables."""
 
 FLAGS_IGNORED = [
     "--disable-cache",
@@ -53,7 +53,7 @@ VALUES_IGNORED = [
     "--num-nccl-streams",
     "--thread-affinity",
 ]
-"""Options of Horovod that nothing here corresponds to: taken, reported with --verbose, and without effect."""
+"""Options of Horovod that have no effect. They are accepted, and reported with --verbose."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Horovod's options, with the same names."""
+    """Returns a parser of Horovod's options, with the same names."""
     p = _Parser(prog="lambert horovodrun", description="Starts a command once per rank.", allow_abbrev=False)
     p.add_argument("-np", "--num-proc", dest="num_proc", type=whole_number, help="number of ranks")
     p.add_argument("-cb", "--check-build", action="store_true", help="what this installation can do, and leave")
@@ -134,7 +134,7 @@ def _add_variables(p: argparse.ArgumentParser) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; `UsageError` where they do not go together."""
+    """Parses the options. Raises UsageError if they are invalid or contradict each other."""
     args = parser().parse_args(arguments)
     if args.command[:1] == ["--"]:
         args.command = args.command[1:]
@@ -157,12 +157,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def is_elastic(args: argparse.Namespace) -> bool:
-    """Whether ranks may come and go."""
+    """Returns whether the job is elastic."""
     return args.min_np is not None or args.host_discovery_script is not None
 
 
 def variables(args: argparse.Namespace) -> dict[str, str]:
-    """Environment variables that are the same for all ranks."""
+    """Returns the environment variables that are the same for all ranks."""
     found = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONUNBUFFERED": "1"}
     for option, variable in UNDERSTOOD.items():
         value = getattr(args, option)
@@ -180,14 +180,14 @@ def variables(args: argparse.Namespace) -> dict[str, str]:
 
 
 def whole_number(text: str) -> int:
-    """At least 1, for argparse."""
+    """Parses an integer of at least 1, for argparse."""
     if not text.isdecimal() or not (value := int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
 
 
 def number(text: str) -> float:
-    """At least 0, for argparse."""
+    """Parses a number of at least 0, for argparse."""
     try:
         value = float(text)
     except ValueError:

@@ -11,7 +11,7 @@ from lambert.horovod.alias import install_alias
 
 
 def main(folder: Path) -> None:
-    """Calls what the folder's `call` holds and writes what it returns to `result.RANK`."""
+    """Calls the function in the folder's file `call` and writes its result to `result.RANK`."""
     path, script, aliased = pickle.loads((folder / "setting").read_bytes())
     sys.path[:] = path
     if aliased:

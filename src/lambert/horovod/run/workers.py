@@ -1,4 +1,5 @@
-"""One rank's process, here or over ssh: its start, its output, and that it never outlives the launcher."""
+"""The process of one rank, on this host or over ssh: its start, its output, and its end, at the latest with the
+launcher."""
 
 import contextlib
 import ctypes
@@ -18,19 +19,19 @@ from lambert.core.errors import UsageError
 from lambert.horovod.run.hosts import is_local
 
 GRACE_SECONDS = 5.0
-"""From the polite signal to the one that cannot be ignored."""
+"""Seconds between the first signal and SIGKILL."""
 
 _PR_SET_PDEATHSIG = 1
 _OF_THIS_MACHINE = re.compile(
     r"(BASH_FUNC_.*|SSH_.*|DBUS_.*|XDG_.*|HOME|USER|LOGNAME|SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|TMPDIR|DISPLAY|_)"
 )
-"""Variables that mean something else on another machine."""
+"""Environment variables that are specific to a host and are not forwarded."""
 
 _output = threading.Lock()
 
 
 class Worker:
-    """A running rank. Its lines appear as `[rank]<stdout>:line`, as Horovod prints them."""
+    """A running rank. Its output lines are printed as `[rank]<stdout>:line`, in Horovod's format."""
 
     def __init__(
         self,
@@ -96,12 +97,13 @@ class Worker:
             target.flush()
 
     def poll(self) -> int | None:
-        """The exit code, as a shell counts it (128 + signal), or None while it runs."""
+        """Returns the exit code, in the convention of shells (128 + signal), or None while the rank runs."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
     def send(self, number: int) -> None:
-        """A signal to the rank and everything it started; over ssh, the end of its input, at which it is ended."""
+        """Sends a signal to the rank and all its child processes. Over ssh, also closes the rank's input, which
+        terminates the rank."""
         if self.process.stdin is not None:
             self.process.stdin.close()
             self.process.stdin = None
@@ -109,13 +111,13 @@ class Worker:
             os.killpg(self.process.pid, number)
 
     def finish(self) -> None:
-        """Waits for the rest of the output of a rank that has ended."""
+        """Waits for the remaining output of a rank that has ended."""
         for pump in self._pumps:
             pump.join(GRACE_SECONDS)
 
 
 def end(workers: Sequence[Worker], number: int = signal.SIGTERM) -> None:
-    """Ends the workers: the signal, then SIGKILL for those that are still there, and their output to the last line."""
+    """Terminates the workers with the signal `number`, then with SIGKILL, and waits for their remaining output."""
     for worker in workers:
         if worker.poll() is None:
             worker.send(number)
@@ -129,22 +131,24 @@ def end(workers: Sequence[Worker], number: int = signal.SIGTERM) -> None:
 
 
 def ssh_command(port: int | None, identity: str | None) -> list[str]:
-    """ssh that asks nothing: keys and known hosts are the user's own; hosts seen for the first time are accepted."""
+    """Returns an ssh command that never prompts. It uses the user's keys and known hosts, and accepts new hosts."""
     command = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=10"]
     return command + (["-p", str(port)] if port else []) + (["-i", identity] if identity else [])
 
 
 def forwarded() -> dict[str, str]:
-    """Variables of this environment that a remote rank gets too."""
+    """Returns the variables of this environment that are forwarded to remote ranks."""
     return {
         key: value for key, value in os.environ.items() if key.isidentifier() and not _OF_THIS_MACHINE.fullmatch(key)
     }
 
 
 def remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """What the remote shell reads. The variables come this way and not as arguments, which everybody there could see.
+    """Returns the script for the remote shell. The script contains the variables, because every user of the remote host
+    could see them in the arguments of a command.
 
-    The launcher keeps the script's input open; when it ends, because the launcher did, the rank is ended.
+    The launcher keeps the input of the script open. When the input ends, because the launcher has ended, the script
+    terminates the rank.
     """
     exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in variables.items())
     return (
@@ -156,7 +160,8 @@ def remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """To run between fork and exec: the kernel ends the rank when the launcher dies, however it dies. Linux only."""
+    """Returns a function to call between fork and exec, or None if this is not Linux. The function makes the kernel
+    terminate the rank when the launcher dies for any reason."""
     if not sys.platform.startswith("linux"):
         return None
     prctl, launcher = ctypes.CDLL(None).prctl, os.getpid()

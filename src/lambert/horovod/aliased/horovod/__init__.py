@@ -1,9 +1,9 @@
-"""`import horovod.torch as hvd` in a script that stays as it is: all of it is `lambert.horovod`."""
+"""Makes `import horovod.torch as hvd` in an unchanged script import `lambert.horovod`."""
 
 import sys
 from pathlib import Path
 
-# Out of the way, so that install_alias sees whether Horovod itself is installed, which it never shadows.
+# Remove this package and its folder, so that install_alias can detect an installed Horovod, which it never shadows.
 sys.modules.pop("horovod")
 sys.path.remove(str(Path(__file__).parents[1]))
 

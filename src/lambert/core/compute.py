@@ -1,0 +1,57 @@
+"""How a model computes a pass: which matrix products it uses, and where its gradients go.
+
+A batch carries these options, so a model needs neither global settings nor attributes on its parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class GradientSink(Protocol):
+    """The owner of a gradient buffer. If a backward pass writes into the buffer itself, torch need not allocate one
+    gradient tensor per parameter, clear the buffer, and add the tensor to it."""
+
+    def accumulate(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
+        """Adds `grad`, of any precision, to the gradient of `parameter` and returns None. If the sink does not hold
+        `parameter`, returns the gradient for torch to add."""
+
+    def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
+        """Adds `grad_TD` [T, D] to the rows `ids_T` of the gradient of `parameter` [V, D] and returns None. If the sink
+        does not hold `parameter`, returns a dense gradient [V, D] for torch to add."""
+
+
+class TorchGradients:
+    """The sink for a training loop without a gradient buffer: it returns all gradients to torch."""
+
+    def accumulate(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
+        """Returns `grad` in the precision of `parameter`."""
+        return grad.to(parameter.dtype)
+
+    def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
+        """Returns the dense gradient [V, D]."""
+        return torch.zeros_like(parameter).index_add_(0, ids_T, grad_TD)
+
+
+TORCH_GRADIENTS = TorchGradients()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compute:
+    """How one pass is computed. The default is correct in any training loop."""
+
+    float8: bool = False
+    """Whether the matrix products of the blocks' linear layers are computed in float8."""
+    one_layout: bool = False
+    """Whether a weight keeps its memory layout between two updates, however many rows it is multiplied with. Kernels
+    for different layouts may round differently, and the number of rows on a rank depends on the number of ranks."""
+    gradients: GradientSink = TORCH_GRADIENTS
+    """The sink to which the backward pass gives the gradients of weights."""
+    rounded: dict[Tensor, Any] | None = None
+    """Cache of weights in bfloat16, by the first of their parameters, reused from one pass to the next. The training
+    loop must clear it after each change of the weights. None: weights are rounded in every pass."""
+
+
+PLAIN = Compute()

@@ -1,0 +1,177 @@
+"""Settings are frozen dataclasses beside the code that reads them; this turns them into TOML and back, and checks that
+their numbers are in range."""
+
+import dataclasses
+import math
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from lambert.core.errors import UsageError
+
+MOST = {int: 2**31 - 1, float: 1e18}
+"""The largest numbers where a range has no end: libraries take 32-bit numbers, and a product of two is a float32."""
+SEEDS = f"[{-(2**63)}, {2**63})"
+"""The range of seeds that become keys; see `core.randomness.key`."""
+MOST_BYTES = 2**20
+"""The largest recipe that is read."""
+_LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[\w-]++)[ \t]*+\.[ \t]*+){100}""")
+"""A key of more than 100 parts, on which tomllib spends time that grows as their square."""
+
+
+def check(config: Any, table: str = "", /, **ranges: str) -> None:
+    """Raises UsageError where a number among these settings is not in its range.
+
+    A range is an interval, such as "[0, 1)"; it is "[0, inf)" for every number that `ranges` does not name, and nan is
+    in none. `table` is what the settings' names begin with in the error, such as "train.".
+    """
+    unknown = ranges.keys() - {field.name for field in dataclasses.fields(config)}
+    assert not unknown, unknown
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                problem = _outside(number, ranges.get(field.name, "[0, inf)"))
+                if problem:
+                    raise UsageError(f"{table}{field.name} = {value} must be {problem}.")
+
+
+def _outside(number: float, interval: str) -> str:
+    """What a number outside of the interval must be, in words; nothing for one inside."""
+    low, high = map(float, interval[1:-1].split(","))
+    above, below = interval[0] == "(", interval[-1] == ")"
+    inside = (low < number if above else low <= number) and (number < high if below else number <= high)
+    most = MOST[type(number)]
+    if inside and (abs(number) <= most or math.isfinite(high) or (math.isinf(number) and not below)):
+        return ""
+    if inside:
+        return f"at most {most:g}" if isinstance(number, float) else f"at most {most}"
+    ends = [f"{'above' if above else 'at least'} {_written(low)}"] if math.isfinite(low) else []
+    ends += [f"{'below' if below else 'at most'} {_written(high)}"] if math.isfinite(high) else []
+    return " and ".join(([] if isinstance(number, int) or math.isfinite(number) else ["a finite number"]) + ends)
+
+
+def _written(end: float) -> str:
+    return str(int(end) if end.is_integer() else end)
+
+
+RENAMED = {
+    "optim.clip": "optim.max_grad_norm",
+    "optim.warmup_share": "optim.warmup_ratio",
+    "train.keep": "train.keep_checkpoints",
+    "train.shares": "train.deterministic_parts",
+    "exchange.machines": "exchange.nodes",
+    "scratch": "random_init",
+    "from_scratch": "restart_damaged",
+}
+"""Former names of settings, and their names today."""
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Raises UsageError where one of these dotted names is an old one. `where` says where they stand."""
+    old = sorted(name for name in names if name in RENAMED)
+    if old:
+        renamed = ", ".join(f"{name} is {RENAMED[name]} now" for name in old)
+        raise UsageError(
+            f"{where} has settings by their former names: {renamed}. Rename {'them' if old[1:] else 'it'}."
+        )
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """A settings dataclass as nested plain values; `None` is left out, since TOML has no word for it."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            out[field.name] = as_dict(value)
+        elif value is not None:
+            out[field.name] = plain(value)
+    return out
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def text(config: Any) -> str:
+    """The resolved settings as TOML that reads back equal."""
+    return tomli_w.dumps(as_dict(config))
+
+
+def typed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values from a file that nobody has checked, as the fields of a settings dataclass take them. Raises TypeError for
+    a name that the dataclass has not, or a value of another type."""
+    hints = typing.get_type_hints(kind)
+    taken = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise TypeError(f"{name} is unknown")
+        if not _is_of(value, hints[name]):
+            raise TypeError(f"{name} is of the wrong type or too large")
+        taken[name] = tuple(value) if isinstance(value, list) else value
+    return taken
+
+
+def _is_of(value: object, hint: Any) -> bool:
+    """Whether a value is of the type of a field; numbers that no setting can mean are of none."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return value in inner
+    if origin is types.UnionType:
+        return any(_is_of(value, kind) for kind in inner)
+    if origin is tuple:
+        return isinstance(value, list | tuple) and all(_is_of(item, inner[0]) for item in value)
+    if hint in (int, float):
+        numbers = int if hint is int else int | float
+        return isinstance(value, numbers) and not isinstance(value, bool) and abs(value) < 2**31
+    return isinstance(value, hint)
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings less those that are None in `unset`."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        other = unset.get(name, ...)
+        if other is None:
+            continue
+        nested = isinstance(value, Mapping) and isinstance(other, Mapping)
+        kept[name] = without(value, other) if nested else value
+    return kept
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file as nested plain values. Raises UsageError that names the file and the line."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UsageError(f"{path} is not a TOML recipe: it is larger than {MOST_BYTES:,} bytes.")
+        recipe = content.decode("utf-8").replace("\r\n", "\n")
+        if found := _LONG_KEY.search(recipe):
+            line = recipe.count("\n", 0, found.start()) + 1
+            raise UsageError(f"{path}:{line} is not TOML of a recipe: a key there has more than 100 parts.")
+        return tomllib.loads(recipe)
+    except FileNotFoundError as error:
+        raise UsageError(f"No such recipe: {path}.") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} is not a TOML recipe: its arrays or tables are nested too deeply.") from error
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
+        raise UsageError(f"{path} is not a TOML recipe: {error}.") from error

@@ -1,0 +1,77 @@
+"""Recognises files and folders that Lambert does not read, and says what they are and what to do with them instead."""
+
+from pathlib import Path
+
+from lambert.core.errors import DataError
+
+ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+ARROW = ("dataset_dict.json", "state.json", "dataset_info.json")
+"""Files that `save_to_disk` of Hugging Face's datasets writes."""
+
+
+def refuse_archive(path: Path) -> None:
+    """Raises DataError where the path is an archive of several files, by its name."""
+    if path.name.lower().endswith(ARCHIVES) and not path.is_dir():
+        raise DataError(f"{path} is an archive, which is not unpacked here. Unpack it and name what it holds.")
+
+
+def refuse_arrow(path: Path) -> None:
+    """Raises DataError where the path is a data set of Hugging Face in Arrow format, a file or a folder."""
+    if path.suffix == ".arrow" or (path.is_dir() and _is_arrow(path)):
+        raise DataError(
+            f"{path} is a Hugging Face data set in Arrow format, which is not supported. Write each split as Parquet: "
+            "datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and name that file."
+        )
+
+
+def _is_arrow(folder: Path) -> bool:
+    return (folder / ARROW[0]).is_file() or (
+        any((folder / name).is_file() for name in ARROW) and any(folder.glob("*.arrow"))
+    )
+
+
+NOT_DOWNLOADED = (
+    "Nothing is downloaded: for a model of the Hugging Face Hub, `hf download NAME --local-dir FOLDER` first, and give "
+    "that folder."
+)
+
+
+def refuse_model(path: Path) -> None:
+    """Raises DataError where the path is a model that is not a folder in the layout of Hugging Face: an archive, a file
+    or a checkpoint of TensorFlow."""
+    refuse_archive(path)
+    if _is_tensorflow(path):
+        raise DataError(
+            f"{path} is a TensorFlow checkpoint, which is not supported yet. Take the same model in the layout of "
+            "Hugging Face (config.json, model.safetensors, vocab.txt), or convert it with the script "
+            "convert_bert_original_tf_checkpoint_to_pytorch of transformers 4."
+        )
+    if path.is_file():
+        raise DataError(f"{path} is a file. Give the folder that holds it, with config.json and the tokenizer.")
+
+
+def _is_tensorflow(path: Path) -> bool:
+    """Whether the path is a folder with a TensorFlow checkpoint alone, or one of its files, or what their names begin
+    with."""
+    if path.is_dir():
+        return any(path.glob("*.ckpt*.index")) and not any((*path.glob("*.safetensors"), *path.glob("*.bin")))
+    begins = f"{path.name.partition('.ckpt')[0]}.ckpt"
+    return begins in path.name and any(file.name.startswith(begins) for file in path.parent.glob("*.index"))
+
+
+_MARKUP = {
+    b"<mediawiki": (
+        "is a MediaWiki dump (XML), and its markup would be learnt as text. Extract the articles with WikiExtractor, "
+        "and name the folder that it writes"
+    ),
+    b"<!doctype html": "is an HTML page, and its markup would be learnt as text. Extract its text first",
+    b"<html": "is an HTML page, and its markup would be learnt as text. Extract its text first",
+}
+
+
+def markup(beginning: bytes) -> str:
+    """What a file of markup with this beginning is and what to do with it, as the end of a sentence; "" for others."""
+    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(b"<?xml"):
+        text = text.partition(b"?>")[2].lstrip()
+    return next((words for tag, words in _MARKUP.items() if text.startswith(tag)), "")

@@ -1,0 +1,106 @@
+"""The World of a process: its rank, the world size, and the collectives. This module implements a world of one process,
+so other code needs no branch for it; `distributed.group.Group` has the same interface for several processes."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lambert.core.batch import Batch, Target
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A world of one process; `Group` is a world of several. Each method returns what the collective returns for a
+    world size of 1.
+
+    As a context manager, a World ends in common: a rank that fails reports its error to its peers, so they do not wait
+    for it.
+    """
+
+    rank: int = 0
+    """Rank of this process, from 0."""
+    size: int = 1
+    """World size: number of processes that train together."""
+    local_rank: int = 0
+    """Rank of this process on its node, from 0."""
+    local_size: int = 1
+    """Number of processes on every node; 1 if the nodes have different numbers of processes."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """The device on which this process computes."""
+    reason: str = "one process"
+    """Which launcher or variables rank and size come from."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is rank 0, which writes files and prints."""
+        return self.rank == 0
+
+    def put(self, batch: Batch) -> Batch:
+        """Returns the batch on this world's device. A copy to a GPU is from pinned memory: the host does not wait."""
+        return (_pinned(batch) if self.device.type == "cuda" else batch).to(self.device)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sums `tensor` over all ranks (all-reduce), in place, and returns it."""
+        return tensor
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrites `tensors` with those of rank 0."""
+
+    def broadcast_text(self, text: str, seconds: float | None = None) -> str:
+        """Returns rank 0's `text` on every rank. The text is sent as bytes, never as a pickle. `seconds` is how long
+        the other ranks wait for it, if that may exceed the time-out of a collective."""
+        return text
+
+    def gather_text(self, text: str) -> list[str]:
+        """Returns the texts of all ranks, in the order of ranks, on every rank."""
+        return [text]
+
+    def gather_tensors(self, named: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
+        """Returns the named tensors of all ranks, in the order of ranks, on every rank. Ranks may have different names,
+        shapes and dtypes. With several ranks, the tensors returned are in host memory."""
+        return [named]
+
+    def add(self, numbers: Sequence[int]) -> list[int]:
+        """Returns the sums of `numbers` over the ranks. They are exchanged between hosts, without waiting for the
+        device."""
+        return [*numbers]
+
+    def largest(self, number: int) -> int:
+        """Returns the largest `number` of all ranks. It is exchanged between hosts, without waiting for the device."""
+        return number
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """A context in which all ranks fail if one of them raises a LambertError: the other ranks raise an error that
+        names this rank and `what` it was doing. The code in the context must not call a collective."""
+        yield
+
+    def close(self) -> None:
+        """Leaves the group and ends its threads. Must be called before the interpreter exits."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _pinned(batch: Batch) -> Batch:
+    return replace(
+        batch,
+        ids_T=batch.ids_T.pin_memory(),
+        types_T=batch.types_T.pin_memory(),
+        positions_T=batch.positions_T.pin_memory(),
+        bounds_S1=batch.bounds_S1.pin_memory(),
+        targets={
+            name: Target(target.at_N.pin_memory(), target.labels_N.pin_memory())
+            for name, target in batch.targets.items()
+        },
+    )

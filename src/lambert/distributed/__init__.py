@@ -1,0 +1,1 @@
+"""Training with several processes: rendezvous, gradient exchange, failure detection and restarts of the workers."""

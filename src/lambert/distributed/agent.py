@@ -1,0 +1,262 @@
+"""torch's elastic agent, which starts the ranks of a machine and replaces them, with Lambert's words and patience."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.utils.store import barrier
+
+from lambert.core.errors import STOPPED, MachineError
+from lambert.core.launcher import FINAL, End, read_ends
+from lambert.distributed.failure_detector import bounded, report
+from lambert.engine import archive
+
+BROKEN_SECONDS = 5
+"""How long the others may take to leave when a rank has crashed, stopped ones included; torch waits for 30."""
+HEALTHY_SECONDS = 120
+"""How long all may take to save and leave when a machine comes or goes."""
+PATIENCE = dict.fromkeys(STOPPED, 600.0)
+"""Seconds for the other ranks to end by themselves when one has ended for good: long where they may be saving."""
+PATIENCE_SECONDS = 10.0
+"""The same, for other ends."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_OUTCOME = "lambert/outcome"
+
+
+class Agent(LocalElasticAgent):
+    """Starts the group again after a crash, at most as often as `spec` says, and never after an end that is FINAL.
+
+    Extended as torch's manual tells to: https://docs.pytorch.org/docs/stable/elastic/agent.html
+    """
+
+    def __init__(self, spec: WorkerSpec, ends: Path, elastic: bool, run: Path | None = None) -> None:
+        """`ends` is where the workers say how they ended; `elastic`: the group may go on with fewer machines; `run`:
+        the folder of what it trains, if it trains."""
+        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))  # no folders for logs, which nobody would delete
+        self.outcome: End | None = None
+        """How the group ended; None where all is well."""
+        self.asked = 0
+        """The signal that the group was asked to stop by; 0: none."""
+        self._ends = ends
+        self._elastic = elastic
+        self._run = run
+        self._first: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def heeding(self) -> Iterator[None]:
+        """Within it the first signal is handed on to the workers, once; the second ends everything.
+
+        A thread does it, since Python's own handlers wait for as long as the main thread is inside of torch.
+        """
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # torch would stop the workers after its time-out
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        # nohup has SIGHUP ignored; a shell's job in the background, SIGINT, which the verbs heed as well.
+        heeded = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda *_: None) for number in heeded}
+        wakes = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(read_fd,), name="lambert-signals", daemon=True).start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakes)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(write_fd)
+
+    def _listen(self, read_fd: int) -> None:
+        while number := os.read(read_fd, 1):
+            self._ask(signal.SIGTERM if number[0] == signal.SIGHUP else number[0])
+
+    def _ask(self, number: int) -> None:
+        with self._lock:
+            if self.asked:
+                self._leave(128 + number, "Asked a second time: leaving at once, what was not saved is lost.")
+            self.asked = number
+            if not self._alive():
+                self._leave(self._stop_code(), f"Stopped by {signal.Signals(number).name} before there was a group.")
+            say(f"{signal.Signals(number).name}: the ranks save and stop; once more leaves at once.")
+            self._signal(number)
+
+    def _leave(self, code: int, line: str) -> NoReturn:
+        self._signal(signal.SIGKILL)
+        say(line)
+        shutil.rmtree(self._ends, ignore_errors=True)
+        os._exit(code)
+
+    def _alive(self) -> list[int]:
+        handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
+        return [handler.proc.pid for handler in handlers.values() if handler.proc.poll() is None]
+
+    def _signal(self, number: int) -> None:
+        for pid in self._alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _stop_code(self) -> int:
+        return 130 if self.asked == signal.SIGINT else 75
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        for path in self._ends.iterdir():
+            path.unlink()
+        with self._lock:
+            started: dict[int, Any] = super()._start_workers(worker_group)
+            context: Any = self._pcontext
+            close, count = context.close, worker_group.spec.max_restarts - self._remaining_restarts
+
+            def patient_close(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
+                codes = {rank: handler.proc.poll() for rank, handler in context.subprocess_handlers.items()}
+                ended = {rank: code for rank, code in codes.items() if code is not None}
+                if ended and not self._first:  # torch closes twice
+                    self._first = ended
+                    self._report(worker_group, count)
+                close(death_sig, BROKEN_SECONDS if ended else HEALTHY_SECONDS)
+
+            self._first = {}
+            context.close = patient_close
+            if self.asked:
+                self._signal(self.asked)
+        return started
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if worker_group.state == WorkerState.HEALTHY:
+            say("a machine comes or goes: all save, and the group starts again")
+        super()._restart_workers(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        end = self._final(worker_group) or self._published(worker_group)
+        if result.state == WorkerState.HEALTHY:
+            if end is None or time.time() - end.moment < PATIENCE.get(end.code, PATIENCE_SECONDS):
+                return result
+            self._stop_workers(worker_group)
+        elif end is None and result.state == WorkerState.FAILED:
+            end = self._crash(worker_group)
+            if self._remaining_restarts and not self.asked:
+                restart = worker_group.spec.max_restarts - self._remaining_restarts + 1
+                say(f"{_described(end)}; restart {restart} of {worker_group.spec.max_restarts}{self._standing()}")
+                return result
+            if self.asked:
+                line = f"Stopped by {signal.Signals(self.asked).name}. To continue: the same command again."
+                end = replace(end, code=self._stop_code(), line=line)
+            else:
+                tries = worker_group.spec.max_restarts
+                gave_up = f"gave up after {tries} restart{'s' if tries > 1 else ''}: first failure: " if tries else ""
+                end = replace(end, line=f"{gave_up}{_described(end)}{self._advice(end)}")
+        if end is None:
+            return result
+        if end.code in STOPPED and not self.asked and self._elastic and _stores(worker_group):
+            say("a machine leaves: the others go on without it")
+            super()._restart_workers(worker_group)
+            return RunResult(state=WorkerState.HEALTHY)
+        self.outcome = end
+        self._remaining_restarts = 0
+        self._publish(worker_group, end)
+        return RunResult(state=WorkerState.FAILED)
+
+    def _final(self, group: WorkerGroup) -> End | None:
+        """The first end that another try would not change; its line names the rank, unless all ended alike."""
+        crashed = any(code and code not in FINAL for code in self._first.values()) and not self.asked
+        # After a crash torch asks the others to stop, which is no end of the group.
+        ends = [end for end in read_ends(self._ends) if end.code in FINAL and not (crashed and end.code in STOPPED)]
+        if ends:
+            alike = len(ends) == len(group.workers) and len({end.line for end in ends}) == 1
+            return ends[0] if alike else replace(ends[0], line=f"rank {ends[0].rank}: {ends[0].line}")
+        for local_rank, code in self._first.items():  # ended in a hurry, and told nothing
+            if code in FINAL:
+                rank = group.workers[local_rank].global_rank
+                return End(rank, 0, code, f"rank {rank} left with exit code {code}", time.time())
+        return None
+
+    def _crash(self, group: WorkerGroup) -> End:
+        """The first crash: of a rank that was killed, or else had a bug, or else of the one that ended first."""
+        pids = self._pcontext.pids() if self._pcontext else {}
+        crashes = [end for end in read_ends(self._ends) if end.code not in FINAL]
+        for local_rank, line in self._silent(group).items():
+            rank, code = group.workers[local_rank].global_rank, self._first[local_rank]
+            crashes.append(End(rank, pids[local_rank], code, line, time.time()))
+        first = min(crashes, key=lambda end: (end.code >= 0, end.code == -signal.SIGTERM, end.code != 1, end.moment))
+        return replace(first, code=first.code if first.code in (1, 4) else 4)
+
+    def _silent(self, group: WorkerGroup) -> dict[int, str]:
+        """The ranks of this machine, by their number on it, that ended badly and did not say how: what is known."""
+        said = {end.rank for end in read_ends(self._ends)}
+        return {
+            local_rank: f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+            for local_rank, code in self._first.items()
+            if code and group.workers[local_rank].global_rank not in said
+        }
+
+    def _report(self, group: WorkerGroup, count: int) -> None:
+        """Tells the other ranks who ended without a word, lest they wait for its answer. The store is theirs, with the
+        first rank, for start number `count`."""
+        silent = {group.workers[local_rank].global_rank: line for local_rank, line in self._silent(group).items()}
+        if not silent or 0 in silent:  # with the first the store is gone
+            return
+
+        def tell() -> None:
+            store = TCPStore(
+                str(group.master_addr), int(group.master_port or 0), is_master=False, wait_for_workers=False,
+                timeout=timedelta(seconds=1),
+            )  # fmt: skip
+            for rank, line in silent.items():
+                report(PrefixStore(str(count), store), rank, f"it {line}", MachineError.exit_code)
+
+        bounded(tell)
+
+    def _standing(self) -> str:
+        """Where a group that starts again goes on."""
+        if self._run is None:
+            return ""
+        done = archive.last(self._run)
+        return f", from update {done:,}" if done else ", from the beginning"
+
+    def _advice(self, end: End) -> str:
+        """What to look at when the group is not started again."""
+        memory = ". If nobody killed it, the system had no memory left: see dmesg" if "SIGKILL" in end.line else ""
+        return f"{memory}. What went before stands in {self._run / 'log.txt'}." if self._run else memory
+
+    def _publish(self, group: WorkerGroup, end: End) -> None:
+        """Tells the other machines, and waits a little for them to hear it: the store may leave with this process."""
+        for store in _stores(group):
+            with suppress(RuntimeError):
+                store.set(_OUTCOME, json.dumps(asdict(end)))
+                barrier(store, group.group_world_size or 1, "lambert/left", BROKEN_SECONDS)
+
+    def _published(self, group: WorkerGroup) -> End | None:
+        """What another machine says that the group ended with."""
+        for store in _stores(group):
+            with suppress(RuntimeError):
+                if store.check([_OUTCOME]):
+                    return End(**json.loads(store.get(_OUTCOME)))
+        return None
+
+
+def _stores(group: WorkerGroup) -> list[Any]:
+    """The store of the group's machines, where there are several."""
+    return [group.store] if group.store is not None and (group.group_world_size or 1) > 1 else []
+
+
+def say(line: str) -> None:
+    """One line to the user, who may be reading a bar of progress on the same screen."""
+    print(f"lambert launch: {line}", file=sys.stderr, flush=True)
+
+
+def _described(end: End) -> str:
+    killed = end.line.startswith(("was killed by", "left with"))
+    return (f"rank {end.rank} (pid {end.pid}) {end.line}" if killed else f"rank {end.rank}: {end.line}").rstrip(".")

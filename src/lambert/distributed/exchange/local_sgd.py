@@ -1,0 +1,96 @@
+"""Local SGD: several updates between two exchanges, for links that are too slow for an exchange in every update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lambert.distributed.exchange.overlapped import DistributedExchange
+
+
+class LocalSGD(DistributedExchange):
+    """Local SGD: each rank updates its own weights by its own gradients. After every `sync_every` updates the changes
+    of the weights since the last exchange are averaged over all ranks.
+
+    Source: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, Algorithm 1. Sending the changes of
+    the weights, compressed like gradients, is from Douillard et al., "DiLoCo", 2023, Algorithm 1, here with the
+    identity as outer optimizer (learning rate 1, no momentum).
+    """
+
+    local = True
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._anchor: Tensor | None = None
+        self._apart = self._met = False
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        return super().seconds if self._met else (0.0, 0.0)
+
+    def attach(self) -> None:
+        super().attach()
+        self._anchor = self._anchored()
+
+    def begin(self, update: int, scale: Callable[[], float]) -> None:
+        super().begin(update, lambda: 1.0)  # changes of weights have no loss scale
+        self._met = False
+
+    def last_pass(self) -> None:
+        """Does nothing: gradients are not exchanged."""
+
+    def finish(self) -> None:
+        self.gradients.collect()
+        for bucket in self.buckets:
+            self.look_through(bucket)
+
+    def shared(self, norms_P: Tensor) -> Tensor:
+        """Returns the mean of the norms over the ranks; it is not finite if any rank's norm is not."""
+        return self.world.sum(norms_P.clone()) / self.world.size
+
+    def stepped(self, updates: int) -> None:
+        self._apart = True
+        if updates % self._config.sync_every == 0:
+            self._average()
+
+    def average_residuals(self, optimizer: Optimizer) -> None:
+        """Averages the weights, the optimizer's moments and the residuals over the ranks."""
+        if self._apart:
+            self._average()
+        super().average_residuals(optimizer)
+        for slots in optimizer.state.values():
+            for value in slots.values():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+                    self.world.sum(value).div_(self.world.size)
+
+    def dropped(self) -> None:
+        """Averages weights that differ between ranks, because the next `attach` assumes that they are equal."""
+        if self._apart:
+            self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Sets weights = anchor + mean over ranks of (weights - anchor); the anchor is the weights at the last
+        exchange. The changes are sent in the gradient buffer, whose gradients are no longer needed."""
+        assert self._anchor is not None
+        self._met = True
+        flat, self._apart = self.gradients.flat, False
+        flat.zero_()
+        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
+            view.copy_(parameter)
+        flat.sub_(self._anchor)
+        super().finish()
+        self._anchor.add_(flat, alpha=1 / self.world.size)
+        start = flat.storage_offset()
+        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
+            offset = view.storage_offset() - start
+            parameter.copy_(self._anchor[offset : offset + view.numel()].view_as(parameter))
+
+    def _anchored(self) -> Tensor:
+        anchor = torch.zeros_like(self.gradients.flat)
+        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
+            offset = view.storage_offset() - self.gradients.flat.storage_offset()
+            anchor[offset : offset + view.numel()].copy_(parameter.detach().flatten())
+        return anchor

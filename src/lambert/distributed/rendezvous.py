@@ -1,0 +1,187 @@
+"""Rendezvous: all ranks connect to a key-value store on rank 0's host and check one another before the first
+collective."""
+
+import json
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from lambert.core.errors import LambertError, MachineError
+from lambert.distributed.launch_environment import ProcessInfo
+
+_FAREWELL_SECONDS = 2.0
+"""How long rank 0 waits, before it exits and the store ends with it, for the other ranks to read the reason."""
+_REPLY_SECONDS = 2.0
+"""Added to torch's time-out for reaching the store, so that torch's own error arrives first."""
+_NAMED = 8
+"""Largest number of ranks that one error message names."""
+
+
+def meet(here: ProcessInfo, seconds: float) -> Store:
+    """Returns the store that all ranks share. Raises MachineError if it cannot be reached within `seconds`."""
+    promise: Future[Store] = Future()
+    until = time.monotonic() + seconds
+
+    def connect() -> None:
+        # Under torchrun, torchrun's agent hosts the store.
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        try:
+            if here.rank > 0:
+                _knock(here, until)
+            store = TCPStore(
+                here.address, here.port, is_master=here.rank == 0 and not by_agent, wait_for_workers=False,
+                timeout=timedelta(seconds=max(1.0, until - time.monotonic())), multi_tenant=True,
+            )  # fmt: skip
+            own = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            if by_agent and own.add(f"lambert/came/{here.rank}", 1) > 1:
+                raise MachineError(_stale(here))
+            promise.set_result(own)
+        except Exception as error:
+            promise.set_exception(error)
+
+    # If another program listens on the port, torch waits forever for a reply in the store's protocol. So a thread
+    # connects, and this function stops waiting when the time is over.
+    threading.Thread(target=connect, name="lambert-meeting", daemon=True).start()
+    try:
+        return promise.result(seconds + _REPLY_SECONDS)
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        raise MachineError(_no_store(here, seconds, str(error))) from error
+
+
+def _knock(here: ProcessInfo, until: float) -> None:
+    """Waits until rank 0 listens on its port. torch itself waits half a second or more after a refused connection."""
+    pause = 0.02
+    while (left := until - time.monotonic()) > 0:
+        try:
+            socket.create_connection((here.address, here.port), left).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(pause)
+            pause = min(0.2, 1.5 * pause)  # backs off: a thousand ranks may be polling
+        except OSError:  # torch reports the cause
+            return
+
+
+def roll_call(
+    here: ProcessInfo, store: Store, device: str, problem: LambertError | None, seconds: float, *, card: str = ""
+) -> tuple[str, int]:
+    """Returns why the ranks cannot work together and the exit code for it, or "" and 0 if they can. The result is the
+    same on all ranks that arrived.
+
+    Args:
+        device: Device type that this rank computes on; all ranks need the same.
+        problem: The error that keeps this rank from using its device, if any.
+        seconds: How long rank 0 waits for the other ranks, and how long the other ranks wait for its verdict.
+        card: UUID of this rank's GPU; empty for other devices.
+
+    Raises MachineError if rank 0 is lost before all ranks have arrived.
+    """
+    said = [str(problem), problem.exit_code] if problem else ["", 0]
+    store.set(_here(here.rank), json.dumps([*said, here.size, device, card]))
+    until = time.monotonic() + seconds
+    try:
+        if here.rank > 0:
+            verdict = _heard(here, store, seconds)
+        else:
+            while (missing := _missing(here, store)) and time.monotonic() < until:
+                time.sleep(0.02)
+            verdict = _verdict(here, store, missing, seconds)
+            store.set(_VERDICT, json.dumps(verdict))
+            came = [_left(rank) for rank in range(1, here.size) if rank not in missing]
+            until = time.monotonic() + (_FAREWELL_SECONDS if verdict[0] else 0)
+            while time.monotonic() < until and not (not came or store.check(came)):
+                time.sleep(0.02)
+    except RuntimeError as error:
+        raise MachineError(
+            f"Rank {here.rank} of {here.size} lost rank 0 at {_at(here)} before all had met: did it end, and why?"
+        ) from error
+    return verdict
+
+
+_VERDICT = "lambert/verdict"
+
+
+def _here(rank: int) -> str:
+    return f"lambert/here/{rank}"
+
+
+def _left(rank: int) -> str:
+    return f"lambert/heard/{rank}"
+
+
+def _heard(here: ProcessInfo, store: Store, seconds: float) -> tuple[str, int]:
+    """Returns rank 0's verdict; if none arrives within `seconds`, an error that names the missing ranks."""
+    until = time.monotonic() + seconds
+    while not store.check([_VERDICT]):
+        if time.monotonic() > until:
+            return _absent(here, _missing(here, store), seconds), MachineError.exit_code
+        time.sleep(0.02)
+    text, code = json.loads(store.get(_VERDICT))
+    store.set(_left(here.rank), "")
+    return text, code
+
+
+def _missing(here: ProcessInfo, store: Store) -> list[int]:
+    return [rank for rank in range(here.size) if not store.check([_here(rank)])]
+
+
+def _verdict(here: ProcessInfo, store: Store, missing: list[int], seconds: float) -> tuple[str, int]:
+    if missing:
+        return _absent(here, missing, seconds), MachineError.exit_code
+    answers = [json.loads(store.get(_here(rank))) for rank in range(here.size)]
+    for rank, (text, code, *_) in enumerate(answers):
+        if text:
+            return f"Rank {rank} cannot start: {text}", code
+    _, _, size, device, _ = answers[0]
+    cards: dict[str, int] = {}
+    for rank, (_, _, theirs, kind, card) in enumerate(answers):
+        if theirs != size:
+            return f"Rank {rank} was told of {theirs} ranks, and rank 0 of {size}: give all the same WORLD_SIZE.", 2
+        if kind != device:
+            return f"Rank {rank} computes on {kind}, and rank 0 on {device}: give all the same train.device.", 2
+        if card and (first := cards.setdefault(card, rank)) != rank:
+            return (
+                f"Ranks {first} and {rank} compute on the same GPU, and each needs one of its own: start one rank a "
+                "GPU, and leave its number out of train.device."
+            ), 2
+    return "", 0
+
+
+def _absent(here: ProcessInfo, missing: list[int], seconds: float) -> str:
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    names = ", ".join(map(str, missing[:_NAMED])) + more
+    return (
+        f"Rank {names} of {here.size} did not come to {_at(here)} within {seconds:g} s: is it started, with the same "
+        "MASTER_ADDR and MASTER_PORT, and what did it say?"
+    )
+
+
+def _no_store(here: ProcessInfo, seconds: float, said: str) -> str:
+    """Returns an error message for the user on why the store cannot be reached; `said` is torch's message."""
+    who = f"Rank {here.rank} of {here.size}"
+    if "EADDRINUSE" in said or "in use" in said:
+        return f"{who} cannot open port {here.port}: it is in use by another program. Choose another MASTER_PORT."
+    try:
+        socket.getaddrinfo(here.address, here.port)
+    except OSError as error:
+        return f"{who} does not know the host {here.address} ({error.strerror}): MASTER_ADDR must be that of rank 0."
+    return (
+        f"{who} found no rank 0 at {_at(here)} within {seconds:g} s: is it started there, with that MASTER_ADDR and "
+        "MASTER_PORT, and may others reach that port?"
+    )
+
+
+def _stale(here: ProcessInfo) -> str:
+    return (
+        f"Rank {here.rank} of {here.size} met at {_at(here)} what an earlier group left: where machines come and go, "
+        "torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in deploy/torchrun.sh, or take lambert launch."
+    )
+
+
+def _at(here: ProcessInfo) -> str:
+    return f"{here.address}:{here.port}"

@@ -1,0 +1,1 @@
+"""A model over texts: what finetune, evaluate, predict and the library share."""

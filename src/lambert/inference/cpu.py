@@ -1,0 +1,180 @@
+"""A model for inference on the processor: weights fused, rounded and laid out for its kernels once, not at each call.
+
+The kernels are oneDNN's, by the operators that torch's own compiler calls. States are bfloat16 with bfloat16 weights,
+float32 with int8 ones.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.errors import MachineError, UsageError
+from lambert.model.attention import Rows, equal_lengths
+from lambert.model.bert.block import BertBlock
+from lambert.model.encoder import Encoder
+from lambert.model.heads import Model
+
+Kind = Literal["bfloat16", "int8"]
+_VECTOR = 32
+"""Elements that torch's bfloat16 softmax takes at once; a row that leaves some over takes up to three times as long."""
+_ZERO = 128
+"""What stands for 0 in activations of 8 bits without a sign."""
+_ROWS = 128
+"""Rows quantised together: their float32 copies stay in the second-level cache."""
+
+
+class Packed(nn.Module):
+    """x W' + b in bfloat16, then the activation: "" (none), or GELU by the error function ("none") or "tanh"."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, gelu: str = "") -> None:
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16), None)
+        self.bias, self.gelu = bias.to(torch.bfloat16), gelu
+
+    def forward(self, states_TD: Tensor) -> Tensor:
+        activation = "gelu" if self.gelu else "none"
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(states_TD, self.weight, self.bias, activation, [], self.gelu)
+        return out
+
+
+class Int8(nn.Module):
+    """As `Packed`, the product in 8 bits: a scale for each output of the weights, one for each token of the states.
+
+    A token's scale comes from that token alone, so that no result depends on the rest of the batch (per-token and
+    per-channel symmetric quantisation, as of Yao et al., "ZeroQuant", 2022, section 4.1). Gives `dtype`.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, gelu: str = "", dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.scale_N = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        whole_ND = (weight / self.scale_N[:, None]).round()
+        self.weight = torch.ops.onednn.qlinear_prepack(whole_ND.to(torch.int8), None)
+        self.zeros_N = torch.zeros(len(weight), dtype=torch.int32)
+        self.shift_N = -_ZERO * self.scale_N * whole_ND.sum(1)
+        self.half_D = torch.full((weight.shape[1],), _ZERO + 0.5)  # to round: the conversion to whole numbers cuts off
+        self.bias, self.gelu, self.dtype = bias.to(dtype), gelu, dtype
+
+    def forward(self, states_TD: Tensor) -> Tensor:
+        # Rounded to bfloat16 both where it divides and where it multiplies.
+        step_T1 = (_largest(states_TD) / 127).clamp_(min=1e-30).to(torch.bfloat16).float()
+        bytes_TD = torch.empty(states_TD.shape, dtype=torch.uint8)
+        parts = (torch.split(tensor, _ROWS) for tensor in (bytes_TD, states_TD, step_T1.reciprocal()))
+        for target, part, inverse in zip(*parts, strict=True):
+            target.copy_(torch.addcmul(self.half_D, part, inverse))
+        out: Tensor = torch.ops.onednn.qlinear_pointwise(
+            bytes_TD, 1.0, 0, self.weight, self.scale_N, self.zeros_N, self.shift_N, 1.0, 0, self.dtype, "none", [], ""
+        )
+        torch.addcmul(self.bias, out, step_T1.to(self.dtype), out=out)
+        return nn.functional.gelu(out, approximate=self.gelu) if self.gelu else out
+
+
+def _largest(states_TD: Tensor) -> Tensor:
+    """The largest magnitude of each row, float32 [T, 1]."""
+    if states_TD.dtype == torch.bfloat16:  # without their sign, its bits are ordered as its values
+        bits_T1 = states_TD.view(torch.int16).bitwise_and(0x7FFF).amax(-1, keepdim=True)
+        return bits_T1.view(torch.bfloat16).float()
+    return states_TD.abs().amax(-1, keepdim=True)
+
+
+class CpuBlock(nn.Module):
+    """What a BertBlock computes, without dropout; the scale of the scores is in the weights of the queries."""
+
+    def __init__(self, block: BertBlock, kind: Kind) -> None:
+        super().__init__()
+        self.heads = block.heads
+        scale = (block.query.out_features / block.heads) ** -0.5
+        weight = torch.cat([block.query.weight * scale, block.key.weight, block.value.weight])
+        bias = torch.cat([block.query.bias * scale, block.key.bias, block.value.bias])
+        self.qkv = _product(kind, weight, bias)
+        self.attention_out = _product(kind, block.attention_out.weight, block.attention_out.bias, residual=True)
+        self.up = _product(kind, block.up.weight, block.up.bias, block.approximate)
+        self.down = _product(kind, block.down.weight, block.down.bias, residual=True)
+        self.attention_norm, self.norm = block.attention_norm, block.norm
+
+    def forward(self, states_TD: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
+        qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3 * self.heads, -1)
+        mixed_TD = mixtures(qkv_T3HE, groups).flatten(1)
+        states_TD = self.attention_norm(self.attention_out(mixed_TD).add_(states_TD))
+        out_TD: Tensor = self.norm(self.down(self.up(states_TD)).add_(states_TD))
+        return out_TD
+
+
+def mixtures(qkv_T3HE: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
+    """`model.attention.attention` without gradients, of queries that are scaled already: [T, 3H, E] to [T, H, E]."""
+    T, width, E = qkv_T3HE.shape
+    H = width // 3
+    mixed_THE = qkv_T3HE.new_empty(T, H, E)
+    for rows, G, M in groups:
+        q_BME, k_BME, v_BME = qkv_T3HE[rows].view(G, M, 3 * H, E).permute(2, 0, 1, 3).reshape(3, H * G, M, E)
+        padded_BMP = qkv_T3HE.new_empty(H * G, M, -(-M // _VECTOR) * _VECTOR)
+        padded_BMP[:, :, M:] = -torch.inf
+        weights_BMM = padded_BMP[:, :, :M]
+        torch.bmm(q_BME, k_BME.mT, out=weights_BMM)
+        torch.softmax(padded_BMP, -1, out=padded_BMP)
+        mixed_BME = torch.bmm(weights_BMM, v_BME)
+        mixed_THE[rows] = mixed_BME.view(H, G, M, E).permute(1, 2, 0, 3).reshape(G * M, H, E)
+    return mixed_THE
+
+
+class CpuEncoder(nn.Module):
+    """What an Encoder of BertBlocks computes."""
+
+    def __init__(self, encoder: Encoder, kind: Kind) -> None:
+        super().__init__()
+        self.words, self.positions, self.types, self.norm = (
+            encoder.words, encoder.positions, encoder.types, encoder.norm,
+        )  # fmt: skip
+        self.blocks = nn.ModuleList()
+        for block in encoder.blocks:
+            if not isinstance(block, BertBlock):
+                raise UsageError(f"{kind} knows the block 'bert' alone, not {type(block).__name__}: use float32.")
+            self.blocks.append(CpuBlock(block, kind))
+
+    def forward(self, batch: Batch) -> Tensor:
+        groups = equal_lengths(batch.bounds_S1.tolist())
+        embedded_TD = self.words(batch.ids_T) + self.positions(batch.positions_T) + self.types(batch.types_T)
+        states_TD: Tensor = self.norm(embedded_TD)
+        for block in self.blocks:
+            states_TD = block(states_TD, groups)
+        return states_TD
+
+
+def _product(kind: Kind, weight: Tensor, bias: Tensor, gelu: str = "", residual: bool = False) -> nn.Module:
+    if kind == "bfloat16":
+        return Packed(weight, bias, gelu)
+    return Int8(weight, bias, gelu, torch.float32 if residual else torch.bfloat16)
+
+
+def check(kind: Kind) -> None:
+    """Raises MachineError where this processor or this torch cannot do exact products of this kind.
+
+    Tried with the largest bytes and both types that int8 gives: processors without 8-bit dot products saturate at 16
+    bits, torch 2.13 for AVX2 only where it gives float32.
+    """
+    width, ones = 64, torch.ones(64, 64)
+    try:
+        if kind == "bfloat16":
+            found = Packed(ones, ones[0])(ones.to(torch.bfloat16))
+            right = bool((found == width + 1).all())
+        else:
+            wanted = {torch.float32: 127 * width + 1, torch.bfloat16: 127 * width}  # the same, rounded
+            right = all(bool((Int8(ones, ones[0], dtype=dtype)(127 * ones) == x).all()) for dtype, x in wanted.items())
+    except (RuntimeError, AttributeError):  # no such kernel here, or no such operator in this torch
+        right = False
+    if not right:
+        raise MachineError(f"This processor (or this build of torch) has no fast {kind} products: use float32.")
+
+
+@torch.no_grad()
+def for_cpu(model: Model, kind: Kind) -> Model:
+    """The model itself, on the processor, changed for good: for inference alone, with weights of this kind.
+
+    Embeddings, norms and heads are bfloat16, or float32 beside int8 weights. Raises as `check` does, and UsageError for
+    blocks of another kind than "bert".
+    """
+    check(kind)
+    encoder = CpuEncoder(model.encoder, kind)
+    model.encoder = encoder  # type: ignore[assignment]
+    return model.eval().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)

@@ -1,0 +1,217 @@
+"""A model over a labelled or unlabelled Source: what finetune, evaluate and predict share."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambert.core.batch import Batch, Ints, Source
+from lambert.core.contents import sha256
+from lambert.core.errors import DataError, UsageError
+from lambert.core.registry import check_named
+from lambert.core.settings import check
+from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
+from lambert.core.world import World
+from lambert.corpus import tokenizer as tokenizers
+from lambert.data.stream import split
+from lambert.distributed.agreement import compare, software
+from lambert.engine.precision import Precision
+from lambert.inference.cpu import for_cpu
+from lambert.model import folder as layout
+from lambert.model import weights
+from lambert.model.heads import Model
+from lambert.tasks import Task, TaskConfig, create, described, needed_pieces
+from lambert.tasks.config import OtherColumns
+
+_PARTS = 8
+"""Batches that little data is cut into, so that each of several ranks has some: as many as a machine has, or more."""
+_FAST_TOKENS = 1024
+"""Tokens with which a processor is as fast as with more. A GPU is not, so there little data stays in few batches."""
+_DECISIVE = (".safetensors", ".bin", ".json", ".txt")
+"""Endings of the files of a model folder that decide what it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceConfig:
+    """How a model is run on data."""
+
+    precision: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Precision of the products; bfloat16 is faster where the processor has it and moves scores by hundredths; int8,
+    on a processor alone, is faster still."""
+    micro_tokens: int = 8192
+    """Tokens computed at once; bounds the memory and changes no result."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
+
+    def __post_init__(self) -> None:
+        check(self, "inference.", micro_tokens="[1, inf)")
+
+
+def model_folder(path: Path) -> Path:
+    """The model folder that `path` is, or that the run folder `path` holds. Raises DataError where there is neither."""
+    folder = path / "model" if (path / "model").is_dir() else path
+    refuse_model(folder)
+    if not folder.is_dir():
+        raise DataError(f"No such model folder: {path}. {NOT_DOWNLOADED}")
+    return folder
+
+
+def load_task(
+    path: Path, name: str, code: Collection[str] = (), columns: OtherColumns | None = None
+) -> tuple[Model, Task[Any, Any]]:
+    """The model in a folder and the task it was fine-tuned for; `name`, where given, must be that task. `code` has the
+    names of what the folder may import, `columns` those of the data where they are not the model's. Raises DataError
+    where the folder lacks the task's head."""
+    model, task, missing = load_any(path, name, code, columns)
+    if missing:
+        raise DataError(missing)
+    return model, task
+
+
+def load_any(
+    path: Path, name: str, code: Collection[str] = (), columns: OtherColumns | None = None
+) -> tuple[Model, Task[Any, Any], str]:
+    """As `load_task`, also of a folder that lacks the task's head, and what it lacks, in a line; the head is fresh."""
+    folder = model_folder(path)
+    settings = layout.read_config(folder)
+    layout.check_family(settings, folder)
+    config = described(settings, name, folder / layout.CONFIG)
+    tokenizer = tokenizers.load(folder, needs=needed_pieces(config.name))
+    check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
+    if columns is not None:
+        config = replace(config, columns=columns.over(config.columns))
+    positions = layout.encoder_config(settings, folder, code).positions
+    task = create(replace(config, max_length=min(config.max_length, positions)), tokenizer)
+    heads, pieces = {task.head: task.labels}, tokenizer.get_vocab_size()
+    model, report = weights.load_with_report(folder, heads, pieces, code=code)
+    check_segments(task.config, model)
+    lacking = [f"{folder} has no head for {task.config.name!r} (no {name}): fine-tune it." for name in report.missing]
+    return model.eval(), task, next(iter(lacking), "")
+
+
+def check_positions(max_length: int, model: Model) -> None:
+    """Raises UsageError where sequences of `max_length` tokens exceed the model's positions."""
+    if max_length > model.config.positions:
+        raise UsageError(
+            f"task.max_length = {max_length} exceeds the model's {model.config.positions} positions. "
+            f"Use --task.max-length {model.config.positions} or less."
+        )
+
+
+def check_segments(config: TaskConfig, model: Model) -> None:
+    """Raises UsageError where the task has pairs and the model knows one kind of segment alone."""
+    if model.config.segment_types < 2 and (config.name == "squad" or config.columns.text_b):
+        raise UsageError(
+            f"The model has segment_types = {model.config.segment_types}, and pairs of texts need 2: take another."
+        )
+
+
+def ready(model: Model, precision: str, device: torch.device) -> tuple[Model, Precision]:
+    """The model on its device as inference runs it, and the Precision to run it in; the model may be changed for good.
+
+    On the processor its weights are made bfloat16 or int8 once. Raises UsageError for int8 elsewhere.
+    """
+    if precision == "int8" and device.type != "cpu":
+        raise UsageError(f"precision = 'int8' runs on a processor alone, not on {device}: use bfloat16.")
+    if device.type == "cpu" and precision in ("bfloat16", "int8"):
+        return for_cpu(model, "int8" if precision == "int8" else "bfloat16"), Precision("float32", device)
+    return model.to(device), Precision(precision, device)
+
+
+def compare_ranks(world: World, model: Path, data: Path | None = None) -> None:
+    """Raises UsageError on all ranks where the code, the model folder or the data file are not the same on all: each
+    would answer for a share of another whole."""
+    if world.size == 1:
+        return
+    files = [path for path in sorted(model_folder(model).iterdir()) if path.suffix in _DECISIVE]
+    facts = {f"the model's {path.name}": sha256(path) for path in files}
+    compare(world, software() | facts | ({"the data": sha256(data)} if data else {}))
+
+
+class HasOutputs(Protocol):
+    """What `outputs` runs: a Model, or what computes something else from a batch."""
+
+    def eval(self) -> Any: ...
+    def outputs(self, batch: Batch) -> Mapping[str, Tensor]: ...
+
+
+def outputs(
+    model: HasOutputs,
+    source: Source,
+    precision: Precision,
+    world: World,
+    micro_tokens: int,
+    advance: Callable[[int], None] = lambda sequences: None,
+) -> Iterator[Mapping[str, Tensor]]:
+    """`model.outputs` of every sequence of a Source, in order, batch by batch, on every rank; each computes its share.
+
+    Batches are the same for any number of ranks, so outputs are too, to the bit. Tells `advance` now and then how many
+    more are done, on all ranks at once. On the processor each core takes batches of its own, which share
+    `micro_tokens`: threads that divide every product among them wait for one another at the end of each.
+    """
+    if micro_tokens < 1:
+        raise UsageError(f"micro_tokens = {micro_tokens} tokens is too few: choose 1 or more.")
+    model.eval()
+    # Of the machine with the fewest, so that all ranks cut alike.
+    streams = -world.largest(-torch.get_num_threads() if world.device.type == "cpu" else -1)
+    indices_S = np.arange(source.size(0))
+    epochs_S = np.zeros_like(indices_S)
+    lengths_S, tokens = source.lengths(epochs_S, indices_S), max(1, micro_tokens // streams)
+    if world.device.type == "cpu":
+        tokens = min(tokens, max(_FAST_TOKENS, math.ceil(int(lengths_S.sum()) / _PARTS)))
+    cuts = batch_bounds(lengths_S, tokens, streams)
+    own = cuts[world.rank :: world.size]
+    batches = (source.collate(epochs_S[low:high], indices_S[low:high]) for low, high in own)
+    run = partial(_outputs, model, precision, world)
+    streams = min(streams, len(cuts))
+    computed = map(run, batches) if streams <= 1 else _side_by_side(run, batches, streams)
+    for first in range(0, len(cuts), world.size):
+        round_cuts = cuts[first : first + world.size]
+        yield from world.gather_tensors(next(computed, {}))[: len(round_cuts)]
+        advance(sum(high - low for low, high in round_cuts))
+
+
+def batch_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[tuple[int, int]]:
+    """Bounds of batches: a multiple of `streams` of them where there are sequences enough, of about equal numbers of
+    tokens, `micro_tokens` or less but for what it takes to end with a sequence."""
+    size = len(lengths_S)
+    count = min(size, math.ceil(int(lengths_S.sum()) / micro_tokens / streams) * streams)
+    if count == size:
+        return [*pairwise(range(size + 1))]
+    return [(low, high) for low, high in split(lengths_S, count) if low < high]
+
+
+Found = Mapping[str, Tensor]
+
+
+def _outputs(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
+    with torch.inference_mode(), precision.autocast():
+        return model.outputs(world.put(batch).with_compute(precision.compute))
+
+
+def _side_by_side(run: Callable[[Batch], Found], batches: Iterator[Batch], streams: int) -> Iterator[Found]:
+    """`map(run, batches)` in so many threads, each with its share of the cores; a batch beyond these waits."""
+    threads = torch.get_num_threads()
+    share = (max(1, threads // streams),)
+    with ThreadPoolExecutor(streams, "lambert-inference", initializer=torch.set_num_threads, initargs=share) as pool:
+        waiting: deque[Future[Found]] = deque()
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(run, batch))
+                if len(waiting) > streams:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            torch.set_num_threads(threads)  # what a thread sets is also the default of threads yet to come

@@ -1,0 +1,194 @@
+"""A model that answers texts: what the library, `lambert predict` and `lambert evaluate` call."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch, Source
+from lambert.core.contents import seal
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import json_text, whole_folder
+from lambert.core.registry import choose
+from lambert.core.world import World
+from lambert.corpus import tokenizer as tokenizers
+from lambert.distributed.launch_environment import process_info
+from lambert.engine.device import device_named, keep_current_gpu
+from lambert.engine.precision import Precision
+from lambert.inference.outputs import InferenceConfig, load_any, model_folder, outputs, ready
+from lambert.model import weights
+from lambert.model.encoder import Encoder
+from lambert.model.heads import Model
+from lambert.tasks import Outputs, Row, Task, TaskConfig, answers
+from lambert.tasks.classify import tokenised
+from lambert.tasks.config import OtherColumns
+from lambert.tasks.segments import concatenated
+
+Pooling = Literal["mean", "cls"]
+Precisions = Literal["float32", "bfloat16", "int8"]
+Text = str | Mapping[str, Any]
+"""A text, or a row as a line of `lambert predict` holds it."""
+
+
+def load(
+    folder: str | Path, *, task: str = "", precision: Precisions = "float32", device: str = "auto",
+    micro_tokens: int = 8192, code: Sequence[str] = (),
+) -> "TextModel":  # fmt: skip
+    """The model in a run folder, a model folder or a Hugging Face folder, ready to answer texts.
+
+    `task` confirms the task of the folder, or names it for a Hugging Face folder that `finetune` did not write. The
+    other settings are those of `lambert predict --inference`; `code` names what the folder may import
+    (docs/security.md). Raises DataError for a folder that cannot be read, UsageError for a wrong setting.
+    """
+    with keep_current_gpu():
+        world = World(device=device_named(device, process_info().local_rank))
+        return TextModel(Path(folder), task, tuple(code), InferenceConfig(precision, micro_tokens, device), world)
+
+
+class TextModel:
+    """A model that answers texts: with its task's predictions, with vectors, and with scores.
+
+    Texts are computed in flat batches of `micro_tokens` tokens, without padding: an answer does not depend on the texts
+    beside it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        task: str,
+        code: Sequence[str],
+        inference: InferenceConfig,
+        world: World,
+        columns: OtherColumns | None = None,
+    ) -> None:
+        """`columns` names the columns of the data where they are not the model's. Of several ranks (`world`) each
+        computes a share, and all call all of it."""
+        self.path, self.folder = path, model_folder(path)
+        """The path that was given, and the model folder there."""
+        model, self._task, self._missing = load_any(self.folder, task, code, columns)
+        self.tokenizer: Any = tokenizers.load(self.folder)
+        """The `tokenizers.Tokenizer` of the model."""
+        self._model: Model
+        self._precision: Precision
+        self._model, self._precision = ready(model, inference.precision, world.device)
+        self._inference, self._world = inference, world
+
+    @property
+    def task(self) -> Task[Any, Any]:
+        """The task of the model; of a pre-trained one `mask`. Raises DataError where the folder has no head for it."""
+        if self._missing:
+            raise DataError(self._missing)
+        return self._task
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder, a torch module from a `Batch` to the states of its tokens [T, D]."""
+        return self._model.encoder
+
+    @property
+    def model(self) -> Model:
+        """The encoder with its heads."""
+        return self._model
+
+    @overload
+    def __call__(self, texts: Text) -> Row: ...  # type: ignore[overload-overlap]  # a str is a Sequence[str]
+    @overload
+    def __call__(self, texts: Sequence[Text]) -> list[Row]: ...
+    def __call__(self, texts: Text | Sequence[Text]) -> Row | list[Row]:
+        """The prediction for a text, or a list of them for many, as `lambert predict` gives it (docs/predict.md).
+
+        A text is a string or a row, a dict with the keys that the task was learnt from. Pairs and questions are rows. A
+        string for a tagging model is divided into words by white space; for a pre-trained model it holds [MASK].
+        """
+        if isinstance(texts, str | Mapping):
+            return self([texts])[0]
+        rows = [self._row(text, number) for number, text in enumerate(texts, 1)]
+        return answers(self.task, self.outputs, rows, [f"text {number}" for number in range(1, len(rows) + 1)])
+
+    def encode(
+        self, texts: str | Sequence[str], pooling: Pooling = "mean", max_length: int | None = None
+    ) -> npt.NDArray[np.float32]:
+        """A vector for each text, float32 [texts, D]; of a single string [D]. `torch.from_numpy` takes it as it is.
+
+        "mean" is the mean of the last states of all tokens of a text, [CLS] and [SEP] included, as in
+        sentence-transformers; "cls" is the last state of [CLS]. Longer texts are cut to `max_length` tokens, by default
+        to what the model has positions for.
+        """
+        choose(dict.fromkeys(get_args(Pooling)), pooling, "pooling")
+        positions = self._model.config.positions
+        length = positions if max_length is None else max_length
+        if length > positions:
+            raise UsageError(f"max_length = {length} exceeds the model's {positions} positions.")
+        several = [texts] if isinstance(texts, str) else list(texts)
+        if wrong := next((text for text in several if not isinstance(text, str)), None):
+            raise UsageError(f"encode takes texts, not {type(wrong).__name__}.")
+        source = tokenised(self.tokenizer, TaskConfig(max_length=length), several, None)
+        found = outputs(
+            _Vectors(self._model, pooling), source, self._precision, self._world, self._inference.micro_tokens
+        )
+        vectors_ND = concatenated(found, "vectors").astype(np.float32).reshape(len(several), self._model.config.hidden)
+        return vectors_ND[0] if isinstance(texts, str) else vectors_ND
+
+    def evaluate(self, data: str | Path | Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The official scores on a labelled file, or on labelled rows (dicts with the keys of a line of JSON)."""
+        if isinstance(data, str | Path):
+            read = self.read(Path(data))
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "rows.jsonl")
+                path.write_text("".join(json_text(dict(row)) + "\n" for row in data), encoding="utf-8")
+                read = self.read(path)
+        return self.task.score(read, self.task.predictions(read, self.outputs(read)))
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the model as it is now, trained further or not, into a new model folder, complete or absent.
+
+        Raises UsageError for a model that was loaded in bfloat16 or int8.
+        """
+        if self._inference.precision != "float32":
+            raise UsageError(f"A model loaded in {self._inference.precision} cannot be saved: load it in float32.")
+        extra = {} if self._task.config.name == "mask" else self._task.model_config()
+        with whole_folder(Path(folder)) as aside:
+            weights.save(self._model, aside, extra)
+            tokenizers.save(self.tokenizer, aside)
+            seal(aside)
+        return Path(folder)
+
+    def read(self, path: Path) -> Any:
+        """The labelled file as a Source. Raises UsageError for a model that was not fine-tuned."""
+        if self.task.config.name == "mask":
+            raise UsageError(f"{self.path} is not fine-tuned: `lambert finetune` gives it a task to be scored on.")
+        return self.task.read(path)
+
+    def outputs(self, source: Source, advance: Callable[[int], None] = lambda sequences: None) -> Outputs:
+        """The logits of the model's heads for every sequence of a Source, batch by batch (`inference.outputs`)."""
+        return outputs(self._model, source, self._precision, self._world, self._inference.micro_tokens, advance)
+
+    def _row(self, text: Text, number: int) -> Row:
+        if isinstance(text, Mapping):
+            return dict(text)
+        if not isinstance(text, str):
+            raise UsageError(f"text {number} is neither a text nor a row (a dict), but {type(text).__name__}.")
+        column = self.task.config.columns.text
+        return {"text" if not column or column.isdecimal() else column: text}
+
+
+class _Vectors(nn.Module):
+    """The pooled states of each sequence of a batch."""
+
+    def __init__(self, model: Model, pooling: Pooling) -> None:
+        super().__init__()
+        self.encoder, self.pooling = model.encoder, pooling
+
+    def outputs(self, batch: Batch) -> dict[str, Tensor]:
+        """vectors [S, D]."""
+        states_TD, bounds_S1 = self.encoder(batch), batch.bounds_S1.long()
+        if self.pooling == "cls":
+            return {"vectors": states_TD[bounds_S1[:-1]].float()}
+        means_SD = torch.segment_reduce(states_TD.float(), "mean", lengths=bounds_S1.diff(), axis=0)
+        return {"vectors": means_SD}

@@ -1,0 +1,40 @@
+"""The block of Devlin et al., "BERT", 2018: attention and a feed-forward layer, each followed by a residual sum and a
+layer norm."""
+
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.model.attention import attention
+from lambert.model.config import EncoderConfig
+from lambert.model.dropout import dropout
+from lambert.model.linear import project
+
+
+class BertBlock(nn.Module):
+    """Maps states [T, D] to states [T, D]. Every operation except attention is position-wise."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.hidden
+        self.heads = config.heads
+        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.attention_out = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.up = nn.Linear(width, config.intermediate)
+        self.down = nn.Linear(config.intermediate, width)
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+
+    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:
+        compute = batch.compute
+        qkv_TF = project(states_TD, self.query, self.key, self.value, compute=compute)
+        qkv_T3HE = qkv_TF.view(states_TD.shape[0], 3, self.heads, -1)
+        drop = self.attention_dropout if self.training else 0.0
+        mixed_TD = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop).flatten(1)
+        mixed_TD = dropout(project(mixed_TD, self.attention_out, compute=compute), self.dropout, self.training)
+        states_TD = self.attention_norm(states_TD + mixed_TD)
+        inner_TF = nn.functional.gelu(project(states_TD, self.up, compute=compute), approximate=self.approximate)
+        out_TD = dropout(project(inner_TF, self.down, compute=compute), self.dropout, self.training)
+        states_TD = self.norm(states_TD + out_TD)
+        return states_TD

@@ -1,1 +1,0 @@
-"""The layers an encoder can be built of."""

@@ -1,0 +1,141 @@
+"""The tensors of a model folder as they lie in its files: one file, several with an index, or PyTorch's own format.
+
+Nothing here runs code from a file, and nothing takes more memory than the files' own size: safetensors, whose header is
+checked against the file, or `pytorch_model.bin` read with `weights_only` and checked for storage that is not there.
+"""
+
+import hashlib
+import json
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lambert.core.contents import sha256
+from lambert.core.errors import DataError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+
+Tensors = dict[str, Tensor]
+_DAMAGE = (
+    safetensors.SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, OSError,
+    ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, AssertionError, NotImplementedError,
+)  # fmt: skip
+"""What the libraries raise for files that are damaged or made to do harm; torch's reader has no error of its own."""
+
+
+def read(folder: Path) -> tuple[Tensors, Path]:
+    """The tensors of a model folder by the names in the file, and the file or the index. Raises DataError where there
+    is none or one is damaged."""
+    for name, reader in {WEIGHTS: _safetensors, INDEX: _shards, PICKLED: _pickled}.items():
+        path = Path(folder) / name
+        if path.is_file():
+            return reader(path), path
+    raise DataError(f"No weights in {folder}: neither {WEIGHTS} nor {INDEX} nor {PICKLED}.")
+
+
+def fingerprint(folder: Path) -> str:
+    """The SHA-256 of the files that `read` takes the tensors of a model folder from."""
+    path = next(path for name in (WEIGHTS, INDEX, PICKLED) if (path := Path(folder) / name).is_file())
+    names = set(json_object(path)["weight_map"].values()) if path.name == INDEX else set()
+    shards = [path.with_name(name) for name in sorted(names)]
+    hashes = [sha256(file) for file in (path, *shards)]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest() if shards else hashes[0]
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """A JSON object in a file. Raises DataError, which names the file, where it is none or holds half characters."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path} holds half of a surrogate pair, which is no character.") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}.") from error
+    except RecursionError as error:
+        raise DataError(f"{path} is nested too deeply to be read.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} does not hold a JSON object.")
+    return found
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
+    """Raises DataError that names the first tensor with a value that is NaN, infinite in float32, or no real number."""
+    for name, tensor in tensors:
+        if not tensor.is_floating_point():
+            raise DataError(f"{path}: {name} is of {str(tensor.dtype)[6:]}, not of floating point.")
+        wide = tensor if tensor.itemsize in (2, 4) else tensor.float()  # float8 has no sum
+        if not torch.isfinite(wide.sum(dtype=torch.float32)):  # one pass without a copy; a sum may overflow alone
+            count = int((~torch.isfinite(wide)).sum())
+            if count:
+                raise DataError(
+                    f"{path}: {count:,} of {tensor.numel():,} values of {name} are NaN or infinite. Fetch it again, or "
+                    "take an earlier checkpoint."
+                )
+
+
+def _safetensors(path: Path) -> Tensors:
+    try:
+        tensors: Tensors = safetensors.torch.load_file(path)
+    except _DAMAGE as error:
+        raise _damaged(path, error) from error
+    return tensors
+
+
+def _shards(path: Path) -> Tensors:
+    places = json_object(path).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise DataError(f"{path} has no weight_map, a table from tensors to files.")
+    wanted: dict[str, list[str]] = {}
+    for name, shard in places.items():
+        if not isinstance(shard, str) or shard in ("", ".", "..") or any(mark in shard for mark in "/\\:\0"):
+            raise DataError(f"{path}: the file of {name} is {shard!r}; it must be the name of a file beside it.")
+        wanted.setdefault(shard, []).append(name)
+    tensors: Tensors = {}
+    for shard, names in wanted.items():
+        file = path.with_name(shard)
+        if not file.is_file():
+            raise DataError(f"{path} names {shard}, which is missing. Fetch all files of the model.")
+        found = _safetensors(file)
+        if lacking := [name for name in names if name not in found]:
+            raise DataError(f"{file} lacks {lacking[0]}, which {path.name} says it holds.")
+        if beyond := [name for name in found if places.get(name) != shard]:
+            raise DataError(f"{file} holds {beyond[0]}, which {path.name} does not say.")
+        tensors |= found
+    return tensors
+
+
+def _pickled(path: Path) -> Tensors:
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise DataError(f"{path} is compressed, as PyTorch's own files are not. Write it again.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch remarks on unusual pickles before it refuses them
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except _DAMAGE as error:
+        raise _damaged(path, error) from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+    ):
+        raise DataError(f"{path} holds no table of tensors. It must be the state of a model, by name.")
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            raise DataError(f"{path}: {name} is not a plain tensor on the CPU. Write the file again.")
+        if tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise DataError(f"{path}: {name} claims {tensor.nbytes:,} bytes, more than the file holds for it.")
+    return tensors
+
+
+def _damaged(path: Path, error: BaseException) -> DataError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return DataError(f"{path} is cut short, damaged or unsafe ({reason[:120]}). Fetch or write it again.")

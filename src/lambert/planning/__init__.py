@@ -1,0 +1,1 @@
+"""Cost formulas as pure functions: operations and memory."""

@@ -1,0 +1,49 @@
+"""The floating-point operations of a model on real tokens.
+
+Only matrix products are counted, with 2 operations per multiply-add: for real tokens, with attention within sequences
+and logits at the targets. The backward pass counts twice the forward pass, because each product has two operands to
+differentiate with respect to.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from lambert.model.config import EncoderConfig
+
+_POOLED = {"nsp", "label", "value"}
+_CLASSES = {"nsp": 2, "value": 1, "span": 2}
+"""Number of outputs of the heads that have a fixed number of classes."""
+
+
+def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
+    """Returns the operations of the encoder's forward pass over sequences of these lengths, in tokens."""
+    lengths = [int(length) for length in lengths]
+    linear = 4 * config.hidden**2 + 2 * config.hidden * config.intermediate
+    products = linear * sum(lengths) + 2 * config.hidden * sum(length**2 for length in lengths)
+    return 2 * config.layers * products
+
+
+def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, int], labels: Mapping[str, int]) -> int:
+    """Returns the operations of the heads' forward pass.
+
+    `targets` is the number of predicted rows of each objective (for spans, the number of tokens); `labels` is the
+    number of classes of each label and tag head.
+    """
+    width = config.hidden
+    classes = {**labels, **_CLASSES}
+    products = width**2 * sequences if targets.keys() & _POOLED else 0
+    for name, count in targets.items():
+        products += count * width * ((width + config.vocabulary) if name == "mlm" else classes[name])
+    return 2 * products
+
+
+def training(
+    config: EncoderConfig, lengths: Iterable[int], targets: Mapping[str, int], labels: Mapping[str, int] | None = None
+) -> int:
+    """Returns the operations of one forward and backward pass over sequences of these lengths, in tokens.
+
+    `targets` is the number of targets of each objective; `labels` is the number of classes of each label and tag head.
+    """
+    lengths = list(lengths)
+    if "span" in targets:
+        targets = {**targets, "span": sum(lengths)}
+    return 3 * (encoder_forward(config, lengths) + heads_forward(config, len(lengths), targets, labels or {}))

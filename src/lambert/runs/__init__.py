@@ -1,0 +1,1 @@
+"""A run: a recipe becomes a generator of updates, in a folder that it continues from."""

@@ -1,0 +1,115 @@
+"""Settings whose default depends on the model or on the data. A run resolves them once, before config.toml is written,
+so that config.toml shows their values and the run continues with the same ones."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from lambert.model.config import EncoderConfig
+from lambert.optim.config import OptimConfig
+from lambert.runs.config import TrainConfig
+from lambert.tasks import TaskConfig
+
+BASE_WIDTH, BASE_LR, BASE_INIT = 768, 2e-5, 0.02
+"""BERT-base: its width, a fine-tuning learning rate (Devlin et al., 2018, appendix A.3), and the standard deviation of
+its fresh weights (google-research/bert, create_initializer)."""
+LARGEST_LR = 1e-3
+"""The largest fine-tuning learning rate that was measured to train (benchmarks/finetune-defaults)."""
+EPOCHS, LEAST_UPDATES = 3, 300
+"""Length of a fine-tuning run: three epochs as in Devlin et al., 2018, and on few examples more, since runs of fewer
+updates end before they have converged (Zhang et al., 2021, "Revisiting Few-sample BERT Fine-tuning", section 5)."""
+LONGEST, LONGEST_SQUAD = 512, 384
+"""Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshEncoderConfig(EncoderConfig):
+    """The shape of an encoder. Defaults are BERT-tiny with the constants of Devlin et al., 2018, section 3 and A.2."""
+
+    init_range: float = 0.0
+    """Standard deviation of fresh weights, truncated at two of them. 0: by the width: 0.02 from 768 on, as in BERT, and
+    larger in a narrower encoder: 0.03 at 512, 0.06 at 256, 0.088 at 128 (docs/numerics.md)."""
+
+    def __post_init__(self) -> None:
+        EncoderConfig.__post_init__(self if self.init_range else dataclasses.replace(self, init_range=BASE_INIT))
+
+    def shape(self, vocabulary: int) -> EncoderConfig:
+        """The settings of a fresh encoder for a tokenizer of that many pieces, with `init_range` resolved."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["init_range"] = self.init_range or init_range(self.hidden)
+        return EncoderConfig(**values | {"vocabulary": vocabulary})
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneTaskConfig(TaskConfig):
+    """The task; stored in the model folder, so that evaluate and predict need nothing else."""
+
+    max_length: int = 0
+    """Tokens of a sequence, special tokens included; longer text is cut, or seen through several windows (squad).
+    Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has positions, up to 384
+    for squad and 512 otherwise."""
+
+    def __post_init__(self) -> None:
+        TaskConfig.__post_init__(self if self.max_length else dataclasses.replace(self, max_length=LONGEST))
+
+    def resolved(self, shape: EncoderConfig) -> Self:
+        """Returns these settings with `max_length` for an encoder of that shape."""
+        longest = LONGEST_SQUAD if self.name == "squad" else LONGEST
+        return dataclasses.replace(self, max_length=self.max_length or min(longest, shape.positions))
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneOptimConfig(OptimConfig):
+    """How gradients become updates, and the learning rate of each update."""
+
+    name: str = "adamw"
+    """Optimizer: lamb, adamw, radam, or "package.module:name"."""
+    lr: float = 0.0
+    """Peak learning rate, reached at the end of the warm-up. 0: by the width of the model, 2e-5 x (768 / width)^2, at
+    most 1e-3 (benchmarks/finetune-defaults)."""
+    warmup_ratio: float = 0.1
+    """Share of all updates of the run over which the learning rate rises linearly, in [0, 1); warmup_steps, where set,
+    takes its place."""
+
+    def __post_init__(self) -> None:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["lr"] = self.lr or min(1.0, max(BASE_LR, self.end_lr))
+        values["warmup_ratio"] = 0.0 if self.warmup_steps else self.warmup_ratio
+        OptimConfig(**values)  # for its errors
+
+    def resolved(self, shape: EncoderConfig) -> Self:
+        """Returns these settings with `lr` for an encoder of that shape. Raises UsageError where `end_lr` is larger."""
+        return dataclasses.replace(self, lr=self.lr or finetuning_lr(shape.hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneTrainConfig(TrainConfig):
+    """How much is trained, how, and how often it is scored and saved."""
+
+    batch_size: int = 32
+    """Sequences of one update, over all micro-batches and devices together."""
+    steps: int | None = None
+    """Updates of the run; with epochs too, whichever ends first. Neither set: three epochs, at least 300 updates."""
+
+    def resolved(self, sequences: int) -> Self:
+        """Returns these settings with the length of a run on so many sequences."""
+        if self.steps is not None or self.epochs is not None:
+            return self
+        steps = max(math.ceil(EPOCHS * sequences / self.batch_size), LEAST_UPDATES)
+        return dataclasses.replace(self, steps=steps)
+
+
+def init_range(width: int) -> float:
+    """Returns the standard deviation of the fresh weights of an encoder of that width: 1/sqrt(width), with which a
+    narrow model leaves the unigram plateau (docs/log.md), and BERT's 0.02 from a width of 768 on. In between it falls
+    as 1/width: at 236 the two rules are equal."""
+    return max(BASE_INIT, min(1 / math.sqrt(width), BASE_INIT * BASE_WIDTH / width))
+
+
+def finetuning_lr(width: int) -> float:
+    """Returns the fine-tuning learning rate for AdamW and an encoder of that width.
+
+    Source: benchmarks/finetune-defaults.
+    """
+    return min(BASE_LR * (BASE_WIDTH / width) ** 2, LARGEST_LR)

@@ -1,0 +1,74 @@
+"""exchange.method = "auto": ways to send gradients, timed on the link there is in updates that change nothing."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import torch
+
+from lambert.data.stream import GlobalBatch
+from lambert.engine.device_memory import release
+from lambert.engine.loop import OutOfMemory, train
+from lambert.engine.precision import Precision
+from lambert.engine.signals import StopRequest
+from lambert.runs.run import Run
+
+_SECONDS = 60.0
+"""For all candidates together; the slowest of them may take longer for its two updates."""
+_LEAST, _MOST = 2, 10
+"""Updates that a candidate is timed on, behind one that is not."""
+_WORTH = 0.95
+"""Of float32's time, which a method must stay below to be chosen: float32 is exact."""
+
+Batches = Callable[[int], Iterator[GlobalBatch]]
+"""The global batches from an update on, by its number."""
+
+
+def autotune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Iterator[str]:
+    """Chooses the method of `run.exchange` and gives the lines of a table that says why; nothing where it is decided.
+    All ranks call it and choose alike. `first` is an update beyond those that are sent in int8 anyway.
+
+    Where memory runs out, micro-batches become smaller, as in the run itself. A signal breaks it off on all ranks."""
+    config, exchange = run.config.exchange, run.exchange
+    if exchange.decided:
+        return
+    candidates = ["float32", *(name for name in config.tolerates if name != "float32")]
+    seconds = {}
+    for name in candidates:
+        while True:
+            exchange.use(name)
+            try:
+                seconds[name] = _timed(run, batches(first), first, _SECONDS / len(candidates), stop)
+                break
+            except OutOfMemory as error:
+                smaller = run.microbatch.lower(error)
+            release(run.world.device)
+            yield smaller
+    fastest = min(seconds, key=lambda name: seconds[name])
+    chosen = fastest if seconds[fastest] < _WORTH * seconds["float32"] else "float32"
+    exchange.use(chosen)
+    for name in candidates:
+        mark = " <- chosen" if name == chosen else ""
+        yield f"exchange {name:10s} {seconds[name]:8.3f} s an update, {seconds['float32'] / seconds[name]:5.2f}x{mark}"
+
+
+def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, stop: StopRequest) -> float:
+    """Seconds of an update, passes and exchange, of the rank that takes longest: the median."""
+    config, world = run.config, run.world
+    optimizer = torch.optim.SGD(run.model.parameters(), lr=0.0)
+    began, found = time.perf_counter(), []
+    steps = train(
+        run.model, optimizer, batches, schedule=lambda applied: 0.0, max_grad_norm=0.0,
+        precision=Precision(config.train.precision, world.device), world=world, seed=config.seed,
+        start=first, steps=first + 1 + _MOST, exchange=run.exchange,
+    )  # fmt: skip
+    with closing(steps):  # type: ignore[type-var]
+        for step in steps:
+            if stop.agreed(world):
+                stop.check()
+            found.append(world.largest(round(1e6 * step.seconds)) / 1e6)
+            spent = world.largest(round(time.perf_counter() - began))
+            if len(found) > _LEAST and spent >= limit:
+                break
+    late = sorted(found[1:])
+    return late[len(late) // 2]

@@ -1,0 +1,169 @@
+"""How many tokens are computed at once: as the recipe says, as the run has it, or found from the memory there is."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from lambert.core.batch import Source
+from lambert.core.errors import DataError, MachineError
+from lambert.core.world import World
+from lambert.distributed.sharding import Sharded
+from lambert.engine.device_memory import free_memory
+from lambert.engine.loop import OutOfMemory
+from lambert.model.config import EncoderConfig
+from lambert.model.heads import Model
+from lambert.optim.optimizers import OPTIMIZERS
+from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
+from lambert.runs.config import TrainConfig
+
+_SHARE = 0.8
+"""Of the free memory that is counted on; ours. The rest is for what the estimate misses and for other processes: a
+kernel short of memory kills, and that cannot be caught."""
+_FAST = {"cpu": 2048, "cuda": 65_536}
+"""Tokens beyond which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: ours, not measured."""
+_LEAST = {"cpu": 1024, "cuda": 16_384}
+"""Tokens down to which an update that could be computed at once is cut up for the sake of ranks. CPU: measured, two
+halves of 1,600 tokens take up to 8% longer than the whole, four quarters a quarter longer. GPU: ours, not measured."""
+_PARTS = 4
+"""Micro-batches that an update is cut into at least, where they are not too small."""
+_MOMENTS = 2
+"""Values a weight that each of our optimizers keeps."""
+_SAVED = 3
+"""Values a weight in a checkpoint: itself and two moments."""
+_LOOKED_AT, _COLLATED = 4096, 8
+"""Sequences whose lengths are looked at, and of those the longest, whose targets are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the memory depends on in the data."""
+
+    longest: int
+    """Tokens of the longest sequence seen."""
+    mean: float
+    """Tokens of a sequence."""
+    predicted: float
+    """Masked-LM targets a token."""
+
+    @classmethod
+    def of(cls, source: Source) -> Self:
+        """Of sequences spread evenly over the first epoch."""
+        size = source.size(0)
+        if size < 1:
+            raise DataError("Epoch 0 of the data has no sequence. Give more data.")
+        indices_S = np.unique(np.arange(_LOOKED_AT) * size // _LOOKED_AT)
+        lengths_S = source.lengths(np.zeros_like(indices_S), indices_S)
+        long_S = indices_S[np.argsort(lengths_S, kind="stable")[-_COLLATED:]]
+        batch = source.collate(np.zeros_like(long_S), long_S)
+        predicted = batch.targets["mlm"].count / batch.tokens if "mlm" in batch.targets else 0.0
+        return cls(int(lengths_S.max()), float(lengths_S.mean()), predicted)
+
+
+class MicrobatchSize:
+    """The most tokens that a device computes at once: `setting`, or where that is 0 found by `find`. It is the same on
+    all ranks, is kept in the checkpoints, and lowered once where memory runs out all the same."""
+
+    def __init__(self, setting: int = 0, *, deterministic: bool = False) -> None:
+        """`deterministic`: it depends on the setting and the kind of device, not on what memory there is."""
+        self.tokens = setting
+        self._setting, self._fixed, self._lowered = setting, deterministic, False
+
+    def state(self) -> dict[str, int]:
+        """Plain values for the checkpoint."""
+        return {"setting": self._setting, "tokens": self.tokens}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state` gave, lowered or found, unless the recipe now says something else."""
+        if self._setting in (0, state["setting"]):
+            self.tokens = state["tokens"]
+
+    def find(
+        self, source: Source, model: Model, optimizer: Optimizer, dtype: torch.dtype, batch_size: int, world: World,
+        *, held_back: int = 0,
+    ) -> str:  # fmt: skip
+        """Finds what the setting leaves open, and gives a line about it; nothing where nothing was found anew. The
+        exchange holds `held_back` values a weight.
+
+        A value that the run has already stays, since dropout depends on it, unless it does not fit any more.
+        """
+        if self._fixed:
+            self.tokens = self._setting or _FAST.get(world.device.type, _FAST["cpu"])
+        if self._setting or self._fixed:
+            return ""
+        sample = Sample.of(source)
+        each = kept_per_token(model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted)
+        room = _room(model, optimizer, dtype, world, held_back)
+        fitting = -world.largest(-(room // each))
+        if 0 < self.tokens <= fitting:
+            return ""
+        before = self.tokens
+        # A power of two, so that a little more or less memory does not make another run of it.
+        most = min(_FAST.get(world.device.type, _FAST["cpu"]), max(1, int(_SHARE * fitting)))
+        least = _LEAST.get(world.device.type, _LEAST["cpu"])
+        self.tokens = shared(1 << most.bit_length() - 1, least, batch_size * sample.mean, sample.longest)
+        found = f"up to {self.tokens:,} tokens ({room / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"
+        if not before:
+            return f"micro-batches of {found}"
+        return (
+            f"micro-batches of up to {before:,} tokens, as this run had them, do not fit any more: now of {found}. "
+            "From here on dropout draws other masks."
+        )
+
+    def lower(self, error: OutOfMemory) -> str:
+        """Halves it after `error` and gives a line about it; raises `error` the second time, and where the micro-batch
+        was a single sequence."""
+        if self._fixed or self._lowered or error.tokens <= error.longest:
+            raise error
+        self._lowered = True
+        before, self.tokens = self.tokens, min(self.tokens, error.tokens) // 2
+        return (
+            f"out of memory in update {error.update:,}: micro-batches of up to {before:,} tokens become "
+            f"{self.tokens:,}, and the update is begun anew"
+        )
+
+
+def check_model(config: EncoderConfig, options: TrainConfig, optimizer: str, world: World) -> None:
+    """Raises MachineError where the encoder's weights, gradients and moments alone exceed the memory of this rank's
+    device, with both sizes: before any of it is allocated. Of an optimizer from outside no moments are counted."""
+    weights = weight_count(config)
+    moments = _MOMENTS if optimizer in OPTIMIZERS else 0
+    shards = world.size if options.shard_optimizer else 1
+    needed = torch.float32.itemsize * (2 * weights + moments * weights // shards)
+    free, whose = free_memory(world.device), f"on {world.device}"
+    if world.device.type != "cuda":
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+        needed, whose = needed * ranks, "on this machine" + (f" for {ranks} ranks" if ranks > 1 else "")
+    if needed > free:
+        raise MachineError(
+            f"The model has {weights:,} weights: with gradients and moments they take {needed / 1e9:,.2f} GB, and "
+            f"{free / 1e9:,.2f} GB of memory are free {whose}. Lower model.layers ({config.layers:,}), model.hidden "
+            f"({config.hidden:,}), model.intermediate ({config.intermediate:,}), model.positions "
+            f"({config.positions:,}) or the vocabulary ({config.vocabulary:,}), or free memory."
+        )
+
+
+def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
+    """The micro-batch, of `least` to `most` tokens, of which an update of about so many tokens has at least a few that
+    ranks can share. It does not depend on how many ranks there are: dropout is drawn for each micro-batch."""
+    return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))
+
+
+def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, held_back: int = 0) -> int:
+    """Bytes that are free for micro-batches on this rank, once gradients and moments are there too, what the exchange
+    holds back, and in the host's memory the first rank's copy of all that a checkpoint has."""
+    free, weights = free_memory(world.device), sum(parameter.numel() for parameter in model.parameters())
+    if world.device.type != "cuda":
+        if world.is_first:
+            free -= (_SAVED + held_back) * torch.float32.itemsize * weights
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # the ranks of a machine share its memory
+    coming = (kept_per_weight(dtype) + held_back * torch.float32.itemsize) * weights
+    if isinstance(optimizer, Sharded):
+        coming -= optimizer.spared
+    there = [value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value)]
+    return max(0, free - coming + sum(value.nbytes for value in there))

@@ -1,0 +1,53 @@
+"""What a verb gives back, and how it tells what it does."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Say = Callable[[str], None]
+"""Takes a line for the user. The command line prints it."""
+SCORES, METRICS = "scores.json", "metrics.jsonl"
+
+
+def silent(line: str) -> None:
+    """Drops the line: the default of the library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a verb."""
+
+    folder: Path
+    """The folder that the verb wrote."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Held-out scores by name; losses in nats."""
+
+    @classmethod
+    def of_run(cls, folder: Path) -> "Result":
+        """The result of the run in `folder`, with the scores at its end."""
+        path = folder / SCORES
+        return cls(folder, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
+
+    @property
+    def model(self) -> Path:
+        """The model folder of a run."""
+        return self.folder / "model"
+
+    @property
+    def metrics(self) -> dict[str, npt.NDArray[np.float64]]:
+        """The rows of metrics.jsonl as arrays [rows], by key; NaN where a row does not have the key. Held-out scores
+        have rows of their own. Units: docs/contracts.md."""
+        path = self.folder / METRICS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        rows = [json.loads(line) for line in lines]
+        keys = {key: None for row in rows for key in row}  # in the order of their appearance
+        return {key: np.array([_number(row.get(key)) for row in rows], dtype=np.float64) for key in keys}
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -1,0 +1,346 @@
+"""The updates of a run: trained, logged, scored and saved, whatever the model and the data are."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lambert.core.batch import Source
+from lambert.core.errors import UsageError
+from lambert.core.world import World
+from lambert.data.stream import GlobalBatch, places, stream
+from lambert.distributed import agreement
+from lambert.distributed.stragglers import Stragglers
+from lambert.engine import archive, checkpoint
+from lambert.engine.ceiling import product_ceiling
+from lambert.engine.compiler import Compilation, compiled, wanted
+from lambert.engine.device_memory import release
+from lambert.engine.exchange import Exchange
+from lambert.engine.incidents import Incidents
+from lambert.engine.log import METRICS, RunLog, last_update
+from lambert.engine.loop import OutOfMemory, Step, train
+from lambert.engine.precision import PRECISIONS, Precision
+from lambert.engine.signals import StopRequest
+from lambert.model import attention
+from lambert.model.heads import Model
+from lambert.optim.schedule import schedule
+from lambert.planning import operations
+from lambert.runs.config import RunConfig, TrainConfig
+from lambert.runs.exchange_autotune import autotune
+from lambert.runs.plateau import plateau
+from lambert.runs.result import Say, silent
+from lambert.runs.run import Run
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_TRIED = 4
+"""Sequences that compiling is tried on."""
+Score = Callable[[Model, Precision, int], dict[str, float]]
+"""Held-out scores of the model as it is, computed so many tokens at once; none where a signal interrupted them."""
+Updates = Generator[Step, None, dict[str, float] | None]
+"""Yields a Step after each update, with held-out scores where some were taken; returns the final scores, or None where
+the run had ended before."""
+
+
+def run_updates(
+    config: RunConfig,
+    model: Model,
+    source: Source,
+    score: Score,
+    world: World,
+    stop: StopRequest,
+    say: Say,
+    moments_of: Path | None = None,
+    unigram_entropy: float | None = None,
+) -> Updates:
+    """Trains `model` in place from where the run folder was left. The last Step has the final scores.
+
+    Closing the generator saves a checkpoint after the update that it yielded last; all ranks must close it after the
+    same update. `moments_of` is a run whose optimizer moments a new run takes over. `unigram_entropy`, in nats, is that
+    of the corpus of a masked-LM run, which says where it stays near it for long. A signal interrupts everything
+    before the first update and after the last; in between, the update or the scoring ends and the run is saved. Raises
+    SavedAndStopped then, DivergedError from the guard. Threads, determinism and torch's generators are set for the run
+    and restored at its end.
+    """
+    options, out = config.train, config.out
+    if config.guard.action == "roll back" and not options.save_every:
+        raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")
+    steps = options.updates(source.size(0))
+    scores: dict[str, float] | None = None
+    quiet = say is silent if config.log.console is None else not config.log.console
+    with numerics(options, world) as callers:
+        run = Run.begin(config, model, world, steps)
+        run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
+        done, logged = run.resume()
+        lost = last_update(out / METRICS) if world.is_first and not done else 0
+        options.check_ranks(world.size, done)
+        if done:
+            stop.status = f"; {_left(done)}"
+        if done == 0 and moments_of is not None:
+            run.take_moments(moments_of)
+        if done >= steps and world.largest(int((out / "model").is_dir())):  # a shared disk shows it to some ranks later
+            if world.is_first:
+                say(f"{out} has all its {steps:,} updates already: {out / 'model'}")
+            return None
+        if world.is_first:
+            saves = steps // options.save_every + 2 if options.save_every else 2  # the last one, and one for a stop
+            checkpoint.check_room(
+                out, model, moments=2 + run.exchange.held_back, keep=options.keep_checkpoints, saves=saves
+            )
+        peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1) if world.is_first else None
+        found = run.microbatch.find(
+            source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world,
+            held_back=run.exchange.held_back,
+        )  # fmt: skip
+        with (
+            _compiled(run, source) as compilation,
+            stop.patient(),
+            RunLog(
+                out, steps=steps, start=done, state=logged, description=out.name, peak_flops=peak, world=world,
+                every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
+                quiet=quiet, facts={"micro_tokens": run.microbatch.tokens} | _facts(compilation),
+                look=plateau(unigram_entropy, config, model.config.init_range),
+            ) as log,
+            closing(run.saver),
+        ):  # fmt: skip
+            if done:
+                log.note(f"continuing after update {done:,} of {steps:,}")
+            if lost:
+                log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run begins anew")
+            for text in (found, *_said(compilation, model, options.precision, world)):
+                log.say(text)
+            for text in (*autotune(run, partial(_batches, run, source), steps, stop), *ranks(world, run.exchange)):
+                log.note(text)
+            if compilation.active:  # scores are seldom taken: graphs of their own would not pay
+                score = torch.compiler.set_stance("force_eager")(score)
+            slow = Stragglers()
+            while done < steps:
+                for step, work in _attempts(run, source, log, done, steps, stop):
+                    done, asked = step.index, step.asked
+                    log.step(step, work)
+                    run.saver.report()
+                    log.say(slow.watch(step))
+                    if step.due(options.compare_every) and not run.exchange.local:
+                        agreement.compare_weights(world, model, done)
+                    answer = run.guard.watch(step)
+                    scoring = step.due(options.evaluate_every) and done < steps
+                    pausing = done == steps or step.due(options.save_every) or scoring or asked
+                    if pausing and answer == "go on":
+                        answer = run.guard.judge_last()
+                    if answer == "roll back":
+                        done = run.roll_back(log)
+                        break
+                    if scoring:
+                        if run.exchange.local:  # weights are apart
+                            run.exchange.average_residuals(run.optimizer)
+                        with log.doing("scoring"):
+                            step.scores = score(model, run.precision, run.microbatch.tokens)
+                        log.scores(done, step.scores)
+                    if (asked or scoring) and stop.agreed(world):
+                        run.save(done, log, final=True)
+                        raise stop.stopped(f"saved after update {done:,} of {steps:,}")
+                    # In trouble nothing is saved, so that the checkpoints kept are those from before.
+                    saving = done == steps or (step.due(options.save_every) and run.guard.healthy == done)
+                    if saving:
+                        with log.doing("saving"):
+                            run.save(done, log, final=done == steps)
+                    if done == steps:
+                        step.scores = scores = _final_scores(run, score, log, done, stop)
+                    try:
+                        with callers.outside():
+                            yield step
+                    except GeneratorExit:
+                        if not saving and run.guard.judge_last() == "go on":
+                            run.save(done, log, final=True)
+                        raise
+            if scores is None:  # the last update was saved by a run that was killed before these
+                scores = _final_scores(run, score, log, done, stop)
+    return scores
+
+
+def _final_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequest) -> dict[str, float]:
+    stop.status = f"; {_left(done)}"
+    with log.doing("scoring"):
+        scores = score(run.model, run.precision, run.microbatch.tokens)
+    if stop.agreed(run.world):
+        raise stop.stopped(_left(done))
+    log.scores(done, scores)
+    return scores
+
+
+class Numerics:
+    """The settings of the process that decide how torch computes: threads, determinism, its generators. Made, it holds
+    those of this moment."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._read()
+
+    def _read(self) -> None:
+        device = self._device
+        self._threads, self._random = torch.get_num_threads(), torch.random.get_rng_state()
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
+        self._warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        self._workspace = os.environ.get(_WORKSPACE)
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def set(self) -> None:
+        """Sets them as they were at its making."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        if now != (self._deterministic, self._warn_only):  # torch imports its compiler for it
+            torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
+        torch.random.set_rng_state(self._random)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+        if self._workspace is None:
+            os.environ.pop(_WORKSPACE, None)
+        else:
+            os.environ[_WORKSPACE] = self._workspace
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Within it these hold, and what its caller changes of them is kept; at its end those of the run hold again."""
+        own = Numerics(self._device)
+        self.set()
+        try:
+            yield
+        finally:
+            self._read()
+            own.set()
+
+
+@contextmanager
+def numerics(options: TrainConfig, world: World) -> Iterator[Numerics]:
+    """Threads, determinism and torch's generators as a run needs them, and at the end as they were before. Gives those
+    from before."""
+    before = Numerics(world.device)
+    if options.deterministic:
+        os.environ.setdefault(_WORKSPACE, ":4096:8")  # before cuBLAS is first called
+        torch.use_deterministic_algorithms(True)
+    if options.deterministic or options.threads or world.size > 1:
+        torch.set_num_threads(threads(options, world))
+    try:
+        yield before
+    finally:
+        before.set()
+
+
+def threads(options: TrainConfig, world: World) -> int:
+    """Threads of each rank. Where the recipe leaves them open, as many as the rank has that has the fewest: the others
+    would wait for it, and what all compute alike, as PowerSGD's bases, would round by their own number."""
+    fewest = -world.largest(-torch.get_num_threads())
+    return options.threads or (1 if options.deterministic else fewest)
+
+
+def status(out: Path) -> str:
+    """What a run in the folder `out` leaves that is stopped before its first update, as `graceful_stop` takes it."""
+    done = archive.last(out)
+    return f"; {_left(done)}" if done else " before the first update; nothing new to save"
+
+
+def _left(done: int) -> str:
+    return f"the checkpoint after update {done:,} stands"
+
+
+@contextmanager
+def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
+    """The model's blocks compiled, where that is wanted and a pass over a few sequences shows that it works."""
+    options, model, world = run.config.train, run.model, run.world
+    if not wanted(options.compile, world.device):
+        yield Compilation()
+        return
+
+    def trial() -> None:
+        indices_S = np.arange(min(_TRIED, source.size(0)))
+        batch = world.put(source.collate(np.zeros_like(indices_S), indices_S)).with_compute(run.precision.compute)
+        with run.precision.autocast():
+            total = model.train()(batch).sum()
+        total.backward()
+        float(total.detach())  # waits for the device
+        model.zero_grad()
+
+    attention.leave_to_python()
+    with compiled(model.encoder.blocks, trial, world) as compilation:
+        yield compilation
+
+
+def ranks(world: World, exchange: Exchange) -> Iterator[str]:
+    """What the user of several ranks is told: how many, why that was taken to be so, and how gradients travel."""
+    if world.size > 1:
+        yield f"{world.size} ranks, {world.local_size} a machine ({world.reason}), gradients by {exchange.method}"
+
+
+def _facts(compilation: Compilation) -> dict[str, object]:
+    """For environment.json."""
+    return {"compiled": compilation.active, "compile_seconds": round(compilation.seconds, 3)}
+
+
+def _said(compilation: Compilation, model: Model, precision: str, world: World) -> Iterator[str]:
+    """What the user is told once about how the model is computed."""
+    if compilation.active:
+        yield f"blocks compiled in {compilation.seconds:,.0f} s"
+    elif compilation.problem:
+        yield f"blocks are not compiled, the run is slower: {compilation.problem}"
+    if world.device.type == "cpu" and precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        yield "this processor has no bfloat16 products, and torch emulates them slowly: set train.precision = float32"
+    width = model.config.hidden // model.config.heads
+    if world.device.type != "cpu" and attention.kernel(world.device, PRECISIONS[precision], width) != "flash":
+        kernel = attention.kernel(world.device, PRECISIONS[precision], width)
+        yield (
+            f"attention by the {kernel} kernel, which is slower: flash attention needs bfloat16 or float16 (this is "
+            f"{precision}), heads of a multiple of 8 up to 256 ({width}), and a GPU of compute capability 8.0"
+        )
+
+
+def _attempts(
+    run: Run, source: Source, log: RunLog, done: int, steps: int, stop: StopRequest
+) -> Iterator[tuple[Step, int]]:
+    """Updates `done` to `steps` - 1, each with the floating-point operations of this rank's share of it.
+
+    Where memory runs out, the update is begun anew with smaller micro-batches: the weights are those from before it.
+    """
+    config, world = run.config, run.world
+    rate = schedule(config.optim, steps)
+    while True:
+        costs: deque[int] = deque()
+        batches = _batches(run, source, done, steps)
+        try:
+            for step in train(
+                run.model, run.optimizer, _priced(batches, run.model, costs),
+                schedule=lambda applied: run.guard.lr_scale * rate(applied), max_grad_norm=config.optim.max_grad_norm,
+                precision=run.precision, world=world, seed=config.seed, start=done, steps=steps, exchange=run.exchange,
+                stop=stop,
+            ):  # fmt: skip
+                done = step.index
+                yield step, costs.popleft()
+            return
+        except OutOfMemory as error:
+            log.note(run.microbatch.lower(error))
+        release(world.device)
+
+
+def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> Iterator[GlobalBatch]:
+    """This rank's share of the global batches from update `start` on, up to `stop` or endless."""
+    options, world = run.config.train, run.world
+    parts = options.deterministic_parts if options.deterministic else 0
+    return stream(
+        source, batch_size=options.batch_size, micro_tokens=run.microbatch.tokens, seed=run.config.seed, start=start,
+        rank=world.rank, world=world.size, stop=stop, shares=parts,
+    )  # fmt: skip
+
+
+def _priced(updates: Iterator[GlobalBatch], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:
+    """Hands the updates on, and appends the floating-point operations of this rank's share of each to `costs`."""
+    with closing(updates):  # type: ignore[type-var]
+        for update in updates:
+            batches = [batch for _, batch in update.micro_batches]
+            lengths = [length for batch in batches for length in batch.bounds_S1.diff().tolist()]
+            targets = {name: sum(batch.targets[name].count for batch in batches) for name in update.counts}
+            costs.append(operations.training(model.config, lengths, targets, model.labels))
+            yield update

@@ -1,0 +1,132 @@
+"""Batches of realistic lengths: drawn lengths, random tokens, and the same sequences in padded rows for peers."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambert.core.batch import Batch, Ints, Target, flat_batch
+from lambert.core.errors import DataError
+from lambert.core.registry import choose
+from lambert.model.config import SIZES, EncoderConfig
+from lambert.verbs.bench.config import BenchConfig
+from lambert.verbs.bench.work import Shape
+
+MASKED = 0.15
+VOCABULARY = 30_522
+PAD, UNK, CLS, SEP, MASK, FIRST_WORD = 0, 100, 101, 102, 103, 1000
+"""Ids of BERT's uncased English vocabulary; FIRST_WORD is the first behind unused pieces."""
+FITTED = {"wikipedia": (0.46, 0.38, 0.75), "squad": (0.448, 0.414, 0.37)}
+"""By kind of lengths: the mean as a share of the longest, then the median (as a share) and the spread (in the
+logarithm) of a lognormal that comes near it.
+
+wikipedia: articles of English Wikipedia cut to 512 tokens. squad: the 88,641 windows of 384 tokens, stride 128, of
+SQuAD v1.1's training file under BERT's uncased vocabulary: mean 172.0 tokens, median 159, spread of the logarithm
+0.372, 1.2% full; the dev file's 10,833 have mean 178.5, median 164, spread 0.381."""
+
+
+def encoder_of(config: BenchConfig) -> EncoderConfig:
+    """The encoder of a published size over BERT's vocabulary."""
+    return EncoderConfig(
+        vocabulary=VOCABULARY,
+        positions=max(512, config.length),
+        dropout=config.dropout,
+        attention_dropout=config.dropout,
+        **choose(SIZES, config.size, "size"),
+    )
+
+
+def drawn_lengths(config: BenchConfig) -> Ints:
+    """Lengths [S], in tokens. Lognormal ones are drawn until their mean is within 0.02 `length` of the measured one, or
+    as near as so few get; those of a file are drawn from its lines and cut to `length`."""
+    draw = np.random.default_rng(config.seed)
+    if config.lengths == "full":
+        return np.full(config.sequences, config.length, dtype=np.int64)
+    if config.lengths not in FITTED:
+        listed = _listed(Path(config.lengths))
+        found: Ints = draw.choice(listed, config.sequences, replace=len(listed) < config.sequences)
+        return np.minimum(found, config.length)
+    fill, median, spread = FITTED[config.lengths]
+    shortest, tolerance = max(1, config.length // 32), max(0.02, 0.5 / (config.length * config.sequences))
+    while True:
+        drawn = np.exp(draw.normal(np.log(median * config.length), spread, config.sequences))
+        lengths_S = np.clip(drawn, shortest, config.length).astype(np.int64)
+        if abs(lengths_S.mean() / config.length - fill) <= tolerance:
+            return lengths_S
+
+
+def _listed(path: Path) -> Ints:
+    lengths = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip().isdecimal() or int(line) < 1:
+            raise DataError(f"{path}:{number} is not a length: give one whole number above 0 a line.")
+        lengths.append(int(line))
+    if not lengths:
+        raise DataError(f"{path} holds no length: give one whole number a line.")
+    return np.array(lengths, dtype=np.int64)
+
+
+def drawn_batch(encoder: EncoderConfig, lengths_S: Ints, seed: int, heads: tuple[str, ...] = ("mlm", "nsp")) -> Batch:
+    """Random ids in two segments, with random targets for these heads: mlm, nsp or span; none for inference."""
+    draw = np.random.default_rng(seed)
+    tokens, sequences = int(lengths_S.sum()), len(lengths_S)
+    ids_T = draw.integers(FIRST_WORD, encoder.vocabulary, tokens)
+    ends_T = np.repeat(np.cumsum(lengths_S), lengths_S)
+    types_T = (ends_T - np.arange(tokens) <= np.repeat(lengths_S, lengths_S) // 2).astype(np.int64)
+    targets = {}
+    if "mlm" in heads:
+        at_N = np.sort(draw.permutation(tokens)[: round(MASKED * tokens)])
+        targets["mlm"] = Target(torch.from_numpy(at_N), torch.from_numpy(ids_T[at_N]))
+        ids_T[at_N] = MASK
+    if "nsp" in heads:
+        targets["nsp"] = Target(torch.arange(sequences), torch.from_numpy(draw.integers(0, 2, sequences)))
+    if "span" in heads:
+        places_N2 = np.sort(draw.integers(0, lengths_S[:, None], (sequences, 2)), axis=1)
+        targets["span"] = Target(torch.arange(sequences), torch.from_numpy(places_N2))
+    return flat_batch(ids_T, types_T, lengths_S, targets)
+
+
+def counts(batch: Batch) -> dict[str, int]:
+    """Targets of each objective."""
+    return {name: target.count for name, target in batch.targets.items()}
+
+
+def width_of(config: BenchConfig, batch: Batch) -> int:
+    """Tokens of a padded row, by `padding`."""
+    return batch.longest if config.padding == "longest" else config.length
+
+
+def rows(batch: Batch, values_T: Tensor, width: int, empty: int = 0) -> Tensor:
+    """One value a token as rows [S, width], `empty` behind the ends."""
+    inside = _inside(batch, width)
+    return torch.full(inside.shape, empty, device=values_T.device).masked_scatter(inside, values_T)
+
+
+def padded(batch: Batch, width: int) -> dict[str, Tensor]:
+    """The same sequences as inputs of transformers' models: rows of `width` [S, width] with an attention mask."""
+    return {
+        "input_ids": rows(batch, batch.ids_T, width),
+        "token_type_ids": rows(batch, batch.types_T, width),
+        "attention_mask": _inside(batch, width).long(),
+    }
+
+
+def _inside(batch: Batch, width: int) -> Tensor:
+    lengths_S = batch.bounds_S1.diff().long()
+    return torch.arange(width, device=lengths_S.device) < lengths_S[:, None]
+
+
+def layer_shapes(encoder: EncoderConfig, tokens: int) -> tuple[Shape, ...]:
+    """The matrix products of a layer over this many tokens, attention's own left out."""
+    width, inner = encoder.hidden, encoder.intermediate
+    return (tokens, width, 3 * width), (tokens, width, width), (tokens, width, inner), (tokens, inner, width)
+
+
+def with_gradients(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """These products and, for each, those of the gradients of its two operands."""
+    return tuple(
+        product
+        for rows, inner, columns in shapes
+        for product in ((rows, inner, columns), (rows, columns, inner), (columns, rows, inner))
+    )

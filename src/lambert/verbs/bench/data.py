@@ -1,0 +1,194 @@
+"""What feeds a model: assembling and masking batches, beside torch's DataLoader, and encoding text, beside the bare
+tokenizers library. One thread each."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lambert.core.batch import Batch
+from lambert.core.errors import DataError, UsageError
+from lambert.core.shards import FORMAT_VERSION, Split, SplitWriter
+from lambert.core.specials import Specials
+from lambert.core.world import World
+from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.config import PrepareConfig
+from lambert.corpus.documents import Documents
+from lambert.corpus.encoding import Encoder
+from lambert.corpus.readers import Layout
+from lambert.data.masking import MaskingConfig
+from lambert.data.packing import PackingConfig
+from lambert.data.source import CorpusSource
+from lambert.data.stream import stream
+from lambert.verbs.bench import batches
+from lambert.verbs.bench.config import BenchConfig
+from lambert.verbs.bench.work import Step, Work, sides
+
+A_ROUND = 2048
+"""Sequences of a round of the loader, or as many as the corpus has: some tenths of a second."""
+MICRO_TOKENS = 8192
+"""Tokens of a micro-batch: ours, as evaluation has by default."""
+DOCUMENTS, SENTENCE = 4000, 24
+"""Random documents of a corpus of our own, and the mean length of their sentences in tokens."""
+CONTINUATIONS = 0.2
+"""Share of its vocabulary that continues a word."""
+
+
+def loader(config: BenchConfig, world: World) -> Work:
+    """The first updates of an epoch: cut from the corpus, put together and masked. Planning the epoch is start-up."""
+    split, specials = _prepared(config.corpus) if config.corpus else _random_corpus(config)
+    packing = PackingConfig(mode=config.packing, sequence_length=config.length)
+    source = CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
+    size = min(config.sequences, source.size(0))
+    updates = max(1, min(A_ROUND, source.size(0)) // size)
+    # The rows of each update in the order of the stream, whose masks are undone for the peer.
+    rows = [row for batch in _streamed(source, config, size, updates) for row in _rows(batch)]
+    longest = [max(len(row["ids"]) for row in rows[at : at + size]) for at in range(0, len(rows), size)]
+    width = sum(longest) if config.padding == "longest" else config.length * updates
+
+    def own() -> Step:
+        planned = CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
+        return lambda: float(sum(batch.targets["mlm"].count for batch in _streamed(planned, config, size, updates)))
+
+    tokens = sum(len(row["ids"]) for row in rows)
+
+    def more(side: str, seconds: float) -> dict[str, float]:
+        return {"times_consumed": tokens / seconds / config.consumes} if config.consumes else {}
+
+    return Work(
+        sides(config, own, LOADERS, config, rows, size, specials),
+        tokens=tokens,
+        sequences=len(rows),
+        padded=width * size,
+        more=more,
+    )
+
+
+def _streamed(source: CorpusSource, config: BenchConfig, size: int, updates: int) -> Iterator[Batch]:
+    whole = stream(source, batch_size=size, micro_tokens=MICRO_TOKENS, seed=config.seed, stop=updates)
+    return (batch for update in whole for _, batch in update.micro_batches)
+
+
+def _rows(batch: Batch) -> list[dict[str, Tensor]]:
+    batch.ids_T[batch.targets["mlm"].at_N] = batch.targets["mlm"].labels_N
+    cuts = batch.bounds_S1[1:-1].long()
+    pairs = zip(batch.ids_T.tensor_split(cuts), batch.types_T.tensor_split(cuts), strict=True)
+    return [{"ids": ids.clone(), "types": types.clone()} for ids, types in pairs]
+
+
+def _prepared(corpus: Path) -> tuple[Split, Specials]:
+    return Split(corpus), tokenizers.specials(tokenizers.load(corpus), str(corpus))
+
+
+def _random_corpus(config: BenchConfig) -> tuple[Split, Specials]:
+    """Documents with the lengths of Wikipedia's articles, uncut. The files go at once: their memory stays mapped."""
+    draw = np.random.default_rng(config.seed)
+    _, median, spread = batches.FITTED["wikipedia"]
+    wanted_D = np.exp(draw.normal(np.log(median * 512), spread, DOCUMENTS))
+    sentences_D = np.maximum(2, wanted_D / SENTENCE).astype(np.int64)
+    lengths_n = draw.integers(SENTENCE // 3, 2 * SENTENCE - SENTENCE // 3 + 1, sentences_D.sum())
+    ids_T = draw.integers(batches.FIRST_WORD, batches.VOCABULARY, lengths_n.sum())
+    specials = Specials(
+        pad=batches.PAD,
+        unk=batches.UNK,
+        cls=batches.CLS,
+        sep=batches.SEP,
+        mask=batches.MASK,
+        vocabulary=batches.VOCABULARY,
+        continuation_V=draw.random(batches.VOCABULARY) < CONTINUATIONS,
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        writer = SplitWriter(folder / "train", batches.VOCABULARY)
+        writer.add(ids_T, lengths_n, np.repeat(np.arange(DOCUMENTS), sentences_D))
+        manifest = {"vocabulary": batches.VOCABULARY, "tokenizer_sha256": "", "splits": {"train": writer.close()}}
+        (folder / "manifest.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **manifest}))
+        return Split(folder), specials
+
+
+def _dataloader(config: BenchConfig, rows: list[dict[str, Tensor]], size: int, specials: Specials) -> Step:
+    """torch's DataLoader in this process over the same sequences, ready in memory; its collate pads and masks."""
+    if config.whole_word:
+        raise UsageError("peer = dataloader masks single pieces: drop --whole-word or the peer.")
+    width = config.length if config.padding == "length" else 0
+    data: Any = rows
+    batched = DataLoader(data, size, collate_fn=partial(_collated, specials=specials, width=width))
+    return lambda: float(sum(int((batch["labels"] >= 0).sum()) for batch in batched))
+
+
+def _collated(rows: list[dict[str, Tensor]], specials: Specials, width: int) -> dict[str, Tensor]:
+    """Rows padded to the longest, or to `width`, with 15% of the pieces masked as by Devlin et al., 2018, section 3.1:
+    the usual collate function, in tensor operations."""
+    width = width or max(len(row["ids"]) for row in rows)
+    ids_SM = torch.full((len(rows), width), specials.pad)
+    types_SM, inside_SM = torch.zeros_like(ids_SM), torch.zeros_like(ids_SM)
+    for number, row in enumerate(rows):
+        length = len(row["ids"])
+        ids_SM[number, :length], types_SM[number, :length], inside_SM[number, :length] = row["ids"], row["types"], 1
+    chance_SM = torch.full(ids_SM.shape, batches.MASKED)
+    chance_SM.masked_fill_((inside_SM == 0) | (ids_SM == specials.cls) | (ids_SM == specials.sep), 0.0)
+    chosen_SM = torch.bernoulli(chance_SM).bool()
+    labels_SM = torch.where(chosen_SM, ids_SM, -100)
+    masked_SM = chosen_SM & torch.bernoulli(torch.full(ids_SM.shape, 0.8)).bool()
+    ids_SM[masked_SM] = specials.mask
+    random_SM = chosen_SM & ~masked_SM & torch.bernoulli(torch.full(ids_SM.shape, 0.5)).bool()
+    ids_SM[random_SM] = torch.randint(specials.vocabulary, ids_SM.shape)[random_SM]
+    return {"input_ids": ids_SM, "token_type_ids": types_SM, "attention_mask": inside_SM, "labels": labels_SM}
+
+
+LOADERS: Mapping[str, Callable[..., Step]] = {"dataloader": _dataloader}
+"""Functions (config, rows, batch size, specials) that build a round over all rows."""
+
+
+def tokenizer(config: BenchConfig, world: World) -> Work:
+    """Text that is in memory to ids: cleaned, split into sentences, hashed and encoded, as in `lambert prepare`. Every
+    round begins with no word known."""
+    if config.tokenizer is None or not config.text:
+        raise UsageError("work = tokenizer needs --tokenizer vocab.txt and --text FILE...")
+    for file in config.text:
+        if not file.is_file():
+            raise DataError(f"No such text file: {file}.")
+    loaded = tokenizers.load(config.tokenizer)
+    parts = [texts for texts, _ in Documents(config.text, Layout(), "auto", max_bad=0.0).batches()]
+    size = sum(len(text.encode()) for texts in parts for text in texts)
+    if not size:
+        raise DataError(f"{config.text[0]} holds no text.")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    def own() -> Step:
+        prepare = PrepareConfig(config.text, Path())
+        encoder = Encoder(loaded.to_str(), prepare.language, prepare.lines)
+        return lambda: float(sum(len(encoder(texts).ids_T) for texts in parts))
+
+    return Work(
+        sides(config, own, TOKENIZERS, loaded, parts),
+        tokens=size,
+        unit="bytes",
+        anew=True,
+        more=lambda side, seconds: {"mb_per_second": size / seconds / 1e6},
+    )
+
+
+def _encode_batch_fast(loaded: Any, parts: list[list[str]]) -> Step:
+    def step() -> float:
+        return float(
+            sum(
+                len(encoding)
+                for texts in parts
+                for encoding in loaded.encode_batch_fast(texts, add_special_tokens=False)
+            )
+        )
+
+    return step
+
+
+TOKENIZERS: Mapping[str, Callable[..., Step]] = {"tokenizers": _encode_batch_fast}
+"""Functions (a tokenizer of that library, lists of texts) that build a round over all texts."""

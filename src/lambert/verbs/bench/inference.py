@@ -1,0 +1,234 @@
+"""Inference: answer spans of a batch beside transformers, onnxruntime and OpenVINO, each as fast as it can.
+
+Every side has the same weights and sequences and gives the same two logits a real token; a peer's are compared with
+Lambert's in float32 when it is built. Each side's round gives the sum of the magnitudes of its logits.
+"""
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambert.core.batch import Batch, Ints, flat_batch
+from lambert.core.errors import MachineError, UsageError
+from lambert.core.world import World
+from lambert.inference.outputs import InferenceConfig, outputs, ready
+from lambert.model import weights
+from lambert.model.config import EncoderConfig
+from lambert.planning import operations as flops
+from lambert.verbs.bench import batches
+from lambert.verbs.bench.config import BenchConfig
+from lambert.verbs.bench.training import compiled, peer_model
+from lambert.verbs.bench.work import Step, Work, needed, sides
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+TOLERANCE = {"float32": 1e-2, "bfloat16": 0.15, "float16": 0.15, "int8": 0.5}
+"""Largest difference from Lambert's float32 logits, as a share of their largest: beyond it a side computes something
+else. Rounding alone moves them by far less."""
+Logits = Callable[[], Tensor]
+"""Computes the logits of a round [T, 2]."""
+
+
+def inference(config: BenchConfig, world: World) -> Work:
+    """The logits of the starts and ends of answers, from tokens on the device."""
+    encoder = batches.encoder_of(config)
+    lengths_S = batches.drawn_lengths(config)
+    batch = batches.drawn_batch(encoder, lengths_S, config.seed, ()).to(world.device)
+    lengths = lengths_S.tolist()
+    return Work(
+        sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world),
+        tokens=batch.tokens,
+        sequences=batch.sequences,
+        padded=batch.sequences * batches.width_of(config, batch),
+        operations=flops.encoder_forward(encoder, lengths)
+        + flops.heads_forward(encoder, len(lengths), {"span": sum(lengths)}, {}),
+        shapes=batches.layer_shapes(encoder, batch.tokens),
+    )
+
+
+class Drawn:
+    """The sequences of a batch as a Source."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._bounds = batch.bounds_S1.cpu().numpy().astype(np.int64)
+        self._ids, self._types = batch.ids_T.cpu().numpy(), batch.types_T.cpu().numpy()
+
+    def size(self, epoch: int) -> int:
+        return len(self._bounds) - 1
+
+    def lengths(self, epochs_S: Ints, indices_S: Ints) -> Ints:
+        found: Ints = np.diff(self._bounds)[indices_S]
+        return found
+
+    def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
+        """These sequences, which follow one another."""
+        tokens = slice(self._bounds[indices_S[0]], self._bounds[indices_S[-1] + 1])
+        return flat_batch(self._ids[tokens], self._types[tokens], self.lengths(epochs_S, indices_S))
+
+
+def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    model, precision = ready(weights.fresh(encoder, {"span": 0}), config.precision, world.device)
+    source, budget = Drawn(batch), InferenceConfig().micro_tokens
+
+    def logits() -> Tensor:
+        return torch.cat([found["span"].float() for found in outputs(model, source, precision, world, budget)])
+
+    return _checked(config, "lambert", config.precision, logits, encoder, batch)
+
+
+def _transformers(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    return _torch_peer(config, encoder, batch, world, lambda model: model)
+
+
+def _transformers_compiled(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    return _torch_peer(config, encoder, batch, world, lambda model: compiled(model, world.device))
+
+
+def _torch_peer(
+    config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, wrap: Callable[..., Any]
+) -> Step:
+    """Weights cast once, rows as long as the longest."""
+    name = "bfloat16" if config.precision == "int8" else config.precision
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    called = wrap(peer_model("BertForQuestionAnswering", encoder).eval().to(world.device, dtype))
+    inputs = batches.padded(batch, batches.width_of(config, batch))
+    inside = inputs["attention_mask"].bool()
+
+    def logits() -> Tensor:
+        with torch.inference_mode():
+            found = called(**inputs)
+            return torch.stack([found.start_logits[inside], found.end_logits[inside]], 1).float()
+
+    return _checked(config, "transformers", name, logits, encoder, batch)
+
+
+def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    """float32, or with precision int8 its dynamic quantisation: it has no bfloat16 on processors. Padded rows."""
+    if batch.ids_T.device.type != "cpu":
+        raise UsageError("peer = onnxruntime is measured on a processor: use --device cpu.")
+    onnxruntime = needed("onnxruntime", "onnxruntime", "onnxruntime onnx")
+    needed("onnx", "onnxruntime", "onnxruntime onnx")
+    model = peer_model("BertForQuestionAnswering", encoder).eval()
+    inputs = batches.padded(batch, batches.width_of(config, batch))
+    axes = {name: {0: "sequences", 1: "tokens"} for name in (*NAMES, "start", "end")}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "model.onnx"
+        torch.onnx.export(
+            model, tuple(inputs[name] for name in NAMES), path, input_names=list(NAMES), output_names=["start", "end"],
+            dynamic_axes=axes, dynamo=False,
+        )  # fmt: skip
+        if config.precision == "int8":
+            quantisation = needed("onnxruntime.quantization", "onnxruntime", "onnxruntime onnx")
+            quantisation.quantize_dynamic(path, path.with_suffix(".int8"), per_channel=True)
+            path = path.with_suffix(".int8")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    feed = {name: inputs[name].numpy() for name in NAMES}
+    inside = inputs["attention_mask"].bool()
+
+    def logits() -> Tensor:
+        start, end = (torch.from_numpy(found)[inside] for found in session.run(None, feed))
+        return torch.stack([start, end], 1)
+
+    return _checked(config, "onnxruntime", "int8" if config.precision == "int8" else "float32", logits, encoder, batch)
+
+
+def _openvino(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    """Sequences at their own lengths, one request each, a stream for each thread: the fastest of its ways here."""
+    return _openvino_streams(config, encoder, batch, torch.get_num_threads())
+
+
+def _openvino_latency(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    """Sequences at their own lengths, one after the other, all threads on each."""
+    return _openvino_streams(config, encoder, batch, 1)
+
+
+def _openvino_padded(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    """One request with rows as long as the longest."""
+    return _openvino_streams(config, encoder, batch, 0)
+
+
+def _openvino_streams(config: BenchConfig, encoder: EncoderConfig, batch: Batch, streams: int) -> Step:
+    # Its import and each conversion would send a report to the vendor from a forked process; without this module: none.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    openvino = needed("openvino", "openvino", "openvino")
+    if batch.ids_T.device.type != "cpu":
+        raise UsageError("peer = openvino is measured on a processor: use --device cpu.")
+    name = "bfloat16" if config.precision == "int8" else config.precision
+    short = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[name]
+    example = {name: torch.ones(1, 16, dtype=torch.int64) for name in NAMES}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        graph = openvino.convert_model(peer_model("BertForQuestionAnswering", encoder).eval(), example_input=example)
+    settings = {
+        "PERFORMANCE_HINT": "THROUGHPUT" if streams > 1 else "LATENCY",
+        "INFERENCE_PRECISION_HINT": short,
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "NUM_STREAMS": max(1, streams),
+    }
+    network = openvino.Core().compile_model(graph, "CPU", settings)
+    free: SimpleQueue[Any] = SimpleQueue()
+    for _ in range(max(1, streams)):
+        free.put(network.create_infer_request())
+    pool = ThreadPoolExecutor(max(1, streams))
+    if streams:
+        requests = list(_requests(batch))
+    else:
+        rows = batches.padded(batch, batches.width_of(config, batch))
+        requests = [{name: rows[name].numpy() for name in NAMES}]
+
+    def answer(inputs: dict[str, Any]) -> Any:
+        stream = free.get()
+        start, end = stream.infer(inputs).to_tuple()
+        free.put(stream)
+        inside = inputs["attention_mask"].astype(bool)
+        return np.stack([start[inside], end[inside]], 1)
+
+    def logits() -> Tensor:
+        return torch.from_numpy(np.concatenate(list(pool.map(answer, requests))))
+
+    return _checked(config, "openvino", name, logits, encoder, batch)
+
+
+def _requests(batch: Batch) -> Iterator[dict[str, Any]]:
+    for start, end in pairwise(batch.bounds_S1.tolist()):
+        ids, types = (values_T[None, start:end].numpy() for values_T in (batch.ids_T, batch.types_T))
+        yield {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
+
+
+PEERS: Mapping[str, Callable[..., Step]] = {
+    "transformers": _transformers,
+    "transformers-compiled": _transformers_compiled,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "openvino-latency": _openvino_latency,
+    "openvino-padded": _openvino_padded,
+}
+"""Functions (config, encoder, batch, world) that build a round. Where a peer has no such precision it takes the next
+best: bfloat16 beside int8, float32 beside bfloat16 (onnxruntime)."""
+
+
+def _checked(
+    config: BenchConfig, side: str, precision: str, logits: Logits, encoder: EncoderConfig, batch: Batch
+) -> Step:
+    """A round of these logits. Raises MachineError where they are not those of the same model in float32: looked at
+    once, and not in the process that measures the memory of a side."""
+    if not config.only_memory:
+        model = weights.fresh(encoder, {"span": 0}).to(batch.ids_T.device).eval()
+        with torch.inference_mode():
+            expected_T2 = model.outputs(batch)["span"]
+        difference = float((logits() - expected_T2).abs().max() / expected_T2.abs().max())
+        if not difference <= TOLERANCE[precision]:
+            raise MachineError(f"{side} in {precision} differs from float32 by {difference:.3f} of the largest logit.")
+    return lambda: float(logits().abs().sum())

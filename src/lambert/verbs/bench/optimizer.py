@@ -1,0 +1,71 @@
+"""The step of an optimizer alone: LAMB beside torch's AdamW, over the parameters of a published size."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from lambert.core.world import World
+from lambert.model import weights
+from lambert.model.config import EncoderConfig
+from lambert.model.heads import Model
+from lambert.optim.config import OptimConfig
+from lambert.optim.groups import decay_groups
+from lambert.optim.optimizers import build
+from lambert.verbs.bench import batches
+from lambert.verbs.bench.config import BenchConfig
+from lambert.verbs.bench.work import OWN, Step, Work, sides
+
+TRAFFIC = {OWN: 40, "adamw": 28, "adamw-foreach": 28}
+"""Bytes that a step must move for a float32 parameter. AdamW reads the weight, the gradient and two means and writes
+all but the gradient: 7 x 4. LAMB cannot write the weight before it knows the norm of the whole step, so that the step
+is written and read once more, and the weight read: 10 x 4."""
+
+
+def optimizer(config: BenchConfig, world: World) -> Work:
+    """One update of every parameter of a pre-training model, with gradients that stay as they are."""
+    encoder = batches.encoder_of(config)
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in Model(encoder, {"mlm": 0, "nsp": 0}).parameters())
+
+    def more(side: str, seconds: float) -> dict[str, float]:
+        found = {"milliseconds": 1e3 * seconds, "ns_per_parameter": 1e9 * seconds / count}
+        if side in TRAFFIC:
+            found["gb_per_second"] = TRAFFIC[side] * count / seconds / 1e9
+        return found
+
+    own = partial(_step, lambda model: build(model, OptimConfig(name="lamb")), encoder, world)
+    return Work(sides(config, own, PEERS, encoder, world), tokens=count, unit="parameters", more=more)
+
+
+def _adamw(encoder: EncoderConfig, world: World, *, fused: bool) -> Step:
+    def made(model: Model) -> torch.optim.Optimizer:
+        groups = [
+            {"params": [parameter for _, parameter in group["params"]], "weight_decay": group["weight_decay"]}
+            for group in decay_groups(model, OptimConfig().weight_decay)
+        ]
+        return torch.optim.AdamW(groups, lr=OptimConfig().lr, fused=fused, foreach=not fused)
+
+    return _step(made, encoder, world)
+
+
+PEERS: Mapping[str, Callable[..., Step]] = {
+    "adamw": partial(_adamw, fused=True),
+    "adamw-foreach": partial(_adamw, fused=False),
+}
+"""Functions (encoder, world) that build a step."""
+
+
+def _step(made: Callable[[Model], torch.optim.Optimizer], encoder: EncoderConfig, world: World) -> Step:
+    model = weights.fresh(encoder, {"mlm": 0, "nsp": 0}).to(world.device)
+    generator = torch.Generator(world.device).manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = 1e-3 * torch.randn(parameter.shape, device=world.device, generator=generator)
+    updates = made(model)
+    watched = next(parameter for parameter in model.parameters() if parameter.ndim == 1)
+
+    def step() -> float:
+        updates.step()
+        return float(watched.detach()[0])  # waits for the device
+
+    return step

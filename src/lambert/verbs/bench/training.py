@@ -1,0 +1,172 @@
+"""Training steps: pre-training (15% masked, next sentences) and question answering (answer spans), beside
+transformers' models with the same weights and sequences."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.errors import MachineError
+from lambert.core.world import World
+from lambert.engine.compiler import compile_blocks
+from lambert.engine.gradients import Gradients
+from lambert.engine.precision import Precision
+from lambert.model import attention, weights
+from lambert.model.config import EncoderConfig
+from lambert.planning import operations as flops
+from lambert.verbs.bench import batches
+from lambert.verbs.bench.config import BenchConfig
+from lambert.verbs.bench.work import Step, Work, needed, sides
+
+HEADS: dict[str, tuple[str, ...]] = {"BertForPreTraining": ("mlm", "nsp"), "BertForQuestionAnswering": ("span",)}
+"""The heads of a model of transformers."""
+
+
+def pretrain(config: BenchConfig, world: World) -> Work:
+    """Forward, backward and losses of masked tokens and next sentences."""
+    return _training(config, world, "BertForPreTraining")
+
+
+def finetune(config: BenchConfig, world: World) -> Work:
+    """Forward, backward and loss of answer spans, as for SQuAD."""
+    return _training(config, world, "BertForQuestionAnswering")
+
+
+def _training(config: BenchConfig, world: World, kind: str) -> Work:
+    encoder = batches.encoder_of(config)
+    lengths_S = batches.drawn_lengths(config)
+    batch = batches.drawn_batch(encoder, lengths_S, config.seed, HEADS[kind]).to(world.device)
+    return Work(
+        sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
+        tokens=config.accumulate * batch.tokens,
+        sequences=config.accumulate * batch.sequences,
+        padded=config.accumulate * batch.sequences * batches.width_of(config, batch),
+        operations=config.accumulate * flops.training(encoder, lengths_S.tolist(), batches.counts(batch)),
+        shapes=batches.with_gradients(batches.layer_shapes(encoder, batch.tokens)),
+    )
+
+
+def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    counts = batches.counts(batch)
+    model = weights.fresh(encoder, dict.fromkeys(counts, 0)).to(world.device).train()
+    if config.compile:
+        need_compiler("compile", world.device)
+        attention.leave_to_python()
+        compile_blocks(model.encoder.blocks)
+    counts_K = torch.tensor([float(count) for count in counts.values()], device=world.device)
+
+    def loss() -> Tensor:
+        mean: Tensor = (model(computed) / counts_K).sum()
+        return mean
+
+    gradients = Gradients(model)
+    precision = Precision(config.precision, world.device)
+    computed = batch.with_compute(replace(precision.compute, gradients=gradients))
+
+    def collect() -> None:
+        gradients.collect()
+        precision.weights_changed()  # as after an update
+
+    return _step(config, model, loss, world, gradients.clear, collect)
+
+
+def _transformers(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
+    model = peer_model(kind, encoder).train().to(world.device)
+    return _peer_step(config, model, model, batch, world)
+
+
+def _compiled(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
+    model = peer_model(kind, encoder).train().to(world.device)
+    return _peer_step(config, model, compiled(model, world.device), batch, world)
+
+
+PEERS: Mapping[str, Callable[..., Step]] = {"transformers": _transformers, "transformers-compiled": _compiled}
+"""Functions (config, encoder, batch, world, kind) that build a training step; `kind` is a key of HEADS."""
+
+
+def peer_model(kind: str, encoder: EncoderConfig) -> Any:
+    """A model of transformers by the name of its class, with sdpa attention and the weights that Lambert's side has.
+    Raises UsageError where transformers is not installed."""
+    transformers = needed("transformers", "transformers", "lambert-bert[hf]")
+    settings = transformers.BertConfig(
+        vocab_size=encoder.vocabulary,
+        hidden_size=encoder.hidden,
+        num_hidden_layers=encoder.layers,
+        num_attention_heads=encoder.heads,
+        intermediate_size=encoder.intermediate,
+        max_position_embeddings=encoder.positions,
+        hidden_dropout_prob=encoder.dropout,
+        attention_probs_dropout_prob=encoder.attention_dropout,
+        attn_implementation="sdpa",
+    )
+    model = getattr(transformers, kind)(settings)
+    model.load_state_dict(weights.state(weights.fresh(encoder, dict.fromkeys(HEADS[kind], 0))), strict=False)
+    return model
+
+
+def compiled(model: nn.Module, device: torch.device) -> Callable[..., Any]:
+    """The model under torch.compile, which happens in its first call. Raises MachineError where it cannot."""
+    need_compiler("peer = transformers-compiled", device)
+    called: Callable[..., Any] = torch.compile(model)
+    return called
+
+
+def need_compiler(setting: str, device: torch.device) -> None:
+    """Raises MachineError where torch.compile has no C++ compiler for this device."""
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        raise MachineError(f"{setting} needs a C++ compiler: install g++ or set CXX.")
+
+
+def peer_inputs(batch: Batch, width: int) -> dict[str, Tensor]:
+    """The batch with its labels as transformers' models take them: -100 where nothing is predicted."""
+    inputs = batches.padded(batch, width)
+    if "mlm" in batch.targets:
+        mlm = batch.targets["mlm"]
+        labels_T = torch.full_like(batch.ids_T, -100)
+        labels_T[mlm.at_N] = mlm.labels_N
+        inputs["labels"] = batches.rows(batch, labels_T, width, -100)
+        inputs["next_sentence_label"] = batch.targets["nsp"].labels_N
+    if "span" in batch.targets:
+        inputs["start_positions"], inputs["end_positions"] = batch.targets["span"].labels_N.unbind(1)
+    return inputs
+
+
+def _peer_step(config: BenchConfig, model: nn.Module, called: Callable[..., Any], batch: Batch, world: World) -> Step:
+    inputs = peer_inputs(batch, batches.width_of(config, batch))
+
+    def loss() -> Tensor:
+        mean: Tensor = called(**inputs).loss
+        return mean
+
+    return _step(config, model, loss, world)
+
+
+def _step(
+    config: BenchConfig,
+    net: nn.Module,
+    loss_of: Callable[[], Tensor],
+    world: World,
+    clear: Callable[[], None] | None = None,
+    collect: Callable[[], None] = lambda: None,
+) -> Step:
+    """An update: `clear`, passes forward and backward, `collect`, and the optimizer's step if that is asked for."""
+    precision = Precision(config.precision, world.device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True) if config.optimizer else None
+
+    def step() -> float:
+        (clear or net.zero_grad)()
+        for _ in range(config.accumulate):
+            with precision.autocast():
+                loss = loss_of()
+            loss.backward()  # type: ignore[no-untyped-call]
+        collect()
+        if optimizer is not None:
+            optimizer.step()
+        return float(loss.detach())
+
+    return step

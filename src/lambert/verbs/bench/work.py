@@ -1,0 +1,147 @@
+"""What is measured: sides that do the same work, one round each in turn, and the figures of their times."""
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from lambert.core.errors import UsageError
+from lambert.core.registry import Kind, lookup
+from lambert.verbs.bench.config import BenchConfig
+from lambert.verbs.bench.memory import allocated, risen
+
+OWN = "lambert"
+Step = Callable[[], float]
+"""Does one round and gives a value to check it by, such as its loss. On a GPU it waits for the device."""
+Side = Callable[[], Step]
+"""Builds a side: weights, compiled graphs, inputs. Its time is the start-up's, never a round's."""
+Shape = tuple[int, int, int]
+"""Rows, inner width and columns of a matrix product."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One round of a kind of work, and who can do it. What each side computes is the same; how, is its own affair."""
+
+    sides: Mapping[str, Side]
+    """By name, OWN first; made by `sides`."""
+    tokens: int
+    """Real units of a round: tokens without padding, or whatever `unit` says."""
+    sequences: int = 0
+    """Sequences of a round; 0 where there are none."""
+    padded: int = 0
+    """Tokens of the peers' batch, padding included; 0 where nothing is padded."""
+    operations: int = 0
+    """Floating-point operations of a round's matrix products on real tokens; 0 where they are not what counts."""
+    unit: str = "tokens"
+    """What `tokens` counts."""
+    shapes: tuple[Shape, ...] = ()
+    """Matrix products of a round, for the ceiling in these shapes; `batches.layer_shapes` gives those of an encoder."""
+    anew: bool = False
+    """Build a side again, untimed, before each of its rounds: one that learns from a round is faster in the next."""
+    more: Callable[[str, float], dict[str, float]] = lambda side, seconds: {}
+    """Further figures of a side, by its name and its median seconds a round."""
+
+
+@dataclass
+class Times:
+    """What a side took, in seconds."""
+
+    build: float
+    first: float
+    """The first round: with compiling, choosing of kernels and first touches of memory."""
+    check: float
+    """The first round's value."""
+    memory_mb: int = 0
+    """Peak memory of the build and two rounds, on a GPU."""
+    rounds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def compile(self) -> float:
+        """What the first round took beyond a later one."""
+        return max(0.0, self.first - self.median)
+
+
+def sides(
+    config: BenchConfig, own: Side, peers: Mapping[str, Callable[..., Step]], *arguments: object
+) -> dict[str, Side]:
+    """Lambert's side and one for each peer that `config` names, a function in `peers` (or from outside) that builds a
+    step from `arguments`. Raises UsageError with the nearest name for an unknown peer."""
+    kind = Kind(tuple(type(argument) for argument in arguments))
+    chosen = {name: partial(lookup(peers, name, "peer", kind), *arguments) for name in config.peers()}
+    return {OWN: own, **chosen}
+
+
+def needed(package: str, peer: str, install: str) -> Any:
+    """The package, imported. Raises UsageError that says what to install."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(f"peer = {peer} needs {package}: pip install '{install}'.") from error
+
+
+def timed(
+    work: Work,
+    rounds: int,
+    between: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+    device: torch.device | None = None,
+) -> dict[str, Times]:
+    """Builds every side, lets it take its first round and one more, then takes `rounds` of each, A B A B. `between`
+    is called before the first of these and after all sides took theirs. Of a GPU as `device`, memory is noted."""
+    steps: dict[str, Step] = {}
+    times: dict[str, Times] = {}
+    for name, side in work.sides.items():
+        before, began = allocated(device) if device else 0, clock()
+        step = side()
+        built = clock()
+        check = step()
+        times[name] = Times(built - began, clock() - built, check)
+        step()
+        times[name].memory_mb = risen(device, before) if device else 0
+        steps[name] = step
+    between()
+    for _ in range(rounds):
+        for name, side in work.sides.items():
+            step = side() if work.anew else steps[name]
+            began = clock()
+            step()
+            times[name].rounds.append(clock() - began)
+        between()
+    return times
+
+
+def figures(work: Work, times: Mapping[str, Times], best: float, shaped: float) -> dict[str, dict[str, Any]]:
+    """The figures of each side. `best` and `shaped` are ceilings in operations a second, 0 where none were measured.
+
+    A peer's ratio is its seconds over Lambert's in the same round: the median over rounds, the least and the largest.
+    """
+    found = {}
+    for name, taken in times.items():
+        seconds = taken.median
+        found[name] = {
+            "sequences_per_second": round(work.sequences / seconds, 2) if work.sequences else None,
+            f"{work.unit}_per_second": round(work.tokens / seconds, 1),
+            f"padded_{work.unit}_per_second": round(work.padded / seconds, 1) if work.padded else None,
+            "share_of_ceiling": round(work.operations / seconds / best, 3) if best else None,
+            "share_of_shaped_ceiling": round(work.operations / seconds / shaped, 3) if shaped else None,
+            "build_seconds": round(taken.build, 3),
+            "compile_seconds": round(taken.compile, 3),
+            "check": round(taken.check, 4),
+            "seconds": [round(value, 6) for value in taken.rounds],
+            **{figure: round(value, 3) for figure, value in work.more(name, seconds).items()},
+        }
+        if name != OWN:
+            ratios = [theirs / ours for ours, theirs in zip(times[OWN].rounds, taken.rounds, strict=True)]
+            found[name]["ratio"] = round(statistics.median(ratios), 2)
+            found[name]["ratio_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
+    return found

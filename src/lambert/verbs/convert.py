@@ -1,0 +1,106 @@
+"""`lambert import` and `lambert export`: model folders in and out, each verified by its outputs before it appears."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import clear
+from lambert.core.registry import Kind, lookup
+from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
+from lambert.corpus import tokenizer as tokenizers
+from lambert.model import folder as layout
+from lambert.model import weights
+from lambert.runs.publish import publish
+from lambert.runs.result import Result, Say, silent
+
+
+@dataclass(frozen=True, slots=True)
+class ImportConfig:
+    """A Hugging Face folder (safetensors, or pytorch_model.bin read without running code) to a model folder."""
+
+    source: Annotated[Path, Parameter(name="--from")]
+    """Folder with config.json, the weights, and vocab.txt or tokenizer.json."""
+    out: Path
+    """Model folder to write; it must not exist."""
+    lowercase: bool | None = None
+    """Whether the vocabulary is uncased; not set: as the folder's tokenizer settings say."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportConfig:
+    """A model folder to another format."""
+
+    model: Path
+    """Model folder."""
+    out: Path
+    """Folder to write; it must not exist."""
+    format: str = "hf"
+    """hf: config.json, model.safetensors and tokenizer files, as transformers' AutoModel reads them."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+
+
+KEPT = ("id2label", "label2id", "problem_type", "lambert")
+"""Keys of config.json that say what the head means: they are handed on."""
+
+
+def run_import(config: ImportConfig, say: Say = silent) -> Result:
+    """Reads, writes aside, verifies, renames."""
+    for line in _imported(config):
+        say(line)
+    return Result(config.out)
+
+
+def _imported(config: ImportConfig) -> Iterator[str]:
+    refuse_model(config.source)
+    if not config.source.is_dir():
+        raise DataError(f"No such folder: {config.source}. {NOT_DOWNLOADED}")
+    clear(config.out)
+    if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
+        raise UsageError(f"{config.out} exists already. Choose another --out, or remove it.")
+    layout.check_family(layout.read_config(config.source), config.source)
+    tokenizer = tokenizers.load(config.source, lowercase=config.lowercase)
+    tokenizers.specials(
+        tokenizer, str(tokenizers.file_in(config.source))
+    )  # for its error: without [MASK] and its like the folder is of no use later
+    pieces = tokenizer.get_vocab_size()
+    model, report = weights.load_with_report(config.source, vocabulary=pieces, code=config.code, pooler=True)
+    yield from (*report.lines(), *report.warnings())
+    kept = layout.read_config(config.source)
+    extra: dict[str, Any] = {name: kept[name] for name in KEPT if kept.get(name) is not None}
+    _check_kept(extra, config.source / layout.CONFIG)
+    yield publish(model, tokenizer, config.out, extra, compare=True)
+    yield f"model  {config.out}"
+
+
+def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
+    """Raises DataError for what others could not read in the folder that is written."""
+    names, ids, kind = kept.get("id2label", {}), kept.get("label2id", {}), kept.get("problem_type", "")
+    forms = {
+        "id2label": isinstance(names, dict) and all(key.isdecimal() and isinstance(names[key], str) for key in names),
+        "label2id": isinstance(ids, dict) and all(type(number) is int for number in ids.values()),
+        "problem_type": kind in ("", "regression", "single_label_classification", "multi_label_classification"),
+    }
+    for name, right in forms.items():
+        if not right:
+            raise DataError(f"{path} has {name} in another form than Hugging Face's. Mend or remove it.")
+
+
+def run_export(config: ExportConfig, say: Say = silent) -> Result:
+    """Writes `config.model` in `config.format`, verified."""
+    for line in lookup(FORMATS, config.format, "--format", Kind((ExportConfig,)))(config) or ():
+        say(line)
+    return Result(config.out)
+
+
+def _hugging_face(config: ExportConfig) -> Iterator[str]:
+    return _imported(ImportConfig(source=config.model, out=config.out, code=config.code))
+
+
+FORMATS: dict[str, Callable[[ExportConfig], Iterable[str] | None]] = {"hf": _hugging_face}

@@ -1,0 +1,247 @@
+"""`lambert doctor`: what this machine has, what is missing, and what will be used."""
+
+import importlib.util
+import json as text
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import lambert
+from lambert.runs.result import Say, silent
+
+EXTRAS = {
+    "report": ("jinja2", "matplotlib"),
+    "tensorboard": ("tensorboard",),
+    "parquet": ("pyarrow",),
+    "hf": ("transformers",),
+    "zstd": ("backports.zstd",),
+}
+"""Distributions that each optional part needs, as in pyproject.toml."""
+BUILT_IN = {"backports.zstd": "compression.zstd"}
+"""Modules of newer Pythons that replace a distribution."""
+SIDE = 1024
+"""Rows and columns of the matrices whose product is timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorConfig:
+    """What to print."""
+
+    json: bool = False
+    """Print the findings as JSON instead of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the answer."""
+
+    what: str
+    found: str
+    state: Literal["ok", "note", "missing"] = "ok"
+    """missing: something does not work until it is mended; note: slower or narrower than it could be."""
+    advice: str = ""
+    """What to do about it."""
+
+
+def run(config: DoctorConfig, say: Say = silent) -> list[Finding]:
+    """Prints what was found. Nothing that is missing is an error: the exit code is 0."""
+    findings = list(examine())
+    if config.json:
+        say(text.dumps([asdict(finding) for finding in findings], indent=1))
+        return findings
+
+    from rich.console import Console
+    from rich.table import Table
+
+    marks = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "missing": "[red]missing[/red]"}
+    table = Table("", "", "found", "what to do", box=None, pad_edge=False)
+    for finding in findings:
+        table.add_row(marks[finding.state], finding.what, _plain(finding.found), _plain(finding.advice))
+    console = Console()
+    console.print(table)
+    missing = [finding.what for finding in findings if finding.state == "missing"]
+    console.print(
+        f"\nMissing: {', '.join(missing)}." if missing else "\nNothing that is needed is missing.", highlight=False
+    )
+    return findings
+
+
+def examine() -> Iterator[Finding]:
+    """Everything, from the interpreter to a collective; takes some seconds."""
+    import torch
+
+    yield Finding("lambert", lambert.__version__)
+    yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
+    yield from _devices()
+    yield _threads()
+    yield from _memory()
+    yield _disk()
+    yield _bfloat16()
+    yield _compiler()
+    yield _gloo()
+    yield from _extras()
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    used = "cuda" if torch.cuda.is_available() else "cpu"
+    for number in range(torch.cuda.device_count() if used == "cuda" else 0):
+        card = torch.cuda.get_device_properties(number)
+        yield Finding(
+            f"device cuda:{number}", f"{card.name}, {card.total_memory / 1e9:.0f} GB, sm_{card.major}{card.minor}"
+        )
+    if used == "cpu" and shutil.which("nvidia-smi") is not None:
+        yield Finding(
+            "GPU",
+            f"nvidia-smi is here, but torch {torch.__version__} finds no GPU",
+            "note",
+            "install a CUDA build of torch that fits the driver",
+        )
+    if torch.backends.mps.is_available():
+        yield Finding("device mps", "Apple GPU")
+    yield Finding("device used", f'{used} (device = "auto")')
+
+
+def _threads() -> Finding:
+    import torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    found = f"{threads} of torch on {usable} usable cores, {torch.backends.cpu.get_cpu_capability()}"
+    if threads < usable:
+        return Finding("threads", found, "note", f"OMP_NUM_THREADS={usable} would use all cores")
+    return Finding("threads", found)
+
+
+def _memory() -> Iterator[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    yield Finding("memory", f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        limit = Path(path).read_text(encoding="ascii").strip() if Path(path).is_file() else "max"
+        if limit.isdecimal() and int(limit) < memory.total:
+            yield Finding("memory limit", f"{int(limit) / 1e9:.1f} GB for this container", "note")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    found = f"{free / 1e9:.1f} GB free in {Path.cwd()}"
+    if free < 5e9:
+        return Finding("disk", found, "note", "a checkpoint of BERT-Base takes 1.3 GB, of BERT-Large 4 GB")
+    return Finding("disk", found)
+
+
+def _bfloat16() -> Finding:
+    """Times a matrix product in both precisions, since a CPU may support bfloat16 and be slower in it."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.ones(SIDE, SIDE, dtype=dtype, device=device)
+        best = float("inf")
+        for _ in range(4):
+            began = time.perf_counter()
+            float((matrix @ matrix)[0, 0])  # waits for the device
+            best = min(best, time.perf_counter() - began)
+        rates[dtype] = 2 * SIDE**3 / best / 1e9
+    ratio = rates[torch.bfloat16] / rates[torch.float32]
+    found = f"{rates[torch.bfloat16]:,.0f} GFLOP/s, {ratio:.1f}x float32"
+    if ratio < 1:
+        return Finding("bfloat16", found, "note", 'precision = "float32" is faster here')
+    return Finding("bfloat16", found)
+
+
+def _compiler() -> Finding:
+    """Whether torch.compile has what it generates code for: Triton on a GPU; a C++ compiler, tried, on a CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        version = _version("triton")
+        if version is None:
+            return Finding("torch.compile", "no triton", "note", "pip install triton; without it nothing is compiled")
+        return Finding("torch.compile", f"triton {version}")
+    names = (os.environ.get("CXX", ""), "g++", "clang++")
+    compiler = next((path for name in names if (path := shutil.which(name)) is not None), None)
+    if compiler is None:
+        return Finding(
+            "torch.compile", "no C++ compiler", "note", "apt-get install g++; without it nothing is compiled"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text("#include <Python.h>\n#include <cmath>\nint probe() { return int(std::sqrt(4.0)); }\n")
+        command = [compiler, "-shared", "-fPIC", "-fopenmp", f"-I{sysconfig.get_path('include')}"]
+        done = subprocess.run(
+            [*command, str(source), "-o", str(source.with_suffix(".so"))], capture_output=True, text=True, check=False
+        )
+    if done.returncode:
+        advice = "apt-get install g++ python3-dev; without them nothing is compiled"
+        return Finding("torch.compile", _line(done.stderr), "note", advice)
+    return Finding("torch.compile", f"{compiler} compiles")
+
+
+def _gloo() -> Finding:
+    """A sum over a group of this one process: whether gloo finds a network interface and the host's own name."""
+    import torch
+    from torch import distributed
+
+    if not distributed.is_available():
+        return Finding("torch.distributed", "not built in", "missing", "install a torch with distributed support")
+    backends = "gloo, nccl" if distributed.is_nccl_available() else "gloo"
+    if distributed.is_initialized():
+        return Finding("torch.distributed", f"{backends}; in use by this process")
+    try:
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        try:
+            distributed.all_reduce(torch.ones(1))
+        finally:
+            distributed.destroy_process_group()
+    except (RuntimeError, OSError) as error:
+        advice = "set GLOO_SOCKET_IFNAME to a network interface, such as lo"
+        return Finding("torch.distributed", _line(str(error)), "missing", advice)
+    return Finding("torch.distributed", f"{backends}; gloo sums")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, packages in EXTRAS.items():
+        versions = {package: _version(package) for package in packages}
+        if all(versions.values()):
+            yield Finding(f"extra {extra}", ", ".join(f"{name} {version}" for name, version in versions.items()))
+        else:
+            lacking = ", ".join(name for name, version in versions.items() if version is None)
+            yield Finding(f"extra {extra}", f"no {lacking}", "note", f"pip install 'lambert-bert[{extra}]'")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        module = BUILT_IN.get(package, "")
+        parent = module.partition(".")[0]
+        there = (
+            bool(module)
+            and importlib.util.find_spec(parent) is not None
+            and importlib.util.find_spec(module) is not None
+        )
+        return "in Python" if there else None
+
+
+def _line(words: str) -> str:
+    return next(iter(words.strip().splitlines()), "it failed without a word")[:200]
+
+
+def _plain(words: str) -> str:
+    """Without rich's markup: `lambert-bert[report]` is not a style."""
+    return words.replace("[", r"\[")

@@ -1,0 +1,89 @@
+"""`lambert evaluate`: a fine-tuned model and labelled data to the official scores and a predictions file."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from lambert.core.files import json_text
+from lambert.distributed.group import detect
+from lambert.engine.log import written
+from lambert.engine.progress import progress
+from lambert.engine.signals import ANEW, graceful_stop
+from lambert.inference.outputs import InferenceConfig, compare_ranks
+from lambert.inference.text_model import TextModel
+from lambert.runs.result import Result, Say, silent
+from lambert.tasks import Outputs
+from lambert.tasks.config import OtherColumns
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateConfig:
+    """Scores of a model on a labelled file."""
+
+    model: Path
+    """Run folder of `lambert finetune`, its model folder, or a Hugging Face folder with a task head."""
+    data: Path
+    """Labelled file."""
+    task: str = ""
+    """classify, regress, squad or tag; empty: the task that the model folder describes."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    predictions: Path | None = None
+    """File to write: for SQuAD the official JSON (and beside it the n-best answers), else JSON lines or .tsv."""
+    json: bool = False
+    """Print the scores as one line of JSON."""
+    columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
+        default_factory=OtherColumns
+    )
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+
+
+def run(config: EvaluateConfig, say: Say = silent) -> Result:
+    """Scores the model and writes the predictions; of several ranks the first has the scores and writes.
+
+    Raises SavedAndStopped after a signal.
+    """
+    with graceful_stop(" before the end; nothing was written", ANEW):
+        scores = _score(config, say)
+    for line in ([json_text(scores)] if scores else []) if config.json else _lines(scores):
+        say(line)
+    return Result(config.model, scores)
+
+
+def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
+    with detect(config.inference.device) as world:
+        with world.together("reading the model and the data"):
+            model = TextModel(config.model, config.task, config.code, config.inference, world, config.columns)
+            task, data = model.task, model.read(config.data)
+        compare_ranks(world, config.model, config.data)
+        quiet = config.json or say is silent or not world.is_first
+        with progress(data.size(0), "evaluate", unit="sequences", quiet=quiet) as bar:
+            found = model.outputs(data, bar.advance)
+            if not world.is_first:
+                deque(found, maxlen=0)
+                return {}
+            predictions = task.predictions(data, _then(found, lambda: bar.show("choosing answers and scoring")))
+    scores = task.score(data, predictions)
+    if config.predictions is not None:
+        for path in task.write(config.predictions, data, predictions):
+            if not config.json:
+                say(f"predictions  {path}")
+    return scores
+
+
+def _then(found: Outputs, end: Callable[[], None]) -> Outputs:
+    """The outputs, and a call when they are over."""
+    yield from found
+    end()
+
+
+def _lines(scores: Mapping[str, float]) -> Iterator[str]:
+    """A line a score, with its standard error."""
+    for name, value in scores.items():
+        if not name.endswith("_se"):
+            error = f" ± {scores[f'{name}_se']:.4f}" if f"{name}_se" in scores else ""
+            yield f"{name:20s} {written(name, value)}{error}"

@@ -1,0 +1,153 @@
+"""`lambert finetune`: an encoder and labelled data to a task model and its scores."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lambert.core.contents import sha256
+from lambert.core.settings import SEEDS, as_dict, check, dotted
+from lambert.corpus import tokenizer as tokenizers
+from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.group import detect
+from lambert.engine.guard import GuardConfig
+from lambert.engine.loop import Step
+from lambert.engine.precision import Precision
+from lambert.engine.signals import Asked, StopRequest, graceful_stop
+from lambert.inference.outputs import check_positions, check_segments, model_folder, outputs
+from lambert.model import folder as layout
+from lambert.model import weights
+from lambert.model.files import fingerprint
+from lambert.model.heads import Model
+from lambert.runs.config import LogConfig
+from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTaskConfig, FinetuneTrainConfig
+from lambert.runs.folder import INITIAL_WEIGHTS, open_run, seen
+from lambert.runs.microbatch import check_model
+from lambert.runs.publish import publish_run
+from lambert.runs.result import Result, Say, silent
+from lambert.runs.updates import run_updates, status
+from lambert.tasks import learn, needed_pieces
+
+COMMON = (
+    "init", "data", "dev", "out", "seed", "task.name", "task.max_length", "task.columns.text", "task.columns.text_b",
+    "task.columns.label", "optim.name", "optim.lr", "optim.weight_decay", "optim.warmup_ratio", "train.batch_size",
+    "train.epochs", "train.steps", "train.precision", "train.device", "train.evaluate_every", "train.save_every",
+)  # fmt: skip
+"""Settings that `--help` shows first."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneConfig:
+    """Fine-tuning on labelled text. The same command again continues."""
+
+    data: Path
+    """Labelled training file: SQuAD JSON; TSV, CSV, JSON lines or Parquet with named columns."""
+    out: Path
+    """Run folder: settings, metrics, checkpoints, and the task model in model/."""
+    init: Path
+    """Model folder or run folder of the encoder to start from."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
+    dev: Path | None = None
+    """Labelled file to score during training and at its end."""
+    random_init: bool = False
+    """Keep only the shape and the vocabulary of `init` and begin with fresh weights: what is pre-training worth?"""
+    restart_damaged: bool = False
+    """Begin anew where all checkpoints in `out` are damaged; otherwise that is refused, with a list of them."""
+    seed: int = 42
+    """Decides the fresh head, the order of the data and dropout."""
+    task: FinetuneTaskConfig = field(default_factory=FinetuneTaskConfig)
+    optim: FinetuneOptimConfig = field(default_factory=FinetuneOptimConfig)
+    train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        check(self, seed=SEEDS)
+
+
+def run(config: FinetuneConfig, say: Say = silent) -> Result:
+    """Trains, or continues where the run folder was left, writes the task model into `out`/model and scores `dev`.
+
+    Raises SavedAndStopped after a signal, whenever the signal comes.
+    """
+    with graceful_stop(status(config.out)) as stop:
+        for _ in updates(config, stop, say):
+            pass
+    return Result.of_run(config.out)
+
+
+def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
+    """Yields each update of the run, with the scores of `dev` where they were taken; the last has the final scores.
+    Nothing is yielded where the run has all its updates.
+
+    Closing the iterator, as `break` does, saves a checkpoint; the same call continues from it.
+    """
+    stop = StopRequest() if stop is None else stop  # a request is false until a signal came
+    with detect(config.train.device, config.train.timeout) as world:
+        with world.together("reading its data"):
+            folder = model_folder(config.init)
+            tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
+            shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
+            given, config = (
+                config,
+                replace(config, task=config.task.resolved(shape), optim=config.optim.resolved(shape)),
+            )
+            task, data = learn(config.task, tokenizer, config.data)
+            config = replace(config, train=config.train.resolved(data.size(0)))
+            said = [*_resolved(given, config)]
+            config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
+            dev = task.read(config.dev) if config.dev else None
+            heads = {task.head: task.labels}
+            check_model(shape, config.train, config.optim.name, world)
+            pieces = tokenizer.get_vocab_size()
+            model, report = weights.load_with_report(folder, heads, pieces, config.seed, config.code)
+            check_positions(task.config.max_length, model)
+            check_segments(task.config, model)
+            if config.random_init:
+                model = weights.fresh(model.config, heads, config.seed)
+            else:
+                said = [*report.warnings(), *said]
+            files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
+            hashes = {name: sha256(path) for name, path in files.items()}
+            if not config.random_init:
+                hashes[INITIAL_WEIGHTS] = fingerprint(folder)
+
+        def obey(sequences: int) -> None:
+            if stop.agreed(world):  # a rank that left alone would be waited for
+                stop.check()
+
+        def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
+            if dev is None:
+                return {}
+            try:
+                found = outputs(model, dev, precision, world, micro_tokens, obey)
+                return task.score(dev, task.predictions(dev, found))
+            except Asked:
+                return {}
+
+        if world.is_first:
+            for line in said:
+                say(line)
+            say(_counts(config.data, data))
+            if config.dev is not None:
+                say(_counts(config.dev, dev))
+        with open_run(config, world, seen(model, tokenizer, hashes)):
+            scores = yield from run_updates(config, model, data, score, world, stop, say)
+            if scores is not None and world.is_first:
+                say(publish_run(config, model, tokenizer, task.model_config(), scores))
+
+
+def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
+    """A line with the settings that were left open, and their values."""
+    before, now = dotted(as_dict(given)), dotted(as_dict(config))
+    found = ", ".join(f"{name} = {value:g}" for name, value in now.items() if before.get(name) != value)
+    if found:
+        yield f"not set, by the model and the data: {found}"
+
+
+def _counts(path: Path, data: Any) -> str:
+    """What was read, cut and left out."""
+    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in data.counts.items() if count)
+    return f"{path}  {counts}"

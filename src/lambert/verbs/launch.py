@@ -1,0 +1,282 @@
+"""`lambert launch`: one verb in several processes, on one machine or many, kept alive by torch's elastic agent."""
+
+import logging
+import os
+import shlex
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lambert.core.errors import LambertError, MachineError, UsageError
+from lambert.core.files import scratch_folder
+from lambert.core.launcher import ENDS
+from lambert.core.settings import check
+from lambert.core.signals import LAUNCHED
+from lambert.distributed.launch_environment import slurm_meeting
+from lambert.engine import allocator
+from lambert.runs.result import Say, silent
+
+VERBS = ("pretrain", "finetune", "evaluate", "predict")
+"""Verbs that several processes share."""
+T = TypeVar("T")
+_PORT = 29500
+_REPLY_SECONDS = 5.0
+"""Longer than the time to reach the meeting point, for its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """A group of processes: how many, where they meet, and how often it is started again after a crash."""
+
+    nproc_per_node: str = "auto"
+    """Processes on this machine (or -np); auto: one a GPU, and one where there is none."""
+    nnodes: str = "1"
+    """Machines, each of which runs this same command; MIN:MAX: the group goes on as they come and go."""
+    endpoint: str = ""
+    """HOST:PORT where the machines meet, HOST being one of them; not set: known on one machine and under Slurm, else
+    MASTER_ADDR and MASTER_PORT."""
+    run_id: str = ""
+    """A name that the machines of this group share, if others meet at the same endpoint; not set: the Slurm job's."""
+    max_restarts: int = 3
+    """Times that the group is started again after a crash; what another try would not change ends it at once."""
+    timeout: int = 50
+    """Seconds to wait for the other machines."""
+    dry_run: bool = False
+    """Show what would be started, and start nothing."""
+
+    def __post_init__(self) -> None:
+        if self.nproc_per_node != "auto" and not (self.nproc_per_node.isdecimal() and int(self.nproc_per_node)):
+            raise UsageError(f"--nproc-per-node {self.nproc_per_node} must be a number of processes, or auto.")
+        least, _, most = self.nnodes.partition(":")
+        if not (least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)):
+            raise UsageError(f"--nnodes {self.nnodes} must be a number of machines, or MIN:MAX.")
+        check(self, timeout="[1, inf)")
+
+    @property
+    def machines(self) -> tuple[int, int]:
+        """Fewest and most machines."""
+        least, _, most = self.nnodes.partition(":")
+        return int(least), int(most or least)
+
+    def meeting(self) -> tuple[str, int]:
+        """Host and port where the machines meet; port 0: any. Raises UsageError where nothing says so."""
+        if self.endpoint:
+            host, _, port = self.endpoint.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+                raise UsageError(
+                    f"--endpoint {self.endpoint} must be HOST:PORT, as in node1:{_PORT}, with a port up to 65535."
+                )
+            return host.strip("[]"), int(port)
+        if self.machines[1] == 1:
+            return "127.0.0.1", 0
+        host, port_number = slurm_meeting()
+        if not host:
+            raise UsageError(
+                f"--nnodes {self.nnodes} machines must meet somewhere: set --endpoint HOST:PORT, the same on all, HOST "
+                "being one of them."
+            )
+        return host, port_number
+
+
+_FLAGS = ("-np", *(f"--{field.name.replace('_', '-')}" for field in fields(LaunchConfig)))
+
+
+class Ended(LambertError):
+    """The group ended, with the line and the exit code of the rank that ended first."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def own(tokens: list[str]) -> list[str]:
+    """The tokens of the command line that are `launch`'s own, its verb the last of them."""
+    at = _verb_at(tokens)
+    return ["--nproc-per-node" + token[3:] if token.partition("=")[0] == "-np" else token for token in tokens[: at + 1]]
+
+
+def _verb_at(tokens: list[str]) -> int:
+    at = 1
+    while at < len(tokens) and tokens[at].startswith("-"):
+        at += _length(tokens[at])
+    return at
+
+
+def _length(flag: str) -> int:
+    """Tokens of a flag with its value."""
+    return 1 if "=" in flag or flag in ("--dry-run", "--no-dry-run", "--help", "-h") else 2
+
+
+def _check_order(tokens: list[str]) -> None:
+    """Raises UsageError where flags of launch stand behind the verb, with the command as it should be."""
+    at = _verb_at(tokens)
+    own_flags, rest = tokens[:at], list[str]()
+    strays = []
+    while at < len(tokens):
+        name, length = tokens[at].partition("=")[0].replace("_", "-"), _length(tokens[at])
+        if name in _FLAGS:
+            strays.append(name)
+            own_flags += tokens[at : at + length]
+            at += length
+        else:
+            rest.append(tokens[at])
+            at += 1
+    if strays:
+        raise UsageError(
+            f"{' and '.join(strays)} of launch must stand before the verb: lambert {shlex.join([*own_flags, *rest])}"
+        )
+
+
+def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any], say: Say = silent) -> None:
+    """Starts the verb that stands in `tokens` behind launch's own flags, once a process, and waits for the group.
+
+    `read` gives the verb's settings, or None where only help was asked for: what is wrong with them is said before any
+    process is started. Raises Ended where the group does not end well, MachineError where the machines cannot meet.
+    """
+    command = tokens[_verb_at(tokens) :]
+    if command[0] not in VERBS:
+        raise UsageError(f"{command[0]!r} is no verb that several processes share. Those are: {', '.join(VERBS)}.")
+    _check_order(tokens)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported
+    processes = _processes(config)
+    meeting = config.meeting()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    settings = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))),
+        # With one store for all, a machine that comes back waits for a key that nobody writes: pytorch#135712.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCH_CPP_LOG_LEVEL": os.environ["TORCH_CPP_LOG_LEVEL"],
+    }
+    if config.dry_run:
+        most = config.machines[1]
+        where = "this machine" if most == 1 else f"each of {config.nnodes} machines that meet at {_text(meeting)}"
+        say(f"processes  {processes} on {where}")
+        say(f"restarts   {config.max_restarts} at most, after a crash")
+        say("settings   " + " ".join(f"{name}={value}" for name, value in settings.items()))
+        say("command    " + shlex.join([sys.executable, "-P", "-m", "lambert", *command]))
+        return
+    chosen = read(command)
+    if chosen is None:
+        return
+    if config.machines[1] == 1 and hasattr(chosen, "train"):  # of other machines nobody knows here
+        from lambert.engine import archive
+
+        chosen.train.check_ranks(processes, archive.last(chosen.out))
+    os.environ |= settings | allocator.settings()
+    with scratch_folder("lambert-launch") as ends:
+        os.environ |= {LAUNCHED: str(os.getpid()), ENDS: str(ends)}
+        _supervise(config, processes, meeting, command, ends, getattr(chosen, "out", None))
+
+
+def _supervise(
+    config: LaunchConfig, processes: int, meeting: tuple[str, int], command: list[str], ends: Path, out: Path | None
+) -> None:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, registry
+
+    from lambert.distributed.agent import Agent
+    from lambert.engine.signals import graceful_stop
+
+    logging.disable(logging.CRITICAL)  # of torch's agent: what the user should know, ours says
+    least, most = config.machines
+    address = "127.0.0.1" if most == 1 else _own_address(meeting[0])
+    alone = uuid.uuid4().hex if most == 1 else "lambert"
+    run_id = config.run_id or os.environ.get("SLURM_JOB_ID") or alone
+    parameters = RendezvousParameters(
+        "c10d", _text(meeting), run_id, least, most, address,
+        timeout=config.timeout, join_timeout=config.timeout, read_timeout=config.timeout,
+        last_call_timeout=3, close_timeout=5, keep_alive_interval=1, keep_alive_max_attempt=3,
+    )  # fmt: skip
+    try:
+        with graceful_stop(" before there was a group"):
+            handler = _within(config.timeout + _REPLY_SECONDS, lambda: registry.get_rendezvous_handler(parameters))
+    except (RendezvousError, TimeoutError) as error:
+        raise MachineError(_no_meeting(meeting, config.timeout)) from error
+    spec = WorkerSpec(
+        "lambert", processes, handler, entrypoint=sys.executable, args=("-P", "-m", "lambert", *command),
+        max_restarts=config.max_restarts, monitor_interval=0.1, local_addr=address,
+    )  # fmt: skip
+    agent = Agent(spec, ends, elastic=least < most, run=out)
+    try:
+        with agent.heeding():
+            agent.run()
+    except RendezvousError as error:
+        if agent.outcome is None:
+            raise MachineError(_lost(error, config, meeting)) from error
+    finally:
+        if not (agent.asked and least < most):  # the others go on
+            handler.shutdown()
+    if agent.outcome is not None:
+        raise Ended(agent.outcome.line, agent.outcome.code)
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` gives; TimeoutError where it takes longer: torch waits for ever for an answer in its own tongue."""
+    promise: Future[T] = Future()
+
+    def keep() -> None:
+        try:
+            promise.set_result(work())
+        except Exception as error:
+            promise.set_exception(error)
+
+    threading.Thread(target=keep, name="lambert-meeting", daemon=True).start()
+    return promise.result(seconds)
+
+
+def _processes(config: LaunchConfig) -> int:
+    if config.nproc_per_node != "auto":
+        return int(config.nproc_per_node)
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _own_address(host: str) -> str | None:
+    """This machine's address on the way to `host`, or None where only its name is known."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing: it only chooses the way
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    # Many a system calls itself 127.0.1.1, which others cannot reach.
+    return address if not address.startswith("127.") or host in ("localhost", "127.0.0.1") else None
+
+
+def _no_meeting(meeting: tuple[str, int], seconds: int) -> str:
+    host, port = meeting
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        if error.errno is not None and "in use" in os.strerror(error.errno):
+            return f"Port {port} of {host} is in use by another program: choose another with --endpoint."
+    return (
+        f"Nobody answers at {_text(meeting)} within {seconds} s: is lambert launch running on that machine, with the "
+        "same --endpoint, and may others reach that port?"
+    )
+
+
+def _lost(error: Exception, config: LaunchConfig, meeting: tuple[str, int]) -> str:
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+
+    if isinstance(error, RendezvousTimeoutError):
+        return (
+            f"Fewer than {config.machines[0]} machines met at {_text(meeting)} within {config.timeout} s: start the "
+            "same command on each, or ask for fewer with --nnodes MIN:MAX."
+        )
+    if isinstance(error, RendezvousClosedError):
+        return f"The group that met at {_text(meeting)} has ended: choose another --run-id for a new one."
+    return f"The meeting point {_text(meeting)} is lost: did the machine that holds it go down?"
+
+
+def _text(meeting: tuple[str, int]) -> str:
+    host, port = meeting
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

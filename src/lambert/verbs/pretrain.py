@@ -1,0 +1,229 @@
+"""`lambert pretrain`: shards to an encoder."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lambert.core import settings
+from lambert.core.errors import DataError, UsageError
+from lambert.core.settings import SEEDS, check
+from lambert.core.shards import Split, check_corpus, identity, read_manifest
+from lambert.core.specials import Specials
+from lambert.core.world import World
+from lambert.corpus import tokenizer as tokenizers
+from lambert.data.masking import MaskingConfig
+from lambert.data.packing import PackingConfig
+from lambert.data.source import CorpusSource
+from lambert.data.stream import places, sequential
+from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.group import detect
+from lambert.engine.guard import GuardConfig
+from lambert.engine.loop import Step, evaluate
+from lambert.engine.precision import Precision
+from lambert.engine.signals import StopRequest, graceful_stop
+from lambert.inference.outputs import model_folder
+from lambert.model import folder as layout
+from lambert.model import weights
+from lambert.model.files import fingerprint
+from lambert.model.heads import Model
+from lambert.optim.config import OptimConfig
+from lambert.runs.config import LogConfig, TrainConfig
+from lambert.runs.defaults import FreshEncoderConfig
+from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, open_run, seen
+from lambert.runs.microbatch import check_model
+from lambert.runs.plateau import beside_unigrams, few_updates
+from lambert.runs.publish import publish_run
+from lambert.runs.result import Result, Say, silent
+from lambert.runs.updates import run_updates, status
+
+COMMON = (
+    "corpus", "out", "init", "seed", "model.layers", "model.hidden", "model.heads", "model.intermediate",
+    "packing.mode", "packing.sequence_length", "masking.rate", "optim.name", "optim.lr", "optim.weight_decay",
+    "optim.schedule", "optim.warmup_ratio", "train.batch_size", "train.steps", "train.epochs", "train.precision",
+    "train.device", "train.evaluate_every", "train.save_every",
+)  # fmt: skip
+"""Settings that `--help` shows first."""
+HELDOUT_SEED = 0  # held-out sequences and masks are the same for every run on a corpus, so that losses compare
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainConfig:
+    """Masked-LM pre-training, with next sentences where the packing has pairs. The same command again continues."""
+
+    corpus: Path
+    """Folder that `lambert prepare` wrote."""
+    out: Path
+    """Run folder: settings, metrics, checkpoints, and the encoder in model/."""
+    init: Path | None = None
+    """Model folder or run folder to start from; not set: fresh weights in the shape of [model]."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
+    keep_moments: bool = False
+    """Take over the optimizer's moments from the run in `init` too; by default a new stage begins with fresh ones."""
+    restart_damaged: bool = False
+    """Begin anew where all checkpoints in `out` are damaged; otherwise that is refused, with a list of them."""
+    verify: bool = False
+    """Compare all of the corpus with the hashes in its manifest before the first update. Otherwise 64 MiB of it are, at
+    each start others: all of a small corpus."""
+    seed: int = 42
+    """Decides the fresh weights, the order of the data, the masks and dropout."""
+    model: FreshEncoderConfig | None = None
+    """Shape of the encoder; not set: that of `init`."""
+    packing: PackingConfig = field(default_factory=PackingConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        check(self, seed=SEEDS)
+
+
+def run(config: PretrainConfig, say: Say = silent) -> Result:
+    """Trains, or continues where the run folder was left, and writes the encoder into `out`/model.
+
+    Raises SavedAndStopped after a signal, whenever the signal comes.
+    """
+    with graceful_stop(status(config.out)) as stop:
+        for _ in updates(config, stop, say):
+            pass
+    return Result.of_run(config.out)
+
+
+def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
+    """Yields each update of the run, with held-out scores where some were taken; the last has the final scores. Nothing
+    is yielded where the run has all its updates.
+
+    Closing the iterator, as `break` does, saves a checkpoint; the same call continues from it.
+    """
+    stop = StopRequest() if stop is None else stop  # a request is false until a signal came
+    config = dataclasses.replace(config, optim=config.optim.at_batch(config.train.batch_size))
+    with detect(config.train.device, config.train.timeout) as world:
+        with world.together("reading its data"):
+            _check_complete(config)
+            manifest = read_manifest(config.corpus)
+            tokenizer = tokenizers.load(config.corpus)
+            check_corpus(config.corpus, whole=config.verify)
+            model = _model(config, tokenizer, world, say)
+            if config.model is not None and not config.model.init_range:
+                used = dataclasses.replace(config.model, init_range=model.config.init_range)
+                config = dataclasses.replace(config, model=used)
+            if config.packing.sequence_length > model.config.positions:
+                raise UsageError(
+                    f"packing.sequence_length = {config.packing.sequence_length} exceeds the model's "
+                    f"{model.config.positions} positions. Shorten it, or pre-train a model with more (model.positions)."
+                )
+            if model.config.segment_types < 2 and config.packing.mode != "full":
+                raise UsageError(
+                    f"packing.mode = {config.packing.mode!r} makes sequences of two segments, and the model has "
+                    'model.segment_types = 1: set it to 2, or packing.mode = "full".'
+                )
+            specials = tokenizers.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
+            source = _source(config.corpus, config.packing, config.masking, specials, config.seed)
+            heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
+            moments = _init_run(config) if config.keep_moments else None
+            data = {"the corpus": identity(manifest)}
+            if config.init is not None:
+                data[INITIAL_WEIGHTS] = fingerprint(model_folder(config.init))
+
+        def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
+            if heldout is None:
+                return {}
+            limit = config.train.evaluate_sequences
+            batches = sequential(heldout, micro_tokens=micro_tokens, rank=world.rank, world=world.size, sequences=limit)
+            return evaluate(model, batches, precision, world, stop)
+
+        if world.is_first and (warning := few_updates(config.train, source.size(0))):
+            say(warning)
+        with open_run(config, world, seen(model, tokenizer, data)):
+            entropy = manifest["splits"]["train"].get("unigram_entropy")
+            scores = yield from run_updates(config, model, source, score, world, stop, say, moments, entropy)
+            if scores is not None and world.is_first:
+                say(publish_run(config, model, tokenizer, {}, scores))
+                if warning := beside_unigrams(scores, manifest):
+                    say(warning)
+
+
+def texts(run: Path, step: int) -> list[str]:
+    """The sequences that update `step`, from 1, of the run in the folder `run` saw, in their order, with the words that
+    it masked: what a row of incidents.jsonl is about."""
+    recipe = settings.read(run / CONFIG)
+    corpus, seed = Path(recipe["corpus"]), recipe["seed"]
+    tokenizer = tokenizers.load(corpus)
+    packing, masking = PackingConfig(**recipe["packing"]), MaskingConfig(**recipe["masking"])
+    specials = tokenizers.specials(tokenizer, str(tokenizers.file_in(corpus)))
+    source = _source(corpus, packing, masking, specials, seed)
+    batch = source.collate(*places(source, recipe["train"]["batch_size"], seed, step - 1))
+    masked, ids_T = batch.targets["mlm"], batch.ids_T.clone()
+    ids_T[masked.at_N] = masked.labels_N
+    rows = (ids_T[low:high].tolist() for low, high in pairwise(batch.bounds_S1.tolist()))
+    return [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
+
+
+def _source(
+    corpus: Path, packing: PackingConfig, masking: MaskingConfig, specials: Specials, seed: int
+) -> CorpusSource:
+    return CorpusSource(Split(corpus, "train"), packing, masking, specials, seed)
+
+
+def _heldout(config: PretrainConfig, documents: int, specials: Specials) -> CorpusSource | None:
+    """What the run is scored on; None where nothing was held out. One document alone has no random next sentences."""
+    if not documents:
+        return None
+    packing = config.packing if documents > 1 else dataclasses.replace(config.packing, mode="full")
+    masking = dataclasses.replace(config.masking, rate=0.15, whole_word=False, max_predictions=None)
+    return CorpusSource(Split(config.corpus, "heldout"), packing, masking, specials, HELDOUT_SEED)
+
+
+def _check_complete(config: PretrainConfig) -> None:
+    """Raises UsageError that names all that must still be set."""
+    model = "No model: give its shape in [model] (layers, hidden, heads, ...), or a folder in init."
+    lacking = [] if config.init or config.model else [model]
+    if lacking := [*lacking, *filter(None, [config.train.open_question])]:
+        raise UsageError(" ".join(lacking))
+
+
+def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Model:
+    objectives = {"mlm": 0} if config.packing.mode == "full" else {"mlm": 0, "nsp": 0}
+    pieces = tokenizer.get_vocab_size()
+    if config.init is None:
+        assert config.model is not None  # by _check_complete
+        if config.model.vocabulary not in (0, pieces):
+            raise UsageError(
+                f"model.vocabulary = {config.model.vocabulary}, but the corpus has {pieces} pieces; drop it."
+            )
+        shape = config.model.shape(pieces)
+        check_model(shape, config.train, config.optim.name, world)
+        return weights.fresh(shape, objectives, config.seed)
+    folder = model_folder(config.init)
+    if tokenizers.load(folder).get_vocab() != tokenizer.get_vocab():
+        raise DataError(
+            f"{config.corpus} was prepared with another vocabulary than that of {folder}. Prepare it with "
+            f"--tokenizer {folder}, or drop init."
+        )
+    code = (*config.code, config.model.block) if config.model else config.code
+    shape = layout.encoder_config(layout.read_config(folder), folder, code)
+    check_model(shape, config.train, config.optim.name, world)
+    model, report = weights.load_with_report(folder, objectives, pieces, config.seed, code)
+    for line in report.warnings() if world.is_first else ():
+        say(line)
+    if config.model is not None:
+        kept = config.model.init_range or model.config.init_range
+        given = dataclasses.replace(config.model, vocabulary=pieces, init_range=kept)
+        for name in (f.name for f in dataclasses.fields(given)):
+            if getattr(given, name) != getattr(model.config, name):
+                theirs, ours = getattr(model.config, name), getattr(given, name)
+                raise UsageError(f"model.{name} = {ours}, but {folder} has {theirs}. With init, leave [model] out.")
+    return model
+
+
+def _init_run(config: PretrainConfig) -> Path:
+    folder = config.init.parent if config.init and config.init.name == "model" else config.init
+    if folder is None or not (folder / "checkpoints").is_dir():
+        raise UsageError("keep_moments needs init = a run folder with checkpoints.")
+    return folder

@@ -1,0 +1,101 @@
+"""`lambert report`: run folders to one HTML page that needs no network."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import write_whole
+from lambert.runs.result import Say, silent
+from lambert.verbs.report import ranks
+from lambert.verbs.report.cells import side_by_side, table
+from lambert.verbs.report.curves import COLOURS, draw
+from lambert.verbs.report.folders import Run, read
+from lambert.verbs.report.sections import advice, charts, differences, endings, final_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class ReportConfig:
+    """Run folders to one page."""
+
+    runs: Annotated[tuple[Path, ...], Parameter(parse=False)] = ()
+    """Run folders, as pretrain and finetune write them."""
+    out: Path | None = None
+    """The page to write. Not set: report.html in the run folder, or here if there are several runs."""
+    chain: bool = False
+    """Draw each run after the one before it, as phases of one training, not over one another."""
+
+
+def run(config: ReportConfig, say: Say = silent) -> Path:
+    """Writes the page and gives its path.
+
+    Raises UsageError without runs or the extra packages, DataError where a folder holds no run.
+    """
+    if missing := [package for package in ("matplotlib", "jinja2") if find_spec(package) is None]:
+        raise UsageError(f"report needs {' and '.join(missing)}: pip install 'lambert-bert[report]'.")
+    if not config.runs:
+        raise UsageError("report needs a run folder: lambert report runs/NAME.")
+    folders = list(dict.fromkeys(folder.resolve() for folder in config.runs))
+    runs = [read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    out = config.out or (config.runs[0] if len(runs) == 1 else Path()) / "report.html"
+    page = render(runs, chain=config.chain).encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair
+    write_whole(out, page)
+    say(f"report  {out}")
+    return out
+
+
+def render(runs: Sequence[Run], *, chain: bool = False) -> str:
+    """The page as HTML."""
+    import jinja2
+
+    template = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    ).get_template("page.html")
+    starts = [sum(run.updates for run in runs[:number]) if chain else 0 for number in range(len(runs))]
+    title = next((str(run.summary["title"]) for run in runs if run.summary.get("title")), None)
+    return template.render(
+        title=title or " · ".join(run.name for run in runs),
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        names=[run.name for run in runs],
+        colours=COLOURS,
+        notices=[notice for run in runs for notice in run.notices + advice(run) + ranks.advice(run)],
+        summaries=[block for run in runs for block in _blocks(run)],
+        charts=[
+            {"title": chart.title, "values": endings(chart, len(runs)), "svg": draw(chart)}
+            for chart in charts(runs, starts)
+        ],
+        chained=chain and len(runs) > 1,
+        final=final_numbers(runs),
+        differences=differences([run.config for run in runs]) if len(runs) > 1 else [],
+        ranks=ranks.facts(runs),
+        timed=ranks.timed(runs),
+        incidents=ranks.incidents(runs),
+        settings=side_by_side([run.config for run in runs]),
+        environment=[pair for pair in side_by_side([run.environment for run in runs]) if any(pair[1])],
+    )
+
+
+def _blocks(run: Run) -> list[dict[str, Any]]:
+    """The tables, then the examples, of a summary.json, with cells as text."""
+    try:
+        found = [*(run.summary.get("tables") or ()), *(run.summary.get("examples") or ())]
+        return [table(str(block.get("caption", "")), block["columns"], block["rows"]) for block in found]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(
+            f"summary.json of {run.name}: every table and example needs a list of columns and a list of rows."
+        ) from error
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, with as many parents as tell them apart."""
+    deepest = max(len(folder.parts) for folder in folders)
+    for depth in range(1, deepest):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]

@@ -1,0 +1,113 @@
+"""Curves over updates as inline SVG in the colours of the page around them."""
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+MOST_POINTS = 400
+"""Points of a curve; longer ones are averaged over equal stretches."""
+COLOURS = 6
+"""Colours of the page; the seventh run has the first one again, dashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve of a chart."""
+
+    run: int
+    points: list[tuple[int, float]]
+    held_out: bool = False
+    """Dots instead of a smoothed line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves over updates."""
+
+    title: str
+    lines: list[Line]
+    form: str = ",.4g"
+    """How a value is written."""
+    noisy: bool = True
+    """Whether a smoothed line is drawn over the values."""
+    from_zero: bool = False
+    """Whether the axis begins at 0, as rates and shares should."""
+
+
+def draw(chart: Chart) -> str:
+    """The chart as an SVG element whose colours are the page's, so that it follows light and dark."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    # Colours that nothing else has, replaced by the page's variables below.
+    ink, grid, runs = "#fe0200", "#fe0201", [f"#fe01{number:02x}" for number in range(COLOURS)]
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": chart.title,
+        "font.size": 9,
+        "axes.edgecolor": grid,
+        "axes.linewidth": 0.8,
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(5.4, 2.7), layout="constrained")
+        axes = figure.add_subplot()
+        for line in chart.lines:
+            look: dict[str, Any] = {"color": runs[line.run % COLOURS], "linestyle": "-" if line.run < COLOURS else "--"}
+            xs, ys = zip(*_thin(line.points), strict=True)
+            if line.held_out:
+                axes.plot(xs, ys, **look | {"linestyle": ":"}, linewidth=1.1, marker="o", markersize=3.6)
+            elif chart.noisy and len(xs) > 15:
+                axes.plot(xs, ys, **look, linewidth=0.8, alpha=0.35)
+                axes.plot(xs, _smooth(ys), **look, linewidth=1.7)
+            else:
+                axes.plot(xs, ys, **look, linewidth=1.7, marker="o" if len(xs) == 1 else "")
+        values = [value for line in chart.lines for _, value in line.points]
+        if min(values) > 0 and max(values) > 100 * min(values) and "norm" in chart.title:
+            axes.set_yscale("log")
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value, chart.form)))
+        if chart.from_zero:
+            axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value, ",.0f")))
+        few = all(len(line.points) == 1 for line in chart.lines)
+        axes.set_xlabel("updates (one point a run)" if few else "updates", color=ink)
+        axes.tick_params(which="both", color=grid, labelcolor=ink, length=3)
+        axes.grid(axis="y", color=grid, linewidth=0.6)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue()[text.getvalue().index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", svg, count=5)
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
+    svg = svg.replace(ink, "currentColor").replace(grid, "var(--line)")
+    for number, colour in enumerate(runs):
+        svg = svg.replace(colour, f"var(--run-{number})")
+    return svg.replace("<svg", '<svg role="img" aria-hidden="true"', 1)
+
+
+def _thin(points: list[tuple[int, float]]) -> list[tuple[float, float]]:
+    """At most MOST_POINTS means over stretches of neighbouring points."""
+    edges = [len(points) * i // MOST_POINTS for i in range(MOST_POINTS + 1)] if len(points) > MOST_POINTS else []
+    stretches = [points[a:b] for a, b in pairwise(edges)] or [[point] for point in points]
+    return [(fmean(x for x, _ in stretch), fmean(y for _, y in stretch)) for stretch in stretches]
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Centred moving mean over a twentieth of the curve."""
+    reach = max(1, len(values) // 40)
+    return [fmean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+
+
+def _compact(value: float, form: str) -> str:
+    if "%" in form:
+        return f"{100 * value:.3g}%"
+    if abs(value) >= 1e4:
+        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k"
+    return f"{value:.3g}" if abs(value) < 1e3 else f"{value:,.0f}"

@@ -1,0 +1,146 @@
+"""Run folders, as far as they can be read."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lambert.core import settings
+from lambert.core.errors import DataError, LambertError
+
+TIME = "%Y-%m-%dT%H:%M:%S%z"
+"""How log.txt writes the time."""
+_LARGEST = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run folder holds, as far as it can be read."""
+
+    name: str
+    rows: list[dict[str, Any]]
+    """Rows of metrics.jsonl, in order of their updates."""
+    config: dict[str, Any]
+    """Dotted settings."""
+    environment: dict[str, Any]
+    scores: dict[str, Any]
+    summary: dict[str, Any]
+    notices: list[str]
+    """What could not be read, a sentence each."""
+    log: list[tuple[str, str]] = field(default_factory=list)
+    """(time, text) of the lines of log.txt."""
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of incidents.jsonl."""
+
+    def series(self, key: str, start: int = 0) -> list[tuple[int, float]]:
+        """(update, value) wherever `key` has a finite number; updates are counted from `start`."""
+        return [(start + row["step"], float(row[key])) for row in self.rows if is_number(row.get(key))]
+
+    def last(self, key: str) -> float | None:
+        return next((float(row[key]) for row in reversed(self.rows) if is_number(row.get(key))), None)
+
+    @property
+    def updates(self) -> int:
+        return max((row["step"] for row in self.rows), default=0)
+
+
+def read(folder: Path, name: str) -> Run:
+    """A run folder. Only a missing metrics.jsonl is an error; what else is damaged becomes a notice on the page."""
+    metrics = folder / "metrics.jsonl"
+    if not metrics.is_file():
+        known = sorted(str(path.parent) for path in folder.parent.glob("*/metrics.jsonl"))
+        raise DataError(
+            f"No metrics.jsonl in {folder}. " + (f"Run folders near it: {', '.join(known[:5])}." if known else "")
+        )
+    notices: list[str] = []
+    rows = _rows(metrics, name, notices)
+    recipe: dict[str, Any] = {}
+    if (folder / "config.toml").is_file():
+        try:
+            recipe = settings.read(folder / "config.toml")
+        except LambertError as error:
+            notices.append(f"{name}: {error}")
+    environment, scores, summary = (
+        _json(folder / f"{what}.json", name, notices) for what in ("environment", "scores", "summary")
+    )
+    return Run(
+        name,
+        sorted(rows, key=lambda row: int(row["step"])),
+        settings.dotted(recipe),
+        settings.dotted(environment),
+        settings.dotted(scores),
+        summary,
+        notices,
+        _log(folder / "log.txt"),
+        [row for row in _rows(folder / "incidents.jsonl", name, notices) if is_number(row.get("time"))],
+    )
+
+
+def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines that have a step."""
+    if not path.is_file():
+        return []
+    rows, unreadable = [], 0
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        row = _row(line)
+        if row is not None:
+            rows.append(row)
+        elif line.strip() and number < len(lines):  # a last line cut short is a run that is still being written
+            unreadable += 1
+    if unreadable:
+        notices.append(f"{name}: {unreadable} of {len(lines)} lines of {path.name} could not be read.")
+    return rows
+
+
+def _log(path: Path) -> list[tuple[str, str]]:
+    """Lines that begin with a time; others belong to the one before, and tell nothing alone."""
+    if not path.is_file():
+        return []
+    lines = (line.partition(" ") for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [(at, text) for at, _, text in lines if _is_time(at)]
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = _loaded(line)
+    except (ValueError, RecursionError):
+        return None
+    step = row.get("step") if isinstance(row, dict) else None
+    return row if isinstance(step, int) and is_number(step) and step >= 0 else None
+
+
+def _loaded(text: str) -> Any:
+    """What JSON holds. Raises ValueError for half of a surrogate pair too, which no page can show."""
+    found = json.loads(text)
+    json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def _json(path: Path, name: str, notices: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = _loaded(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        notices.append(f"{name}: {path.name} could not be read ({error}).")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.strptime(text, TIME).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one, finite, and not so large that no curve or time could show it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def is_rate(value: Any) -> bool:
+    """Whether it is a number that can be divided by."""
+    return is_number(value) and value > 0

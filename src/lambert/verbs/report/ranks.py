@@ -1,0 +1,218 @@
+"""What a report says of the ranks of a run, and of what went wrong in it."""
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby, pairwise
+from statistics import median
+from typing import Any
+
+from lambert.verbs.report.cells import table
+from lambert.verbs.report.folders import TIME, Run, is_number, is_rate
+
+MOST_INCIDENTS = 40
+"""Shown of a file; of more the first and the last halves."""
+
+WAIT_IS_HIGH = 0.25
+"""Share of an update spent waiting for gradients from which the page says so."""
+IMBALANCE_IS_HIGH = 1.1
+"""The fullest rank's tokens over the mean from which the page says so."""
+
+_START = re.compile(r"(\d+) ranks, ([1-9]\d*) a machine .*gradients by (\w+)")
+_TIMED = re.compile(r"exchange (\w+) +([\d.]+) s an update, +([\d.]+)x(.*)")
+_CONTINUED = "continuing after update"
+_SLOW = re.compile(r"rank \d+ is slow")
+_WRONG = re.compile(rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: |[A-Z]\w+: ")
+"""What lines of log.txt, as training and its log write them, are about trouble; a skipped update is told by
+incidents.jsonl."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that went wrong, or what was done about it."""
+
+    at: float
+    """Seconds since 1970."""
+    what: str
+    update: int | None
+    ranks: str
+    sequences: int | None
+    """That the update saw."""
+
+
+def facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Rows of the table of ranks: a label, and a cell for each run; none where all are of one process."""
+    if not any(map(_has_ranks, runs)):
+        return []
+    columns = [_facts(run) if _has_ranks(run) else {"Ranks": "1"} for run in runs]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    return [(label, [column.get(label, "") for column in columns]) for label in labels]
+
+
+def timed(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The tables that exchange.method = "auto" last chose from."""
+    chosen = (run for run in runs if any(_TIMED.fullmatch(text) for _, text in run.log))
+    return [_timed(run, several=len(runs) > 1) for run in chosen]
+
+
+def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """The table of what went wrong, in the order of time, without columns that nothing is in."""
+    found = [(run.name, event) for run in runs for event in _events(run)]
+    if not found:
+        return None
+    # log.txt has whole seconds, and tells what an update led to.
+    found.sort(key=lambda pair: (int(pair[1].at), pair[1].sequences is None))
+    columns = {
+        "Time": [_clock(event.at) for _, event in found],
+        "Run": [name if len(runs) > 1 else "" for name, _ in found],
+        "Update": [_counted(event.update) for _, event in found],
+        "What": [event.what for _, event in found],
+        "Ranks": [event.ranks for _, event in found],
+        "Sequences": [_counted(event.sequences) for _, event in found],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    return table("Incidents", [*shown], [*zip(*shown.values(), strict=True)])
+
+
+def advice(run: Run) -> list[str]:
+    """What the ranks suggest to do, a sentence each."""
+    said = []
+    waits = [wait for _, _, wait in exchange_shares(run)]
+    if waits and median(waits) >= WAIT_IS_HIGH:
+        said.append(
+            f"{run.name}: {median(waits):.0%} of an update is waiting for gradients. Take a larger train.batch_size, "
+            "or an exchange.method of fewer bits where the recipe tolerates it."
+        )
+    imbalance = [value for _, value in run.series("imbalance")]
+    if imbalance and median(imbalance) > IMBALANCE_IS_HIGH:
+        said.append(
+            f"{run.name}: the fullest rank has {median(imbalance):.2f} times the mean's tokens, and the others wait "
+            "for it. Take a smaller train.micro_tokens."
+        )
+    return said
+
+
+def exchange_shares(run: Run) -> list[tuple[int, float, float]]:
+    """(update, share of its time in which gradients were on their way, share in which nothing else was done), wherever
+    both are logged."""
+    counted = [row for row in run.rows if is_number(row.get("sequences")) and is_rate(row.get("sequences_per_second"))]
+    found = []
+    for before, row in pairwise([{"step": 0, "sequences": 0}, *counted]):
+        updates, sequences = row["step"] - before["step"], row["sequences"] - before["sequences"]
+        keys = ("exchange_seconds", "exchange_wait_seconds")
+        if updates > 0 and sequences > 0 and all(is_number(row.get(key)) for key in keys):
+            seconds = sequences / updates / row["sequences_per_second"]
+            found.append((row["step"], *(row[key] / seconds for key in keys)))
+    return found
+
+
+def _has_ranks(run: Run) -> bool:
+    """Whether there were several, at any time."""
+    processes = run.environment.get("processes", 1)
+    return any(_starts(run)) or any("imbalance" in row for row in run.rows) or (is_number(processes) and processes > 1)
+
+
+def _facts(run: Run) -> dict[str, str]:
+    starts = [*_starts(run)]
+    named = sorted({int(match[0].split()[1]) for _, text in run.log if (match := _SLOW.match(text))})
+    shares = exchange_shares(run)
+    imbalance = [value for _, value in run.series("imbalance")]
+    auto = " (auto)" if run.config.get("exchange.method") == "auto" else ""
+    found = {
+        "Ranks": _then([*(ranks for ranks, _, _ in starts), *_last(run)]),
+        "Machines": _then(str(int(ranks) // int(local)) for ranks, local, _ in starts),
+        "Gradients by": _then(method + auto for _, _, method in starts),
+    }
+    if shares:
+        ways, waits = zip(*((way, wait) for _, way, wait in shares), strict=True)
+        hidden = [1 - wait / way for way, wait in zip(ways, waits, strict=True) if way]
+        found["Exchange, share of an update, median"] = f"{median(ways):.1%}"
+        if hidden:
+            found["Of it hidden behind the backward pass, median"] = f"{max(0.0, median(hidden)):.1%}"
+        found["Waiting for gradients, share of an update, median"] = f"{median(waits):.1%}"
+    if imbalance:
+        found["Tokens of the fullest rank over the mean"] = f"{median(imbalance):.3f} median, {max(imbalance):.3f} most"
+    if run.log:
+        found["Slow ranks"] = f"rank {', '.join(map(str, named))}" if named else "none"
+        continued = sum(text.startswith(_CONTINUED) for _, text in run.log)
+        found["Times continued"] = str(max(continued, len(starts) - 1))  # before the first checkpoint a run begins anew
+    return {label: text for label, text in found.items() if text}
+
+
+def _last(run: Run) -> list[str]:
+    """Ranks of the last start, which one process alone does not log."""
+    processes = run.environment.get("processes")
+    return [str(processes)] if processes is not None else []
+
+
+def _timed(run: Run, *, several: bool) -> dict[str, Any]:
+    last: dict[str, list[str]] = {}
+    at = ""
+    for when, text in run.log:
+        if match := _TIMED.fullmatch(text):
+            if match[1] in last:  # chosen anew
+                last = {}
+            last[match[1]], at = [match[1], match[2], f"{match[3]} x", match[4].removeprefix(" <- ")], when
+    of = f"{run.name}: an" if several else "An"
+    caption = f"{of} update by each method, timed on the link at {_clock(_seconds(at))}"
+    return table(caption, ["Method", "Seconds", "Times float32", ""], [*last.values()])
+
+
+def _starts(run: Run) -> Iterator[tuple[str, str, str]]:
+    """(ranks, ranks a machine, method) of each start with several ranks."""
+    return ((match[1], match[2], match[3]) for _, text in run.log if (match := _START.match(text)))
+
+
+def _events(run: Run) -> list[Event]:
+    told = [_told(at, text) for at, text in run.log if _WRONG.match(text)]
+    return _thinned(told, "log.txt") + _thinned([_incident(row) for row in run.incidents], "incidents.jsonl")
+
+
+def _thinned(events: list[Event], file: str) -> list[Event]:
+    """The first and the last, and how many more the file has."""
+    half = MOST_INCIDENTS // 2
+    between = events[half:-half]
+    if not between:
+        return events
+    return [*events[:half], Event(between[0].at, f"{len(between):,} more in {file}", None, "", None), *events[-half:]]
+
+
+def _told(at: str, text: str) -> Event:
+    update, ranks = re.search(r"update ([\d,]+)", text), re.search(r"\brank (\d+(?:, \d+)*)", text)
+    number = int(update[1].replace(",", "")) if update else None
+    return Event(_seconds(at), text, number, ranks[1] if ranks else "", None)
+
+
+def _incident(row: dict[str, Any]) -> Event:
+    where = f", first in {row['parameter']}" if row.get("parameter") else ""
+    what = f"{row.get('what')}: {_measured('loss', row)}, {_measured('grad_norm', row)}{where}"
+    ranks, span = (found if isinstance(found := row.get(key), list) else [] for key in ("ranks", "sequences"))
+    sequences = span[1] - span[0] + 1 if len(span) == 2 and all(map(is_number, span)) else None
+    return Event(float(row["time"]), what, row["step"], ", ".join(map(str, ranks)), sequences)
+
+
+def _measured(key: str, row: dict[str, Any]) -> str:
+    name = {"loss": "loss", "grad_norm": "gradient norm"}[key]
+    return f"{name} {row[key]:.4g}" if is_number(row.get(key)) else f"{name} not finite"
+
+
+def _then(values: Iterable[str]) -> str:
+    """Each value where it differs from the one before."""
+    return ", then ".join(value for value, _ in groupby(values))
+
+
+def _counted(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _seconds(text: str) -> float:
+    return datetime.strptime(text, TIME).timestamp()
+
+
+def _clock(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):  # no time that there is
+        return ""

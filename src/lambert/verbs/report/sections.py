@@ -1,0 +1,136 @@
+"""What a report says of training: charts, final numbers, settings that differ, advice."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from lambert.verbs.report.cells import duration, side_by_side, words
+from lambert.verbs.report.curves import Chart, Line
+from lambert.verbs.report.folders import Run, is_number, is_rate
+from lambert.verbs.report.ranks import exchange_shares
+
+WAIT_IS_HIGH = 0.1
+"""Share of the time spent waiting for the loader from which the page says so."""
+
+
+def advice(run: Run) -> list[str]:
+    """What the curves suggest to do, a sentence each."""
+    said = []
+    waits = [share for _, share in run.series("wait_share")][1:]  # the first stretch starts with an empty queue
+    if waits and fmean(waits) >= WAIT_IS_HIGH:
+        said.append(
+            f"{run.name}: {fmean(waits):.0%} of the time went into waiting for data. Leave the loader a free core, or "
+            "put the corpus on a faster disk."
+        )
+    skipped, updates = run.last("skipped") or 0.0, run.updates
+    if skipped > 0.01 * updates:
+        said.append(
+            f"{run.name}: {skipped:,.0f} of {updates:,} updates were skipped for a non-finite gradient. Try bfloat16."
+        )
+    for key in _keys([run], "heldout/"):
+        losses = run.series(key)
+        if f"loss/{key.removeprefix('heldout/')}" not in _keys([run], "loss/") or len(losses) < 3:
+            continue
+        at, best = min(losses, key=lambda point: point[1])
+        if losses[-1][1] > 1.02 * best:
+            said.append(
+                f"{run.name}: the held-out loss {key.removeprefix('heldout/')} was lowest, {best:.4g}, after {at:,} "
+                f"updates and is {losses[-1][1]:.4g} at the end: the model has begun to memorise. Train for fewer "
+                "updates, or on more text."
+            )
+    return said
+
+
+def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
+    """The charts that the rows have something for; run r's updates are counted from starts[r]."""
+
+    def lines(key: str, held_out: bool = False) -> list[Line]:
+        found = (
+            Line(r, run.series(key, start), held_out) for r, (run, start) in enumerate(zip(runs, starts, strict=True))
+        )
+        return [line for line in found if line.points]
+
+    waits = (
+        Line(r, [(start + step, wait) for step, _, wait in exchange_shares(run)])
+        for r, (run, start) in enumerate(zip(runs, starts, strict=True))
+    )
+    objectives = [key.removeprefix("loss/") for key in _keys(runs, "loss/")]
+    out = [
+        Chart(f"Loss, {name}", lines(f"loss/{name}") + lines(f"heldout/{name}", held_out=True)) for name in objectives
+    ] or [Chart("Loss", lines("loss"))]
+    out += [
+        Chart(f"Held out, {words(key)}", lines(key, held_out=True))
+        for key in _keys(runs, "heldout/")
+        if key.removeprefix("heldout/") not in objectives
+    ]
+    out += [
+        Chart("Learning rate", lines("lr"), ".3g", noisy=False),
+        Chart("Gradient norm, before clipping", lines("grad_norm"), ".3g"),
+        Chart("Real tokens per second", lines("tokens_per_second"), ",.0f", from_zero=True),
+        Chart("Time spent waiting for data", lines("wait_share"), ".1%", from_zero=True),
+        Chart("Share of an update spent waiting for gradients", [w for w in waits if w.points], ".1%", from_zero=True),
+        Chart("Share of the device's measured ceiling", lines("utilisation"), ".1%", from_zero=True),
+    ]
+    return [chart for chart in out if chart.lines]
+
+
+def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Rows of the table of results: a label, and a cell for each run."""
+
+    def row(label: str, key: str, form: str) -> tuple[str, list[str]]:
+        values = [run.last(key) for run in runs]
+        return label, ["" if value is None else format(value, form) for value in values]
+
+    rows = [
+        ("Updates", [f"{run.updates:,}" for run in runs]),
+        row("Sequences", "sequences", ",.0f"),
+        row("Real tokens", "tokens", ",.0f"),
+        ("Training time", [duration(_seconds(run)) for run in runs]),
+        *([row("Loss", "loss", ".4f")] if len(_keys(runs, "loss/")) != 1 else []),
+        *(row(f"Loss, {words(key)}", key, ".4f") for key in _keys(runs, "loss/")),
+        *(row(f"Held out, {words(key)}", key, ".4f") for key in _keys(runs, "heldout/")),
+        ("Real tokens per second, mean", [_mean(run, "tokens_per_second", ",.0f") for run in runs]),
+        ("Sequences per second, mean", [_mean(run, "sequences_per_second", ",.1f") for run in runs]),
+        ("Share of the device's ceiling, mean", [_mean(run, "utilisation", ".1%") for run in runs]),
+        ("Waiting for data, mean", [_mean(run, "wait_share", ".1%") for run in runs]),
+        row("Peak memory, MB", "memory_mb", ",.0f"),
+        row("Updates skipped", "skipped", ",.0f"),
+    ]
+    shown = {name for key in _keys(runs, "heldout/") for name in (key, key.removeprefix("heldout/"))}
+    rows += [pair for pair in side_by_side([run.scores for run in runs]) if pair[0] not in shown]
+    return [(label, cells) for label, cells in rows if any(cells)]
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """The settings in which the runs are not all alike."""
+    return [(key, cells) for key, cells in side_by_side(configs) if len(set(cells)) > 1]
+
+
+def endings(chart: Chart, runs: int) -> list[tuple[int, str, str]]:
+    """(run, last value in training, last value held out) for the legend above a chart."""
+    ends = {(line.run, line.held_out): format(line.points[-1][1], chart.form) for line in chart.lines}
+    both = ((number, ends.get((number, False), ""), ends.get((number, True), "")) for number in range(runs))
+    return [ending for ending in both if ending[1] or ending[2]]
+
+
+def _keys(runs: Iterable[Run], prefix: str) -> list[str]:
+    """Keys with that prefix and any number, in the order in which they first appear."""
+    return list(
+        dict.fromkeys(
+            k for run in runs for row in run.rows for k, v in row.items() if k.startswith(prefix) and is_number(v)
+        )
+    )
+
+
+def _seconds(run: Run) -> float:
+    """Time spent in updates, from the counts and the rates: pauses between continuations do not count."""
+    rows = [row for row in run.rows if is_number(row.get("sequences")) and is_rate(row.get("sequences_per_second"))]
+    counts = [0, *(row["sequences"] for row in rows)]
+    return math.fsum((b - a) / row["sequences_per_second"] for (a, b), row in zip(pairwise(counts), rows, strict=True))
+
+
+def _mean(run: Run, key: str, form: str) -> str:
+    values = [value for _, value in run.series(key)]
+    return format(fmean(values), form) if values else ""

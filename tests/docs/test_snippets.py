@@ -1,0 +1,95 @@
+"""Every snippet of the documentation: Python blocks run in order, and each `lambert` command has flags that exist.
+
+A block that cannot run has `<!-- not run: reason -->` on the line above its fence.
+"""
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambert import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "benchmarks").rglob("*.md"))
+BLOCK = re.compile(r"(?P<above>[^\n]*)\n(?P<indent> *)```(?P<kind>\w+)\n(?P<code>.*?)\n(?P=indent)```", re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: .{4,} -->")
+KINDS = {"python", "sh", "json", "toml", "diff"}
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    """The code of a page's blocks of this kind that are to run."""
+    found = BLOCK.finditer("\n\n" + page.read_text(encoding="utf-8"))
+    return [block["code"] for block in found if block["kind"] == kind and not NOT_RUN.fullmatch(block["above"].strip())]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words behind each `lambert` of the shell blocks, without comments and redirections."""
+    found = []
+    for code in blocks(page, "sh"):
+        for line in code.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="|<>&;")
+            lexer.whitespace_split = True
+            words = list(lexer)
+            while "lambert" in words:
+                words = words[words.index("lambert") + 1 :]
+                ends = [words.index(mark) for mark in ("|", "<", ">", "&&", ";") if mark in words]
+                found.append(words[: min(ends, default=len(words))])
+    return found
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, texts: Path, corpus: Path, pretrained: Path, labelled: Callable[[str, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:  # fmt: skip
+    """The current folder of a reader: texts, a corpus, runs, labelled files, and the recipes."""
+    (tmp_path / "my_texts").mkdir()
+    shutil.copy(texts, tmp_path / "my_texts" / "stories.txt")
+    shutil.copytree(corpus, tmp_path / "corpus")
+    shutil.copytree(pretrained, tmp_path / "runs" / "mine")
+    for split in ("train", "dev"):
+        shutil.copy(labelled("classify", split), tmp_path / f"{split}.tsv")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    recipe = (pretrained / "config.toml").read_text().replace(str(corpus), "corpus")
+    for name in ("recipe.toml", "RECIPE.toml"):
+        (tmp_path / name).write_text(recipe, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_blocks_are_of_known_kinds() -> None:
+    kinds = {block["kind"] for page in PAGES for block in BLOCK.finditer("\n\n" + page.read_text(encoding="utf-8"))}
+    assert {"python", "sh"} <= kinds <= KINDS
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+def test_python_runs(page: Path, folder: Path) -> None:
+    if page.stem == "library":
+        shutil.rmtree(folder / "corpus")  # which the page makes
+    names: dict[str, Any] = {"__name__": page.stem}
+    for number, code in enumerate(blocks(page, "python"), 1):
+        exec(compile(code, f"{page.name}, block {number}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_commands_have_flags_that_exist(page: Path, folder: Path) -> None:
+    for words in commands(page):
+        assert words[0] in cli.VERBS, words
+        if words[0] == "horovodrun":
+            continue
+        for word in words[1:]:
+            if word.endswith(".toml") and not Path(word).is_file() and not Path(word).is_absolute():
+                assert not word.startswith("recipes/"), f"{word} is not among the recipes"
+                Path(word).write_text(Path("recipe.toml").read_text())
+        inner = next((at for at, word in enumerate(words) if at and word in cli.VERBS), None)
+        if words[0] == "launch":
+            assert inner is not None, words
+            assert cli.call(words, run=lambda config, *_, **__: config) is not None, words
+            words = words[inner:]  # noqa: PLW2901
+        assert cli.settings(words) is not None, words

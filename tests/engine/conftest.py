@@ -1,6 +1,0 @@
-"""Pytest imports each test by its path alone: the tiny run they share is found here."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,154 @@
+"""Frozen models give what the model itself gives, within the rounding of their weights and states."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from flat import make_batch, relative
+from processors import needs_fast
+from torch import Tensor, nn
+
+from lambert.core.errors import MachineError, UsageError
+from lambert.inference import cpu as frozen
+from lambert.inference.cpu import Int8, Packed, for_cpu
+from lambert.model import weights
+from lambert.model.encoder import BLOCKS, EncoderConfig
+
+LENGTHS = [17, 40, 3, 17, 64, 96]
+CONFIG = EncoderConfig(layers=3, hidden=64, heads=4, intermediate=256, vocabulary=90, positions=96)
+HEADS = {"mlm": 0, "nsp": 0, "tag": 5, "span": 0}
+
+
+def lively(config: EncoderConfig) -> "frozen.Model":
+    """A model whose attention is not flat and whose biases and norms are not at their initial values."""
+    torch.manual_seed(2)
+    model = weights.fresh(config, HEADS).eval()
+    for name, parameter in model.named_parameters():
+        parameter.data += (0.1 if "query" in name or "key" in name else 0.05) * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize(("kind", "tolerance"), [("bfloat16", 0.03), ("int8", 0.05)])
+@torch.no_grad()
+def test_outputs_are_those_of_the_model(kind: frozen.Kind, tolerance: float, activation: str) -> None:
+    needs_fast(kind)
+    config = EncoderConfig(**{**{n: getattr(CONFIG, n) for n in CONFIG.__slots__}, "activation": activation})
+    batch = make_batch(LENGTHS, config.vocabulary)
+    expected = lively(config).outputs(batch)
+    found = for_cpu(lively(config), kind).outputs(batch)
+    assert found.keys() == expected.keys()
+    for name, logits in expected.items():
+        assert 0 < relative(found[name].float(), logits) < tolerance, name
+
+
+@torch.no_grad()
+def test_bfloat16_is_no_less_exact_than_autocast() -> None:
+    """Over many tokens the root mean square error is at most a quarter above that of the model under autocast."""
+    needs_fast("bfloat16")
+    batch = make_batch(LENGTHS * 4, CONFIG.vocabulary)
+    model = lively(CONFIG)
+    exact = model.outputs(batch)["span"]
+    with torch.autocast("cpu", torch.bfloat16):
+        auto = model.outputs(batch)["span"]
+    ours = for_cpu(model, "bfloat16").outputs(batch)["span"]
+    error, usual = ((found.float() - exact).square().mean().sqrt() for found in (ours, auto))
+    assert error < 1.25 * usual
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+@torch.no_grad()
+def test_a_sequence_does_not_depend_on_its_batch(kind: frozen.Kind) -> None:
+    needs_fast(kind)
+    model = for_cpu(lively(CONFIG), kind)
+    batch = make_batch(LENGTHS, CONFIG.vocabulary)
+    alone = make_batch([sum(LENGTHS)], CONFIG.vocabulary)  # the same ids; now cut out the last sequence
+    last = slice(-LENGTHS[-1], None)
+    one = make_batch([LENGTHS[-1]], CONFIG.vocabulary)
+    one = type(one)(
+        alone.ids_T[last], batch.types_T[last], one.positions_T, one.bounds_S1, one.longest, {}
+    )  # fmt: skip
+    together, by_itself = (model.outputs(b)["span"].float() for b in (batch, one))
+    assert relative(together[last], by_itself) < 0.02
+
+
+def by_hand(states_TD: Tensor, linear: nn.Linear) -> Tensor:
+    """Quantised and multiplied in float64, from the definition."""
+    scale_N1 = linear.weight.abs().amax(1, keepdim=True) / 127
+    whole_ND = (linear.weight / scale_N1).round().double()
+    step_T1 = (states_TD.abs().amax(1, keepdim=True).float() / 127).bfloat16().double()
+    whole_TD = torch.floor(states_TD.double() / step_T1.clamp(min=1e-30) + 0.5)
+    return (whole_TD @ whole_ND.T) * step_T1 * scale_N1.T + linear.bias.double()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_int8_is_its_definition(dtype: torch.dtype) -> None:
+    needs_fast("int8")
+    torch.manual_seed(0)
+    linear = nn.Linear(96, 40)
+    states_TD = (torch.randn(300, 96) * torch.logspace(-3, 3, 300)[:, None]).to(dtype)
+    states_TD[7] = 0
+    found = Int8(linear.weight, linear.bias, dtype=torch.float32)(states_TD)
+    expected = by_hand(states_TD, linear)
+    # A value halfway between two steps may be rounded either way: one step of one weight.
+    steps_T1 = states_TD.abs().amax(1, keepdim=True).double() / 127 * linear.weight.abs().max()
+    assert ((found - expected).abs() <= 1.01 * steps_T1 + 1e-5).all()
+    assert ((found - expected).abs() <= 1e-3 * steps_T1 + 1e-5).float().mean() > 0.95
+    assert torch.equal(found[7], linear.bias)
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("bfloat16", Packed), ("int8", Int8)])
+@torch.no_grad()
+def test_the_activation_follows_the_product(precision: str, kind: type[nn.Module]) -> None:
+    needs_fast(precision)
+    torch.manual_seed(0)
+    linear, states_TD = nn.Linear(64, 32), torch.randn(50, 64).bfloat16()
+    plain = kind(linear.weight, linear.bias)(states_TD).float()
+    assert relative(plain, linear(states_TD.float())) < 0.02
+    for gelu in ("none", "tanh"):
+        found = kind(linear.weight, linear.bias, gelu)(states_TD).float()
+        assert relative(found, nn.functional.gelu(plain, approximate=gelu)) < 0.01
+
+
+class OtherBlock(nn.Module):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+
+
+def test_what_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BLOCKS, "other", OtherBlock)
+    other = weights.fresh(EncoderConfig(vocabulary=90, block="other"), {"span": 0})
+    with monkeypatch.context() as able:
+        able.setattr(frozen, "check", lambda kind: None)
+        with pytest.raises(UsageError, match="int8 knows the block 'bert' alone, not OtherBlock"):
+            for_cpu(other, "int8")
+
+
+@pytest.mark.parametrize("saturates", [torch.float32, torch.bfloat16])
+def test_saturating_products_are_refused(saturates: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the products of either type are cut off; the others are made exact here, on every processor."""
+
+    def product(self: Int8, states_TD: Tensor) -> Tensor:
+        largest = 5000 if self.dtype == saturates and clips else torch.inf
+        return torch.full((len(states_TD), len(self.scale_N)), min(127.0 * 64 + 1, largest)).to(self.dtype)
+
+    monkeypatch.setattr(Int8, "forward", product)
+    clips = False
+    frozen.check("int8")
+    clips = True
+    with pytest.raises(MachineError, match="no fast int8 products: use float32"):
+        for_cpu(lively(CONFIG), "int8")
+
+
+def test_bfloat16_is_refused_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = pytest.raises(MachineError, match="no fast bfloat16 products: use float32")
+    with nullcontext() if torch.ops.mkldnn._is_mkldnn_bf16_supported() else refused:
+        for_cpu(lively(CONFIG), "bfloat16")
+
+    def no_kernel(*arguments: object) -> None:
+        raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx512bw")
+
+    monkeypatch.setattr(Packed, "__init__", no_kernel)
+    with pytest.raises(MachineError, match="no fast bfloat16 products: use float32"):
+        for_cpu(lively(CONFIG), "bfloat16")

@@ -1,0 +1,118 @@
+"""A model over texts: predictions, vectors, scores, and a folder to save it in."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import lambert as library
+from lambert.core.errors import DataError, UsageError
+from lambert.model import weights
+
+TEXTS = ["the king found a river near the old road", "a bird", "under the bright house the window walked slowly"]
+Tuned = Callable[[str], Path]
+Labelled = Callable[[str, str], Path]
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "regress"])
+def test_one_text_many_and_rows(task: str, tuned: Tuned, lambert: Any) -> None:
+    model = library.load(tuned(task))
+    assert model.task.config.name == task
+    many = model(TEXTS)
+    key = "tokens" if task == "tag" else "text"
+    rows = [{key: text.split() if task == "tag" else text, "id": number} for number, text in enumerate(TEXTS)]
+    said = lambert("predict", model=tuned(task), stdin="".join(json.dumps(row) + "\n" for row in rows))
+    expected = [json.loads(line) for line in said.out.splitlines()]
+    same = pytest.approx if task == "regress" else lambda row: row  # batches of other sizes round otherwise
+    assert model(rows) == [same(row) for row in expected]
+    assert [{"id": number, **row} for number, row in enumerate(many)] == [same(row) for row in expected]
+    if task != "classify":
+        assert model(rows[0]) == same(expected[0])
+    if task == "tag":
+        assert [len(row["tags"]) for row in many] == [len(text.split()) for text in TEXTS]
+    assert model([]) == []
+
+
+def test_a_pretrained_model_fills_masks_and_an_encoder_does_not(pretrained: Path, tmp_path: Path) -> None:
+    model = library.load(pretrained)
+    assert len(model("the [MASK] found a [MASK]")["masks"]) == 2
+    with pytest.raises(DataError, match=r"text 2: no \[MASK\]"):
+        model(["a [MASK]", "nothing"])
+    with pytest.raises(UsageError, match="not fine-tuned"):
+        model.evaluate([{"text": "a", "label": "b"}])
+    bare = weights.load(pretrained / "model", {})
+    folder = model.save(tmp_path / "whole")
+    for name in ("config.json", "SHA256SUMS"):
+        (folder / name).unlink()
+    weights.save(bare, folder)
+    encoder = library.load(folder)
+    assert np.array_equal(encoder.encode(TEXTS), model.encode(TEXTS))
+    with pytest.raises(DataError, match="has no head for 'mask'"):
+        encoder("a [MASK]")
+
+
+def test_questions_are_rows(tuned: Tuned) -> None:
+    model = library.load(tuned("squad"))
+    assert "answer" in model({"question": "the king found", "context": TEXTS[0]})
+    with pytest.raises(DataError, match="text 1: 'question'"):
+        model("who")
+    with pytest.raises(UsageError, match="text 1 is neither a text nor a row"):
+        model([3])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_vectors_are_those_of_transformers(pooling: Any, pretrained: Path) -> None:
+    model = library.load(pretrained)
+    found = model.encode(TEXTS, pooling=pooling)
+    assert (found.dtype, found.shape) == (np.float32, (3, 32))
+    net = transformers.AutoModel.from_pretrained(pretrained / "model").eval()
+    for text, vector in zip(TEXTS, found, strict=True):
+        ids = torch.tensor([model.tokenizer.encode(text).ids])
+        with torch.inference_mode():
+            states_TD = net(ids).last_hidden_state[0]
+        expected = states_TD.mean(0) if pooling == "mean" else states_TD[0]
+        assert np.allclose(vector, expected.numpy(), atol=2e-5)
+        assert np.allclose(model.encode(text, pooling=pooling), vector, atol=1e-6)
+    assert model.encode([]).shape == (0, 32)
+    assert model.encode("river " * 500).shape == (32,)  # cut to its positions
+
+
+def test_wrong_requests_are_answered(pretrained: Path, tmp_path: Path) -> None:
+    model = library.load(pretrained)
+    with pytest.raises(UsageError, match="Did you mean 'mean'"):
+        model.encode(TEXTS, pooling="men")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="exceeds the model's 64 positions"):
+        model.encode(TEXTS, max_length=65)
+    with pytest.raises(UsageError, match="takes texts, not int"):
+        model.encode([1])  # type: ignore[list-item]
+    with pytest.raises(DataError, match="No such model folder"):
+        library.load(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="squid"):
+        library.load(pretrained, task="squid")
+
+
+def test_scores_are_those_of_evaluate(tuned: Tuned, labelled: Labelled, lambert: Any) -> None:
+    data = labelled("classify", "dev")
+    expected = json.loads(lambert("evaluate", model=tuned("classify"), data=data, json=True).out)
+    assert library.load(tuned("classify")).evaluate(data) == pytest.approx(expected)
+
+
+def test_an_encoder_trained_on_is_saved(tuned: Tuned, tmp_path: Path) -> None:
+    model = library.load(tuned("classify"))
+    before = model(TEXTS)
+    with torch.no_grad():
+        model.encoder.words.weight.mul_(1.5)
+    after, vectors = model(TEXTS), model.encode(TEXTS)
+    assert after != before
+    again = library.load(model.save(tmp_path / "saved"))
+    assert again(TEXTS) == after
+    assert np.array_equal(again.encode(TEXTS), vectors)
+    model._inference = dataclasses.replace(model._inference, precision="int8")
+    with pytest.raises(UsageError, match="int8 cannot be saved"):
+        model.save(tmp_path / "rounded")

@@ -1,0 +1,160 @@
+"""Weights in several files, values that are no numbers, and a decoder that is not the embeddings."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from lambert.core.errors import DataError
+from lambert.model import files, weights
+from lambert.model.encoder import EncoderConfig
+
+CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40)
+WORDS = "bert.embeddings.word_embeddings.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    weights.save(weights.fresh(CONFIG, {"mlm": 0, "nsp": 0}), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / files.WEIGHTS)
+
+
+def change(folder: Path, **keys: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def split(folder: Path) -> dict[str, Any]:
+    """Divides the weights among two files; gives the index."""
+    tensors = stored(folder)
+    (folder / files.WEIGHTS).unlink()
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+    for shard, held in shards.items():
+        safetensors.torch.save_file({name: tensors[name] for name in held}, folder / shard)
+    index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
+    (folder / files.INDEX).write_text(json.dumps(index))
+    return index
+
+
+def test_several_files_hold_what_one_does(folder: Path) -> None:
+    before = stored(folder)
+    split(folder)
+    model, report = weights.load_with_report(folder)
+    assert report == weights.Report((), ())
+    after = weights.state(model)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    "shard", ["../a.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b", "c:a", "a\0b", 3, None, ["a.safetensors"]]
+)
+def test_an_index_names_files_beside_it_alone(folder: Path, shard: object) -> None:
+    index = split(folder)
+    index["weight_map"][WORDS] = shard
+    (folder / files.INDEX).write_text(json.dumps(index))
+    with pytest.raises(DataError, match=f"{files.INDEX}: the file of {WORDS} is .*a file beside it"):
+        files.read(folder)
+
+
+def moved(index: dict[str, Any], folder: Path) -> None:
+    index["weight_map"][WORDS] = "b.safetensors" if index["weight_map"][WORDS] == "a.safetensors" else "a.safetensors"
+
+
+def unlisted(index: dict[str, Any], folder: Path) -> None:
+    del index["weight_map"][WORDS]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda index, folder: (folder / "b.safetensors").unlink(), "names b.safetensors, which is missing"),
+        (lambda index, folder: index["weight_map"].update(more="b.safetensors"), "lacks more, which"),
+        (moved, rf"lacks {WORDS}|holds {WORDS}"),
+        (unlisted, rf"holds {WORDS}, which {files.INDEX} does not say"),
+        (lambda index, folder: index.clear(), "has no weight_map"),
+    ],
+)
+def test_every_tensor_is_there_once(folder: Path, spoil: Callable[[Any, Path], object], message: str) -> None:
+    index = split(folder)
+    spoil(index, folder)
+    (folder / files.INDEX).write_text(json.dumps(index))
+    with pytest.raises(DataError, match=message):
+        files.read(folder)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_values_that_are_not_finite_are_refused_by_name(folder: Path, value: float, dtype: torch.dtype) -> None:
+    tensors = stored(folder)
+    tensors[WORDS] = tensors[WORDS].to(dtype)
+    tensors[WORDS][3, 5] = value
+    safetensors.torch.save_file(tensors, folder / files.WEIGHTS)
+    with pytest.raises(DataError, match=rf"{files.WEIGHTS}: 1 of 2,880 values of {WORDS} are NaN or infinite"):
+        weights.load(folder)
+
+
+def test_a_sum_that_overflows_is_no_reason_to_refuse(folder: Path) -> None:
+    tensors = stored(folder)
+    tensors[WORDS].fill_(3e38)
+    safetensors.torch.save_file(tensors, folder / files.WEIGHTS)
+    assert weights.load(folder).encoder.words.weight.max() == 3e38
+
+
+def test_whole_numbers_are_no_weights(folder: Path) -> None:
+    tensors = stored(folder)
+    tensors[WORDS] = tensors[WORDS].to(torch.int8)
+    safetensors.torch.save_file(tensors, folder / files.WEIGHTS)
+    with pytest.raises(DataError, match=f"{WORDS} is of int8"):
+        weights.load(folder)
+
+
+def test_a_decoder_that_is_not_the_embeddings_is_told(folder: Path) -> None:
+    tensors, decoder = stored(folder), "cls.predictions.decoder.weight"
+    for value, told in ((tensors[WORDS].clone(), ()), (tensors[WORDS] + 1, (decoder,))):
+        safetensors.torch.save_file(tensors | {decoder: value}, folder / files.WEIGHTS)
+        model, report = weights.load_with_report(folder)
+        assert report == weights.Report((), (), told)
+        assert torch.equal(model.encoder.words.weight, tensors[WORDS])
+        assert [line.split()[1] for line in report.warnings()] == [*told]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 10**9},
+        {"intermediate_size": 10**9},
+        {"vocab_size": 10**9},
+        {"max_position_embeddings": 10**9},
+        {"type_vocab_size": 10**9},
+        {"architectures": ["BertForTokenClassification"], "num_labels": 10**9},
+    ],
+)
+def test_sizes_that_are_made_up_cost_nothing(folder: Path, keys: dict[str, object]) -> None:
+    change(folder, **keys)
+    began = time.process_time()
+    with pytest.raises(DataError):
+        weights.load(folder)
+    assert time.process_time() - began < 5
+
+
+def test_a_fingerprint_is_of_all_files_with_weights(folder: Path) -> None:
+    found = [files.fingerprint(folder), files.fingerprint(folder)]
+    split(folder)
+    found.append(files.fingerprint(folder))
+    with (folder / "b.safetensors").open("ab") as file:
+        file.write(b"\0")
+    found.append(files.fingerprint(folder))
+    assert found[0] == found[1]
+    assert len(set(found)) == 3

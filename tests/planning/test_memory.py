@@ -1,0 +1,83 @@
+"""The estimate of memory, against the peak of a process that trains."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lambert.engine.precision import PRECISIONS
+from lambert.model.config import SIZES, EncoderConfig
+from lambert.model.encoder import Encoder
+from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
+
+MEASURED = """
+import json, sys
+import numpy as np, torch
+from lambert.core.batch import Target, flat_batch
+from lambert.engine.loop import train
+
+from lambert.engine.precision import Precision
+from lambert.model import weights
+from lambert.model.config import EncoderConfig
+
+settings, precision, length, share = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+model = weights.fresh(EncoderConfig(**settings), {"mlm": 0})
+peaks = []
+for tokens in (512, 3072):
+    ids = np.random.default_rng(0).integers(0, settings["vocabulary"], tokens)
+    at = torch.arange(round(share * tokens))
+    targets = {"mlm": Target(at, torch.from_numpy(ids[at]))}
+    batch = flat_batch(ids, np.zeros_like(ids), np.full(tokens // length, length), targets)
+    found = Precision(precision)
+    with found.autocast():
+        loss = model.train()(batch.with_compute(found.compute)).sum()
+    loss.backward()
+    status = open("/proc/self/status").read().splitlines()
+    peaks.append(next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM")))
+print((peaks[1] - peaks[0]) / (3072 - 512))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(
+    ("precision", "length", "dropout", "vocabulary", "share"),
+    [
+        ("float32", 128, 0.1, 1000, 0.15),
+        ("float32", 512, 0.1, 1000, 0.15),
+        ("float32", 512, 0.0, 1000, 0.15),
+        ("float32", 128, 0.0, 30_522, 0.6),
+        ("bfloat16", 128, 0.1, 1000, 0.15),
+        ("bfloat16", 512, 0.1, 30_522, 0.15),
+    ],
+)
+def test_the_estimate_is_near_the_measured_peak(
+    precision: str, length: int, dropout: float, vocabulary: int, share: float
+) -> None:
+    settings = {**SIZES["mini"], "vocabulary": vocabulary, "dropout": dropout, "attention_dropout": dropout}
+    arguments = json.dumps([settings, precision, length, share])
+    done = subprocess.run([sys.executable, "-c", MEASURED, arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    config, cpu = EncoderConfig(**settings), torch.device("cpu")
+    estimate = kept_per_token(config, PRECISIONS[precision], cpu, longest=length, predicted=share)
+    assert 0.85 * float(done.stdout) < estimate < 2 * float(done.stdout)
+
+
+def test_only_a_cpu_keeps_the_probabilities_of_attention() -> None:
+    def estimate(device: str, longest: int) -> int:
+        config = EncoderConfig(**SIZES["base"], vocabulary=30_522)
+        return kept_per_token(config, torch.bfloat16, torch.device(device), longest=longest, predicted=0.15)
+
+    assert estimate("cuda", 512) == estimate("cuda", 128)
+    assert estimate("cpu", 512) > 1.3 * estimate("cpu", 128)
+
+
+def test_a_weight_has_a_gradient_two_moments_and_where_it_is_rounded_a_copy() -> None:
+    assert [kept_per_weight(dtype) for dtype in PRECISIONS.values()] == [12, 18, 18, 18]
+
+
+def test_weights_are_counted_as_they_are_made() -> None:
+    config = EncoderConfig(layers=3, hidden=8, heads=2, intermediate=20, vocabulary=11, positions=5)
+    assert weight_count(config) == sum(parameter.numel() for parameter in Encoder(config).parameters())

@@ -1,0 +1,91 @@
+"""Settings that are found by the model's width and by the data."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from lambert.core.errors import UsageError
+from lambert.model.config import EncoderConfig
+from lambert.runs.defaults import (
+    FinetuneOptimConfig,
+    FinetuneTaskConfig,
+    FinetuneTrainConfig,
+    FreshEncoderConfig,
+    finetuning_lr,
+    init_range,
+)
+
+
+def shape(hidden: int = 128, positions: int = 512) -> EncoderConfig:
+    return EncoderConfig(hidden=hidden, positions=positions)
+
+
+@pytest.mark.parametrize(
+    ("width", "std"), [(64, 0.125), (128, 0.088388), (256, 0.06), (384, 0.04), (512, 0.03), (768, 0.02), (1024, 0.02)]
+)
+def test_fresh_weights_of_a_narrow_encoder_are_larger(width: int, std: float) -> None:
+    assert init_range(width) == pytest.approx(std, rel=1e-5)
+    assert FreshEncoderConfig(hidden=width).shape(100) == EncoderConfig(
+        hidden=width, vocabulary=100, init_range=init_range(width)
+    )
+
+
+def test_what_a_recipe_names_is_kept() -> None:
+    assert FreshEncoderConfig(init_range=0.02).shape(100) == EncoderConfig(vocabulary=100, init_range=0.02)
+    assert FinetuneTaskConfig(max_length=64).resolved(shape()).max_length == 64
+    assert FinetuneOptimConfig(lr=3e-5).resolved(shape()).lr == 3e-5
+    for given in ({"steps": 7}, {"epochs": 0.5}, {"steps": 7, "epochs": 2.0}):
+        settings: dict[str, Any] = dict(given)
+        assert FinetuneTrainConfig(**settings).resolved(1000) == FinetuneTrainConfig(**settings)
+
+
+def test_the_learning_rate_falls_with_the_width() -> None:
+    assert finetuning_lr(768) == 2e-5
+    assert finetuning_lr(384) == pytest.approx(8e-5)
+    assert finetuning_lr(128) == pytest.approx(7.2e-4)
+    assert finetuning_lr(32) == 1e-3
+    assert FinetuneOptimConfig().resolved(shape(384)).lr == finetuning_lr(384)
+
+
+@pytest.mark.parametrize(
+    ("task", "positions", "length"),
+    [("classify", 512, 512), ("tag", 64, 64), ("squad", 512, 384), ("classify", 2048, 512)],
+)
+def test_the_length_is_the_models(task: str, positions: int, length: int) -> None:
+    assert FinetuneTaskConfig(name=task).resolved(shape(positions=positions)).max_length == length
+
+
+@pytest.mark.parametrize(("sequences", "steps"), [(48, 300), (3200, 300), (3201, 301), (32_000, 3000)])
+def test_three_epochs_and_at_least_three_hundred_updates(sequences: int, steps: int) -> None:
+    assert FinetuneTrainConfig().resolved(sequences).steps == steps
+
+
+def test_resolved_settings_stay_as_they_are() -> None:
+    task, optim = FinetuneTaskConfig().resolved(shape()), FinetuneOptimConfig().resolved(shape())
+    train = FinetuneTrainConfig().resolved(100)
+    assert (task.resolved(shape(768)), optim.resolved(shape(768)), train.resolved(10**6)) == (task, optim, train)
+
+
+def test_warmup_steps_take_the_place_of_the_share() -> None:
+    assert FinetuneOptimConfig(warmup_steps=5).warmup_ratio == 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (FinetuneTaskConfig, {"max_length": 4}), (FinetuneTrainConfig, {"batch_size": 0}),
+        (FinetuneOptimConfig, {"lr": -1.0}), (FinetuneOptimConfig, {"warmup_ratio": 1.0}),
+        (FreshEncoderConfig, {"heads": 3}), (FreshEncoderConfig, {"init_range": -0.1}),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range(kind: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        kind(**wrong)
+
+
+def test_an_end_above_the_learning_rate_is_refused_once_it_is_known() -> None:
+    config = FinetuneOptimConfig(end_lr=1e-4)
+    assert dataclasses.replace(config, lr=1e-3).resolved(shape()).end_lr == 1e-4
+    with pytest.raises(UsageError, match="end_lr"):
+        config.resolved(shape(768))

@@ -1,0 +1,136 @@
+"""A model folder appears whole and verified, or not at all."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lambert.core.errors import DataError
+from lambert.corpus import tokenizer as tokenizers
+from lambert.model import weights
+from lambert.model.heads import Model
+from lambert.runs import publish as module
+from lambert.runs.publish import publish
+from lambert.verbs.finetune import FinetuneConfig
+
+
+@pytest.fixture
+def model(pretrained: Path) -> Model:
+    return weights.load(pretrained / "model")
+
+
+@pytest.fixture
+def tokenizer(pretrained: Path) -> Any:
+    return tokenizers.load(pretrained / "model")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_it_replaces_what_was_there(model: Model, tokenizer: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old").touch()
+    said = publish(model, tokenizer, folder, {"lambert": {"note": 1}}, "# card\n")
+    assert "bit for bit" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+    assert not (folder / "old").exists()
+    assert (folder / "README.md").read_text() == "# card\n"
+    assert '"note": 1' in (folder / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\n---\nlicense: mine\n---",
+        "<script>alert(1)</script>",
+        "[here](http://evil.example)",
+        "![x](http://evil.example/x.png)",
+        "*bold* `code` | cell",
+        "```",
+        "````\n# no heading",
+    ],
+)
+def test_a_card_shows_names_from_outside_as_they_stand(name: str, model: Model, tmp_path: Path) -> None:
+    from markdown_it import MarkdownIt
+
+    out = tmp_path / name.replace("/", "∕")
+    text = module.card(model, FinetuneConfig(data=Path(name), out=out, init=Path(name)), {name: 0.5, "f1": 0.25})
+    front, _, rest = text.removeprefix("---\n").partition("\n---\n")
+    assert front == "library_name: transformers\ntags: [bert, lambert]"
+    tokens = MarkdownIt("commonmark").enable("table").parse(rest)
+    kinds = [token.type for token in tokens] + [part.type for token in tokens for part in token.children or ()]
+    assert not {"html_block", "html_inline", "link_open", "image", "strong_open", "em_open"} & set(kinds)
+    assert kinds.count("heading_open") == 4
+    assert kinds.count("fence") == 2
+    assert kinds.count("tr_open") == 3
+    shown = "".join(part.content for part in tokens[1].children or ())
+    assert shown == " ".join(out.name.split("\n"))
+    assert next(token.content for token in tokens if token.info == "toml").count("\ninit = ") == 1
+
+
+def bent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What reads the folder back, with one weight changed on the way."""
+
+    def load(*arguments: Any, **settings: Any) -> Any:
+        found = function(*arguments, **settings)
+        with torch.no_grad():
+            found.encoder.words.weight[7] += 1e-6
+        return found
+
+    return load
+
+
+def test_a_changed_weight_is_noticed(
+    model: Model, tokenizer: Any, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(pretrained / "model", tmp_path / "model")
+    before = contents(tmp_path / "model")
+    monkeypatch.setattr(module.weights, "load", bent(weights.load))
+    with pytest.raises(DataError, match="nothing was written"):
+        publish(model, tokenizer, tmp_path / "model", {})
+    assert contents(tmp_path / "model") == before
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_an_encoder_without_heads_is_verified_by_its_states(
+    tokenizer: Any, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = weights.load(pretrained / "model", {})
+    assert "largest difference from transformers" in publish(bare, tokenizer, tmp_path / "one", {}, compare=True)
+    original = weights.load
+
+    def turned(*arguments: Any, **settings: Any) -> Model:
+        found = original(pretrained / "model", {})
+        with torch.no_grad():
+            found.encoder.norm.bias[0] += 1e-3
+        return found
+
+    monkeypatch.setattr(module.weights, "load", turned)
+    with pytest.raises(DataError, match="'states' changed"):
+        publish(bare, tokenizer, tmp_path / "two", {})
+    assert {path.name for path in tmp_path.iterdir()} == {"one"}
+
+
+def test_another_result_of_transformers_is_noticed(
+    model: Model, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import BertForPreTraining
+
+    original = BertForPreTraining.from_pretrained
+    wrong = bent(lambda *arguments, **settings: _with_encoder(original(*arguments, **settings)))
+    monkeypatch.setattr(BertForPreTraining, "from_pretrained", wrong)
+    publish(model, tokenizer, tmp_path / "close", {}, compare=True)  # a millionth is rounding
+    monkeypatch.setattr(module, "TOLERANCE", 1e-9)
+    with pytest.raises(DataError, match="transformers computes other logits"):
+        publish(model, tokenizer, tmp_path / "model", {}, compare=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"close"}
+
+
+def _with_encoder(net: Any) -> Any:
+    net.encoder = type("Names", (), {"words": net.bert.embeddings.word_embeddings})
+    return net

@@ -1,0 +1,51 @@
+"""Warnings of a run that is too short, or that did not leave the unigrams."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambert.runs.config import TrainConfig
+from lambert.runs.plateau import BELOW, FEW_UPDATES, beside_unigrams, few_updates
+
+MANIFEST = {"splits": {"heldout": {"unigram_cross_entropy": 6.0, "unigram_entropy": 5.0}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (TrainConfig(steps=6), "Raise train.steps, or lower"),
+        (TrainConfig(epochs=1), "Raise train.epochs, or lower"),
+        (TrainConfig(steps=6, epochs=1), "Raise train.steps and train.epochs, or lower"),
+    ],
+)
+def test_few_updates(options: TrainConfig, named: str) -> None:
+    warning = few_updates(options, 1_536)
+    assert warning.startswith("warning: 6 updates in all are few")
+    assert named in warning
+    assert warning.endswith("an epoch of 1,536 sequences has 6.0 updates of 256")
+
+
+def test_updates_enough() -> None:
+    assert few_updates(TrainConfig(steps=FEW_UPDATES), 1_000) == ""
+    assert few_updates(TrainConfig(steps=FEW_UPDATES - 1), 1_000)
+
+
+def test_the_bar_is_what_frequencies_alone_give() -> None:
+    warning = beside_unigrams({"mlm": 5.9}, MANIFEST)
+    assert "mlm loss is 5.90 nats" in warning
+    assert "alone give 6.00" in warning
+    assert beside_unigrams({"mlm": 6.0 * BELOW - 0.01}, MANIFEST) == ""
+    assert beside_unigrams({}, MANIFEST) == ""
+    assert beside_unigrams({"mlm": 1.0}, {"splits": {"heldout": {"unigram_cross_entropy": 0.0}}}) == ""
+
+
+def test_a_short_run_says_so_at_its_start_and_at_its_end(
+    corpus: Path, small: dict[str, object], tmp_path: Path, lambert: Callable[..., Any]
+) -> None:
+    done = lambert("pretrain", corpus=corpus, out=tmp_path / "run", **small, train__steps=2)
+    first, *_, model, last = done.out.splitlines()
+    assert first.startswith("warning: 2 updates in all are few")
+    assert model.startswith("model  ")
+    assert "the encoder does not use context yet" in last

@@ -1,0 +1,267 @@
+"""The library as a stranger uses it: lazy names, the verbs as functions, updates in a loop, a model over texts."""
+
+import inspect
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import lambert
+from lambert.core.errors import DataError, UsageError
+from lambert.core.settings import read, text
+
+Tuned = Callable[[str], Path]
+Labelled = Callable[[str, str], Path]
+
+
+FOREIGN = ("PYTEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest sets, and torch when its fused AdamW imports its compiler."""
+
+
+def state() -> dict[str, Any]:
+    """What a part of Lambert could leave behind in the process."""
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "random": torch.random.get_rng_state().tolist(),
+        "numpy random": str(np.random.get_state()),
+        "dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "environment": {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)},
+        "folder": Path.cwd(),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
+        "levels": [logging.getLogger(name).level for name in ("", "lambert")],
+        "handlers": list(logging.getLogger("lambert").handlers),
+        "hooks": (sys.excepthook, threading.excepthook),
+        "threads alive": {thread.name for thread in threading.enumerate()},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(capfd: pytest.CaptureFixture[str]) -> Any:
+    """Whatever a test does with the library: the process is as before, and nothing was printed."""
+    before = state()
+    yield
+    after = state()
+    assert {name: (before[name], after[name]) for name in before if before[name] != after[name]} == {}
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def pretraining(corpus: Path, small: dict[str, object], tmp_path: Path) -> dict[str, object]:
+    return small | {"corpus": corpus, "out": tmp_path / "run", "train__steps": 6}
+
+
+# --- names ---
+
+
+def test_the_import_is_light() -> None:
+    code = (
+        "import time; t = time.perf_counter(); import lambert, sys\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules and 'cyclopts' not in sys.modules\n"
+        "assert {'finetune', 'load', 'Lamb'} <= {*dir(lambert)}\n"
+        "assert time.perf_counter() - t < 0.3\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", lambert.__all__)
+def test_every_name_is_there_and_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(lambert, name))
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    source = inspect.getsource(lambert)
+    seen = [line.split(" as ")[-1] for line in source.splitlines() if line.startswith("    from lambert.")]
+    assert sorted(seen) == sorted(lambert.__all__)
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="finetun"):
+        lambert.finetun  # noqa: B018
+    assert not hasattr(lambert, "__wrapped__")
+
+
+# --- settings ---
+
+
+def test_the_strangers_script(texts: Path, labelled: Labelled, small: dict[str, Any], tmp_path: Path) -> None:
+    corpus = lambert.prepare(input=texts, out=tmp_path / "corpus", documents="line", vocabulary=160, heldout=0.2)
+    run = {**small, "corpus": corpus.folder, "out": tmp_path / "run", "train__steps": 6, "train__evaluate_every": 2}
+    for step in lambert.updates(**run):
+        if step.scores and step.index >= 4:
+            break
+    assert [step.index for step in lambert.updates(**run)] == [5, 6]
+    assert [step.index for step in lambert.updates(**run)] == []
+    result = lambert.finetune(
+        init=tmp_path / "run", data=labelled("classify", "train"), dev=labelled("classify", "dev"),
+        out=tmp_path / "labels", optim={"name": "adamw", "lr": 3e-3}, train={"steps": 4, "batch_size": 8},
+        task__max_length=32,
+    )  # fmt: skip
+    assert 0 <= result.scores["accuracy"] <= 1
+    assert result.metrics["step"][-1] == 4
+    model = lambert.load(result.folder)
+    assert model("the king found a river")["label"] in ("land", "water")
+    assert model.encode(["one text", "another"]).shape == (2, 32)
+    assert lambert.evaluate(model=result.model, data=labelled("classify", "dev")).scores["accuracy"] == pytest.approx(
+        result.scores["accuracy"], abs=0.05
+    )
+
+
+def test_ways_to_say_a_setting_are_equal(pretraining: dict[str, Any], tmp_path: Path) -> None:
+    out = pretraining["out"]
+
+    def resolved(*arguments: Any, **settings: Any) -> str:
+        steps = lambert.updates(*arguments, **settings)
+        next(steps)
+        steps.close()
+        found = (out / "config.toml").read_text()
+        for path in sorted(out.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        return found
+
+    flat = resolved(**pretraining, optim__lr=1e-4, optim__betas=(0.8, 0.9))
+    nested = resolved(**pretraining, optim={"lr": 1e-4, "betas": [0.8, 0.9]})
+    made = resolved(**pretraining, optim=lambert.OptimConfig(lr=1e-4, betas=(0.8, 0.9)))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(flat)
+    assert flat == nested == made == resolved(recipe) == resolved(str(recipe), optim__lr=1e-4)
+    other = resolved(recipe, optim__lr="2e-4")
+    assert other != flat
+    assert other.replace("lr = 0.0002", "lr = 0.0001") == flat
+
+
+def test_a_dataclass_is_taken_as_it_is_and_overridden(corpus: Path, tmp_path: Path) -> None:
+    config = lambert.PretrainConfig(
+        corpus, tmp_path / "run", model=lambert.EncoderConfig(layers=1, hidden=32, heads=2, intermediate=64),
+        train=lambert.TrainConfig(batch_size=8, steps=1),
+    )  # fmt: skip
+    assert lambert.pretrain(config, train__steps=2).metrics["step"].max() == 2
+    with pytest.raises(UsageError, match="finetune takes a FinetuneConfig, not a PretrainConfig"):
+        lambert.finetune(config)
+    assert text(config)
+
+
+def test_none_stands_for_not_set(pretraining: dict[str, Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('init = "nowhere"\n[train]\nsteps = 9\nepochs = 3\n')
+    assert lambert.pretrain(recipe, **pretraining, init=None, train__epochs=None).metrics["step"].max() == 6
+    assert "epochs" not in read(pretraining["out"] / "config.toml")["train"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optim__lrr": 1.0}, "Did you mean --optim.lr"),
+        ({"optim": {"name": "lam"}}, "optim.name = 'lam' is unknown. Did you mean 'lamb'"),
+        ({"optim__lr": "fast"}, "fast"),
+        ({"train__precision": "half"}, "bfloat16"),
+        ({"optim__warmup_share": 0.1}, "optim.warmup_share is optim.warmup_ratio now"),
+        ({"train__steps": 0}, "train.steps = 0"),
+        ({"out": None}, "--out"),
+    ],
+)
+def test_a_wrong_setting_is_the_command_lines_message(
+    settings: dict[str, Any], said: str, pretraining: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match=said) as raised:
+        lambert.pretrain(**pretraining | settings)
+    assert "\n" not in str(raised.value)
+
+
+def test_updates_says_at_the_call_what_is_wrong(pretraining: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Did you mean"):
+        lambert.updates(**pretraining, optim__lrr=1.0)
+    with pytest.raises(UsageError, match="corpus for a pre-training or data for a fine-tuning"):
+        lambert.updates(out=tmp_path / "x")
+    with pytest.raises(UsageError, match=r"No such recipe: -x\.toml"):
+        lambert.pretrain("-x.toml")
+    with pytest.raises(DataError):
+        lambert.pretrain(**pretraining | {"corpus": tmp_path / "nowhere"})
+
+
+def test_progress_is_shown_where_the_settings_ask(
+    pretraining: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    lambert.pretrain(**pretraining, log__console=True)
+    assert "run: 6/6 (100%) updates" in capfd.readouterr().err
+
+
+# --- updates ---
+
+
+def test_a_loop_has_its_own_settings_of_torch(pretraining: dict[str, Any]) -> None:
+    """Between two updates the process is the caller's, and what the caller changes there changes nothing of the run."""
+    quiet = lambert.pretrain(**pretraining, train__deterministic=True).metrics["loss"]
+    kept = torch.random.get_rng_state()
+    torch.manual_seed(5)
+    expected, drawn = torch.rand(6).tolist(), []
+    torch.manual_seed(5)
+    before = state()
+    for _ in lambert.updates(**pretraining | {"out": pretraining["out"].with_name("b")}, train__deterministic=True):
+        now = state()
+        assert {name for name in now if now[name] != before[name]} <= {"random", "handlers", "levels", "threads alive"}
+        drawn.append(float(torch.rand(1)))
+    assert drawn == expected
+    again = lambert.pretrain(**pretraining | {"out": pretraining["out"].with_name("b")}, train__deterministic=True)
+    assert np.array_equal(again.metrics["loss"], quiet, equal_nan=True)
+    torch.random.set_rng_state(kept)
+
+
+# --- rows ---
+
+
+def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"the {word} found a stone", "label": len(word) % 2} for word in ("king", "bird", "river", "boat")]
+    settings: dict[str, Any] = {"init": pretrained, "out": tmp_path / "run", "train__batch_size": 4, "log__every": 1}
+    settings |= {"data": rows, "dev": rows, "task__max_length": 32}
+    assert lambert.finetune(**settings, train__steps=2).scores["examples"] == 4
+    assert (tmp_path / "run-data.jsonl").read_text().count("\n") == 4
+    model = lambert.load(tmp_path / "run")
+    assert model.evaluate(rows)["examples"] == 4
+    with pytest.raises(UsageError, match="something else"):
+        lambert.finetune(**settings | {"data": rows[:3]}, train__steps=2)
+    with pytest.raises(UsageError, match="give out, too"):
+        lambert.finetune(init=pretrained, data=rows)
+    with pytest.raises(UsageError, match="a list of dicts"):
+        lambert.finetune(init=pretrained, data=["text"], out=tmp_path / "x")
+
+
+# --- the parts in somebody's own loop ---
+
+
+def test_encoder_and_lamb_in_a_loop_of_ones_own() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = lambert.Encoder(lambert.EncoderConfig(vocabulary=50, hidden=32, heads=2, intermediate=64))
+    head = torch.nn.Parameter(torch.zeros(32))
+    groups = lambert.decay_groups(net)
+    assert len(groups) == 2
+    optimizer = lambert.Lamb([*groups, {"params": [("head", head)]}], lr=2e-2)
+    rate = lambert.schedule(lambert.OptimConfig(lr=2e-2, warmup_steps=2), steps=12)
+    batch = lambert.Batch.of([[2, 15, 3], [2, 7, 9, 11, 3]])
+    assert (batch.tokens, batch.sequences, batch.longest) == (8, 2, 5)
+    assert batch.positions_T.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    losses = []
+    net.eval()  # no dropout
+    for number in range(12):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(number)
+        scores_S = net(batch)[batch.bounds_S1[:-1].long()] @ head
+        loss = ((scores_S - torch.tensor([1.0, -1.0])) ** 2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]

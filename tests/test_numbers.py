@@ -1,0 +1,136 @@
+"""Every number among the settings of every verb, with values that no number should have."""
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+from lambert import cli
+from lambert.core.errors import UsageError
+from lambert.core.settings import check
+
+Lambert = Callable[..., Any]
+
+NEEDED = {
+    "prepare": ["--input=t", "--out=o"],
+    "pretrain": ["--corpus=c", "--out=o", "--model.layers=1"],
+    "finetune": ["--data=d", "--out=o", "--init=i"],
+    "evaluate": ["--model=m", "--data=d"],
+    "predict": ["--model=m"],
+    "import": ["--from=f", "--out=o"],
+    "export": ["--model=m", "--out=o"],
+    "bench": [],
+    "launch": ["pretrain"],
+    "report": ["run"],
+    "doctor": [],
+}
+NEVER = {
+    int: (2**63, 10**30, -(10**30), math.nan, math.inf, -math.inf),
+    float: (math.nan, math.inf, -math.inf, 1e300, -1e300, 10**300),
+}
+"""What no setting of a kind may be."""
+MAY_BE_NEGATIVE = {"null_threshold", "seed"}
+MAY_BE_INFINITE = {"trust"}
+# What has no default and what a number does not depend on.
+GIVEN = {name: Path("x") for name in ("out", "corpus", "data", "init", "model")} | {"input": (Path("x"),)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number among the settings."""
+
+    verb: str
+    flag: str
+    table: Any
+    name: str
+    kind: type
+    count: int
+
+
+def numbers(verb: str, kind: Any, prefix: str = "") -> Iterator[Number]:
+    """Every number among the settings, those of nested tables too."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        for part in (hint, *get_args(hint)):
+            if dataclasses.is_dataclass(part):
+                yield from numbers(verb, part, f"{prefix}{field.name}.")
+            elif part in (int, float):
+                count = len(get_args(hint)) if get_origin(hint) is tuple else 1
+                yield Number(verb, prefix + field.name, kind, field.name, part, count)
+                break
+
+
+def all_numbers() -> list[Number]:
+    """Each once, though pretrain and finetune share tables."""
+    kinds = {
+        name: getattr(importlib.import_module(f"lambert.verbs.{verb.module}"), verb.settings)
+        for name, verb in cli.VERBS.items()
+        if verb.settings
+    }
+    found = {(number.table, number.name): number for verb, kind in kinds.items() for number in numbers(verb, kind)}
+    return list(found.values())
+
+
+NUMBERS = {f"{number.verb} {number.flag}": number for number in all_numbers()}
+
+
+def test_every_verb_is_walked() -> None:
+    assert NEEDED.keys() == {name for name, verb in cli.VERBS.items() if verb.settings}
+    assert len(NUMBERS) > 70
+    assert {"pretrain model.layers", "finetune train.epochs", "launch timeout", "bench rounds"} <= NUMBERS.keys()
+    assert NUMBERS["finetune optim.betas"].count == 2
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_out_of_every_range_are_refused(number: Number) -> None:
+    required = {field.name: GIVEN[field.name] for field in dataclasses.fields(number.table) if field.name in GIVEN}
+    number.table(**required)
+    for value in (*NEVER[number.kind], *(() if number.name in MAY_BE_NEGATIVE else (-1,))):
+        if value == math.inf and number.name in MAY_BE_INFINITE:
+            continue
+        given = required | {number.name: value if number.count == 1 else (value,) * number.count}
+        with pytest.raises(UsageError, match=rf"{number.name} = .* must be"):
+            number.table(**given)
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_not_a_number_is_a_line_and_2(number: Number, lambert: Lambert) -> None:
+    flag = f"--{number.flag.replace('_', '-')}"
+    flags = [f"{flag}=nan"] if number.count == 1 else [flag, *["nan"] * number.count]
+    needed = NEEDED[number.verb]
+    called = lambert(number.verb, *(flags + needed if number.verb == "launch" else needed + flags))
+    assert called.code == 2, called.err
+    assert called.err.count("\n") == 1
+    assert number.name.replace("_", "-") in called.err.replace("_", "-")
+
+
+@dataclasses.dataclass
+class Given:
+    share: float = 0.5
+    count: int | None = 1
+    pair: tuple[float, float] = (0.0, 0.0)
+    on: bool = True
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Given(share=1.0), "t.share = 1.0 must be at least 0 and below 1"),
+        (Given(share=math.nan), "t.share = nan must be a finite number and at least 0 and below 1"),
+        (Given(count=0), "t.count = 0 must be above 0"),
+        (Given(count=2**31), "t.count = 2147483648 must be at most 2147483647"),
+        (Given(pair=(0.0, -1.0)), r"t.pair = \(0.0, -1.0\) must be at least 0"),
+        (Given(pair=(0.0, 1e19)), r"t.pair = \(0.0, 1e\+19\) must be at most 1e\+18"),
+        (Given(pair=(math.inf, 0.0)), "t.pair = .* must be a finite number"),
+    ],
+)
+def test_the_message_names_the_range(given: Given, message: str) -> None:
+    check(Given(count=None), "t.", share="[0, 1)", count="(0, inf)")
+    check(Given(pair=(0.0, math.inf)), pair="[0, inf]")
+    with pytest.raises(UsageError, match=f"^{message}"):
+        check(given, "t.", share="[0, 1)", count="(0, inf)")

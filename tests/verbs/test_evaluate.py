@@ -1,0 +1,132 @@
+"""Scores and predictions files of fine-tuned models."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Lambert = Callable[..., Any]
+Labelled = Callable[[str, str], Path]
+
+
+@pytest.mark.parametrize("task", ["classify", "pair", "regress", "squad", "tag"])
+def test_it_reproduces_the_scores_of_fine_tuning(
+    task: str, tuned: Callable[[str], Path], labelled: Labelled, lambert: Lambert
+) -> None:
+    done = lambert("evaluate", "--json", model=tuned(task) / "model", data=labelled(task, "dev"))
+    assert (done.code, done.err) == (0, "")
+    before = json.loads((tuned(task) / "scores.json").read_text())
+    assert json.loads(done.out) == pytest.approx(before, rel=1e-6, abs=1e-7)
+    by_run = lambert("evaluate", "--json", model=tuned(task), data=labelled(task, "dev"), inference__micro_tokens=40)
+    # Equal texts get values that differ by rounding when they are batched otherwise, which unties their ranks.
+    untied = {name: value for name, value in json.loads(by_run.out).items() if not name.startswith("spearman")}
+    assert untied == pytest.approx({name: before[name] for name in untied}, rel=1e-5, abs=1e-5)
+
+
+def test_the_table_has_every_score_with_its_error(
+    tuned: Callable[[str], Path], labelled: Labelled, lambert: Lambert
+) -> None:
+    shown = lambert("evaluate", model=tuned("classify"), data=labelled("classify", "dev")).out
+    for name, value in json.loads((tuned("classify") / "scores.json").read_text()).items():
+        line = next(line for line in shown.splitlines() if line.startswith(f"{name.removesuffix('_se')} "))
+        assert (f"{value:.4f}" if name != "examples" else " 16") in line
+    assert "16.0" not in shown
+
+
+@pytest.mark.parametrize("flag", ["columns", "task.columns"])
+def test_a_file_may_have_other_columns(
+    flag: str, tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
+) -> None:
+    """The flag that the refusal names is one of evaluate and predict."""
+    data, renamed = labelled("classify", "dev"), tmp_path / "renamed.tsv"
+    renamed.write_text(data.read_text().replace("text\tlabel\n", "body\tkind\n", 1))
+    refused = lambert("evaluate", model=tuned("classify"), data=renamed)
+    assert (refused.code, "(task.columns.label)" in refused.err) == (3, True), refused.err
+    flags = [f"--{flag}.text=body", f"--{flag}.label=kind"]
+    done, usual = (
+        lambert("evaluate", "--json", *more, model=tuned("classify"), data=path)
+        for path, more in ((renamed, flags), (data, []))
+    )
+    assert (done.code, done.out) == (0, usual.out), done.err
+    answered = lambert("predict", flags[0], model=tuned("classify"), stdin='{"body": "the river"}\n')
+    assert (answered.code, '"label"' in answered.out) == (0, True), answered.err
+
+
+def test_the_official_predictions_of_squad(
+    tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
+) -> None:
+    path = tmp_path / "new" / "predictions.json"
+    done = lambert("evaluate", model=tuned("squad"), data=labelled("squad", "dev"), predictions=path)
+    assert done.code == 0
+    assert str(path) in done.out
+    answers, best = json.loads(path.read_text()), json.loads((path.parent / "predictions.nbest.json").read_text())
+    paragraphs = json.loads(labelled("squad", "dev").read_text())["data"][0]["paragraphs"]
+    contexts = {question["id"]: entry["context"] for entry in paragraphs for question in entry["qas"]}
+    assert list(answers) == list(best) == list(contexts)
+    assert all(answer in contexts[number] for number, answer in answers.items())
+
+
+@pytest.mark.parametrize(("task", "name"), [("classify", "p.jsonl"), ("classify", "p.tsv"), ("tag", "p.jsonl")])
+def test_predictions_are_a_row_an_example(
+    task: str, name: str, tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
+) -> None:
+    path = tmp_path / name
+    assert lambert("evaluate", model=tuned(task), data=labelled(task, "dev"), predictions=path).code == 0
+    assert len(path.read_text().splitlines()) == 16 + (path.suffix == ".tsv")
+
+
+def test_a_hugging_face_folder_with_a_head(
+    tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder, model = tmp_path / "hf", tuned("classify") / "model"
+    AutoModelForSequenceClassification.from_pretrained(model).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    kept = json.loads((folder / "config.json").read_text())
+    kept.pop("lambert", None)
+    (folder / "config.json").write_text(json.dumps(kept))
+    data = labelled("classify", "dev")
+    ours, theirs = (json.loads(lambert("evaluate", "--json", model=m, data=data).out) for m in (model, folder))
+    assert theirs == pytest.approx(ours, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "parts"),
+    [
+        ({"task": "squad"}, 2, ["'classify'", "'squad'"]),
+        ({"model": "nowhere"}, 3, ["No such model folder: nowhere"]),
+        ({"data": "nowhere.tsv"}, 3, ["nowhere.tsv"]),
+        ({"data": "pyproject.toml"}, 2, ["pyproject.toml", ".tsv"]),
+        ({"inference__micro_tokens": 0}, 2, ["micro_tokens = 0"]),
+        ({"inference__device": "warp"}, 2, ["warp"]),
+    ],
+)
+def test_what_does_not_fit(
+    change: dict[str, object], code: int, parts: list[str], tuned: Callable[[str], Path], labelled: Labelled,
+    lambert: Lambert,
+) -> None:  # fmt: skip
+    settings = {"model": tuned("classify"), "data": labelled("classify", "dev"), **change}
+    refused = lambert("evaluate", **settings)
+    assert refused.code == code, refused.err
+    assert refused.err.count("\n") == 1
+    assert all(part in refused.err for part in parts)
+
+
+def test_a_pretrained_model_has_nothing_to_be_scored_on(pretrained: Path, labelled: Labelled, lambert: Lambert) -> None:
+    refused = lambert("evaluate", model=pretrained, data=labelled("classify", "dev"))
+    assert refused.code == 2
+    assert "not fine-tuned" in refused.err
+
+
+def test_predictions_that_cannot_be_written(
+    tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    path = tmp_path / "file" / "p.jsonl"
+    refused = lambert("evaluate", model=tuned("classify"), data=labelled("classify", "dev"), predictions=path)
+    assert refused.code == 4
+    assert f"{path} cannot be written" in refused.err
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,0 +1,239 @@
+"""What `lambert launch` would start, what it refuses, and how soon it gives up where the machines cannot meet."""
+
+import importlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import HANGS, patient
+
+from lambert import cli
+from lambert.core import launcher
+from lambert.core.errors import UsageError
+from lambert.verbs.launch import VERBS, LaunchConfig, own
+
+
+@pytest.fixture(autouse=True)
+def _said_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")  # else a call in this process would leave it behind
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "verb"),
+    [
+        ("launch pretrain r.toml --nnodes 3", [], "pretrain"),
+        ("launch -np 2 pretrain -np 3", ["--nproc-per-node", "2"], "pretrain"),
+        ("launch -np=2 --dry-run predict", ["--nproc-per-node=2", "--dry-run"], "predict"),
+        ("launch --run-id pretrain finetune x", ["--run-id", "pretrain"], "finetune"),
+    ],
+)
+def test_its_flags_end_with_the_verb(line: str, flags: list[str], verb: str) -> None:
+    assert own(line.split()) == ["launch", *flags, verb]
+
+
+def test_a_dry_run_says_what_would_be_started(lambert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(9), raising=False)
+    shown = lambert("launch", "--dry-run", "-np", 4, "pretrain", "a b.toml", "--train.steps=3", "--help", "--debug")
+    assert shown.code == 0, shown.err
+    assert "4 on this machine" in shown.out
+    assert "OMP_NUM_THREADS=2 " in shown.out
+    assert shown.out.endswith("-m lambert pretrain 'a b.toml' --train.steps=3 --help --debug\n")
+    assert "1 on this machine" in lambert("launch", "--dry-run", "pretrain").out  # no GPU here, or one
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "OMP_NUM_THREADS=7 " in lambert("launch", "--dry-run", "-np=4", "pretrain").out
+
+
+def test_its_help_is_not_its_verbs(lambert: Any) -> None:
+    shown = lambert("launch", "--help")
+    assert shown.code == 0
+    assert "--max-restarts" in shown.out
+    assert "--train.steps" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["-np", "0", "pretrain"], "--nproc-per-node 0"),
+        (["-np", "two", "pretrain"], "--nproc-per-node two"),
+        (["--nnodes=2:1", "pretrain"], "--nnodes 2:1"),
+        (["--nnodes=0", "pretrain"], "--nnodes 0"),
+        (["--nnodes=2", "pretrain"], "--endpoint HOST:PORT"),
+        (["--nnodes=2", "--endpoint=node1", "pretrain"], "--endpoint node1"),
+        (["--endpoint=node1:99999", "pretrain"], "node1:99999"),
+        (["--max-restarts=-1", "pretrain"], "max_restarts = -1 must be at least 0"),
+        (["--timeout=0", "pretrain"], "timeout = 0 must be at least 1"),
+        (["prepare"], "'prepare'"),
+        (["--nproc=2", "pretrain"], "--nproc"),
+        (["-np", "2", "pretrain", "none.toml"], "No such recipe: none.toml"),
+        (["-np", "2", "pretrain", "--corpus=c", "--out=o", "--train.steps=0"], "train.steps = 0 must be above 0"),
+        (["-np", "2", "pretrain", "--corpus=c", "--out=o", "--train.batch-sise=4"], "Did you mean --train.batch-size?"),
+        (["-np", "2", "predict", "--chunk=8"], "--model"),
+        (["-np", "3", "pretrain", "--corpus=c", "--out=o", "--train.batch-size=8"], "3 ranks cannot share"),
+        ([], "VERB"),
+    ],
+)
+def test_wrong_settings(flags: list[str], named: str, lambert: Any) -> None:
+    shown = lambert("launch", *flags)
+    assert shown.code == 2, shown.out
+    assert named in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag", "right"),
+    [
+        ("pretrain -np 2 r.toml --train.steps 3", "-np", "-np 2 pretrain r.toml --train.steps 3"),
+        ("pretrain r.toml --max_restarts=1", "--max-restarts", "--max_restarts=1 pretrain r.toml"),
+        ("-np=2 finetune --dry-run 'a b.toml'", "--dry-run", "-np=2 --dry-run finetune 'a b.toml'"),
+        ("pretrain r.toml -np", "-np", "-np pretrain r.toml"),
+    ],
+)
+def test_flags_behind_the_verb_are_answered_with_the_right_order(
+    flags: str, flag: str, right: str, lambert: Any
+) -> None:
+    shown = lambert("launch", *shlex.split(flags))
+    assert shown.code == 2
+    assert shown.err == f"lambert: {flag} of launch must stand before the verb: lambert launch {right}\n"
+
+
+def test_no_verb_has_a_flag_of_launch() -> None:
+    for verb in VERBS:
+        names = {field.name for field in fields(stage(verb))}
+        assert not names & {field.name for field in fields(LaunchConfig)}
+
+
+def stage(verb: str) -> Any:
+    return getattr(importlib.import_module(f"lambert.verbs.{verb}"), cli.VERBS[verb].settings)
+
+
+def test_wrong_settings_are_found_before_anything_is_started(tmp_path: Path) -> None:
+    """By the launcher, which needs torch anyway: no rank begins, and no group meets."""
+    (tmp_path / "r.toml").write_text('corpus = "c"\nout = "o"\n[train]\nbatch_sise = 4\n')
+    launch = ["lambert", "launch", "-np", "4", "pretrain", str(tmp_path / "r.toml")]
+    done, seconds = processor_seconds("-m", *launch)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "batch_sise" in done.stderr
+    _, alone = processor_seconds("-c", "import torch, lambert.verbs.launch, lambert.verbs.pretrain")
+    assert seconds < 2 * alone, "four ranks with their launcher take five times what one process alone imports"
+
+
+def processor_seconds(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """What an interpreter did with these arguments, and the processor time that it and its children took."""
+    began = os.times()
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=HANGS)
+    took = os.times()
+    return done, took.children_user + took.children_system - began.children_user - began.children_system
+
+
+def test_slurm_says_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with pytest.raises(UsageError):
+        LaunchConfig(nnodes="2").meeting()
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert LaunchConfig(nnodes="2").meeting() == ("n1", 15_000 + 12 * 31)
+    assert LaunchConfig(nnodes="2", endpoint="[::1]:5").meeting() == ("::1", 5)
+
+
+def launched(*flags: str) -> tuple[int, str, float]:
+    """Exit code, what was said, and seconds."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "lambert", "launch", *flags, "pretrain", "--corpus=none", "--out=none"],
+        capture_output=True, text=True, check=False, timeout=HANGS,
+    )  # fmt: skip
+    return done.returncode, done.stderr, time.monotonic() - began
+
+
+def test_machines_that_cannot_meet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        code, said, seconds = launched("--nnodes=2", f"--endpoint=127.0.0.1:{taken}", "--timeout=1")
+    assert (code, said.count("\n")) == (4, 1), said
+    assert f"Port {taken} of 127.0.0.1 is in use" in said
+    assert seconds < patient(45)
+    code, said, _ = launched("--nnodes=2", f"--endpoint=127.0.0.1:{taken}", "--timeout=1")
+    assert (code, said.count("\n")) == (4, 1), said
+    assert "Fewer than 2 machines met at" in said
+    code, said, _ = launched("--nnodes=2", "--endpoint=no-such-host.invalid:29500", "--timeout=1")
+    assert (code, said.count("\n")) == (4, 1), said
+    assert "Nobody answers at no-such-host.invalid:29500 within 1 s" in said
+
+
+# --- the worker's side ---
+
+
+def test_without_a_launcher_an_end_is_a_line_and_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LAMBERT_LAUNCHER", raising=False)
+    assert launcher.report_end(5, "Diverged.") == 5
+    assert capsys.readouterr().err == "lambert: Diverged.\n"
+
+
+@pytest.mark.parametrize(("code", "leaves"), [(0, 0), (1, 1), (2, 0), (3, 0), (4, 4), (5, 0), (75, 0), (130, 0)])
+def test_the_launcher_is_told_what_is_final(
+    code: int, leaves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAMBERT_LAUNCHER", str(os.getppid()))
+    monkeypatch.setenv("LAMBERT_ENDS", str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    assert launcher.report_end(code, "A line.") == leaves
+    assert capsys.readouterr().err == ""
+    (end,) = launcher.read_ends(tmp_path)
+    assert (end.rank, end.pid, end.code, end.line) == (3, os.getpid(), code, "A line.")
+
+
+def test_a_launcher_that_is_gone_is_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAMBERT_LAUNCHER", "1")
+    monkeypatch.setenv("LAMBERT_ENDS", str(tmp_path))
+    assert launcher.report_end(3, "A line.") == 3
+    assert capsys.readouterr().err == "lambert: A line.\n"
+
+
+def test_one_of_those_whose_launcher_is_gone_speaks_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAMBERT_LAUNCHER", "1")
+    monkeypatch.setenv("LAMBERT_ENDS", str(tmp_path))
+    assert [launcher.report_end(75, "A line.") for _ in range(3)] == [75, 75, 75]
+    assert capsys.readouterr().err == "lambert: A line.\n"
+    monkeypatch.setenv("LAMBERT_ENDS", str(tmp_path / "gone"))
+    assert launcher.report_end(75, "A line.") == 75
+    assert capsys.readouterr().err == "lambert: A line.\n"
+
+
+FOLLOWS = """
+import os, subprocess, sys, time
+os.environ["LAMBERT_LAUNCHER"] = str(os.getpid())
+code = "import time; from lambert.core.launcher import follow; follow(); print(1, flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+assert child.stdout.readline() == "1\\n"
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_leaves_with_its_launcher() -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", FOLLOWS], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline())
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    launcher.stdout.close()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

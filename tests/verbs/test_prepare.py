@@ -1,0 +1,62 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lambert.core.shards import read_manifest
+from lambert.verbs.prepare import PrepareConfig, run
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.txt"
+    path.write_text(
+        "\n\n".join(f"The river is {n} miles long. Nobody has walked {n} miles along it." for n in range(40))
+    )
+    return path
+
+
+def test_it_says_what_was_kept(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = PrepareConfig((rows,), tmp_path / "corpus", vocabulary=120, documents="blank-line", heldout=0.1)
+    said: list[str] = []
+    manifest = read_manifest(run(config, said.append).folder)
+    shown = "\n".join(said)
+    assert "40 kept of 40; dropped: none" in shown
+    assert f"{manifest['splits']['train']['tokens']:,} tokens" in shown
+    run(config, said.append)
+    assert f"already prepared: {config.out}" in said
+    assert capsys.readouterr().out == ""
+
+
+def test_a_corpus_of_one_document_is_remarked_on(rows: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    run(PrepareConfig((rows,), tmp_path / "one", vocabulary=120), said.append)
+    assert "heldout    no documents" in said
+    (warning,) = [line for line in said if line.startswith("warning: ")]
+    assert "the corpus is one document" in warning
+    assert "--documents blank-line" in warning
+    said.clear()
+    run(PrepareConfig((rows,), tmp_path / "many", vocabulary=120, documents="blank-line"), said.append)
+    assert not [line for line in said if "warning" in line or "no documents" in line]
+
+
+def test_preparing_does_not_wait_for_torch(rows: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from lambert.verbs.prepare import PrepareConfig, run\n"
+        "texts, out = map(Path, sys.argv[1:])\n"
+        "run(PrepareConfig((texts,), out, vocabulary=120, documents='line', workers=2), print)\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    arguments = [sys.executable, "-c", code, str(rows), str(tmp_path / "corpus")]
+    assert b"corpus " in subprocess.run(arguments, capture_output=True, check=True).stdout
+
+
+def test_the_command_line(rows: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lambert", "prepare", "--input", str(rows), "--out", str(tmp_path / "corpus")]
+    done = subprocess.run([*command, "--vocabulary", "120"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    again = subprocess.run([*command, "--vocabulary", "121"], capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "vocabulary was 120, is 121" in again.stderr
+    assert len(again.stderr.strip().splitlines()) == 1

@@ -1,0 +1,218 @@
+"""The report: what it says, what it tolerates, and that it stands alone."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folders import Outline, folder, page, row
+
+from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.verbs import report
+from lambert.verbs.report import ReportConfig, cells
+
+
+def test_one_run(tmp_path: Path) -> None:
+    run = folder(
+        tmp_path / "tiny", environment={"device": "cpu", "packages": {"torch": "2.13.0"}, "command": ["a b", "c"]}
+    )
+    html = page(run)
+    text = " ".join(Outline(html).text.split())
+    for expected in (
+        "Loss, mlm",
+        "Loss, nsp",
+        "Held out, nsp accuracy",
+        "Learning rate",
+        "Gradient norm",
+        "Real tokens per second",
+        "waiting for data",
+        "640,000",
+        "3 min 20 s",
+        "7.6000",
+        "optim.lr 0.002",
+        "packages.torch 2.13.0",
+        "'a b' c",
+    ):
+        assert expected in text
+    assert "ceiling" not in text
+
+
+def test_stands_alone_and_is_well_formed(tmp_path: Path) -> None:
+    outline = Outline(page(folder(tmp_path / "one"), folder(tmp_path / "two")))
+    assert outline.open == []
+    assert outline.tags.count("svg") == 7
+    assert not {"script", "link", "img", "iframe", "object", "image"} & set(outline.tags)
+    assert all(link.startswith("#") for link in outline.links)
+    html = (tmp_path / "page.html").read_text()
+    assert "http" not in html
+    assert "@import" not in html
+    assert all(name.startswith("#") for name in re.findall(r"url\((.*?)\)", html))
+
+
+def test_what_a_summary_says_comes_first_and_is_escaped(tmp_path: Path) -> None:
+    summary = {
+        "title": "A <b>title</b>",
+        "tables": [{"caption": "Scores", "columns": ["", "F1"], "rows": [["ours", 88.5], ["theirs", None]]}],
+        "examples": [{"caption": "Answers", "columns": ["text"], "rows": [["<script>alert(1)</script>"]]}],
+    }
+    html = page(folder(tmp_path / "x&y", summary=summary))
+    assert "<title>A &lt;b&gt;title&lt;/b&gt;</title>" in html
+    assert "<script>" not in html
+    assert html.index("Scores") < html.index("Answers") < html.index("Curves")
+    assert "x&amp;y" in html
+    assert ">88.5<" in html
+
+
+HOSTILE = "</title></svg><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;{{ 7 * 7 }}"
+
+
+def test_a_run_folder_of_hostile_names_is_text_on_the_page(tmp_path: Path) -> None:
+    rows = [row(step, **{f"loss/{HOSTILE}": 1.0}) for step in (10, 20)]
+    rows += [{"step": step, f"heldout/{HOSTILE}": 0.5} for step in (10, 20)]
+    run = folder(
+        tmp_path / "<script>alert(2)<",
+        rows,
+        config=f"[{json.dumps(HOSTILE)}]\nname = {json.dumps(HOSTILE)}\n",
+        environment={HOSTILE: HOSTILE, "processes": HOSTILE},
+        scores={HOSTILE: 0.5},
+        summary={"title": HOSTILE, "tables": [{"caption": HOSTILE, "columns": [HOSTILE], "rows": [[HOSTILE]]}]},
+    )
+    incident = {"step": 1, "time": 1e9, "what": HOSTILE, "parameter": HOSTILE, "ranks": [HOSTILE], "sequences": []}
+    (run / "incidents.jsonl").write_text(
+        json.dumps(incident) + "\n" + json.dumps({**incident, "what": "\ud800"}) + "\n"
+    )
+    (run / "log.txt").write_text(f"2026-01-01T00:00:00+0000 warning: {HOSTILE}\n")
+    other = folder(tmp_path / "other", rows)
+    for html in (page(run), page(run, other)):
+        assert not {"script", "img"} & set(Outline(html).tags)
+        assert "{{ 7 * 7 }}" in html
+        assert "\n49" not in html
+
+
+def test_several_runs_are_compared(tmp_path: Path) -> None:
+    one = folder(tmp_path / "one", scores={"heldout/mlm": 1.0, "exact": 80.123})
+    two = folder(tmp_path / "two", [row(10), row(20)], config='seed = 1\n[optim]\nname = "adamw"\nwarmup_steps = 5\n')
+    text = " ".join(Outline(page(one, two)).text.split())
+    assert "optim.name lamb adamw" in text
+    assert "optim.warmup_steps 5" in text
+    assert "Updates 100 20" in text
+    assert "exact 80.123" in text
+    differing = dict(report.differences([{"a": 1, "b": 2}, {"a": 1, "b": 3, "c": True}]))
+    assert differing == {"b": ["2", "3"], "c": ["", "yes"]}
+
+
+def test_chained_runs_follow_one_another(tmp_path: Path) -> None:
+    runs = [report.read(folder(tmp_path / name), name) for name in ("one", "two")]
+    first, second = (
+        chart.lines for chart in report.charts(runs, [0, 100]) if chart.title in ("Loss, mlm", "Learning rate")
+    )
+    assert [line.points[0][0] for line in second] == [10, 110]
+    assert [(line.run, line.held_out) for line in first] == [(0, False), (1, False), (0, True), (1, True)]
+    assert "Runs follow one another" in page(tmp_path / "one", tmp_path / "two", chain=True)
+
+
+def test_a_run_that_is_still_being_written(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 110, "lo')
+    assert report.read(run, "run").notices == []
+    text = (run / "metrics.jsonl").read_text().replace('{"step": 20,', '{"step": 20;')
+    (run / "metrics.jsonl").write_text(text + "\n[1]\n" + json.dumps(row(120)))
+    html = page(run)
+    assert "3 of 15 lines of metrics.jsonl could not be read" in html
+    assert ">120<" in html
+
+
+def test_missing_keys_and_values_that_are_no_numbers(tmp_path: Path) -> None:
+    rows = [{"step": 1}, {"step": 2, "loss": None, "lr": "high"}, {"step": 3, "loss": 2.0}, {"step": 4, "loss": True}]
+    run = report.read(folder(tmp_path / "run", rows), "run")
+    assert run.series("loss") == [(3, 2.0)]
+    assert [chart.title for chart in report.charts([run], [0])] == ["Loss"]
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": Infinity}\n')
+    assert "No update has been logged yet" in page(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    assert "No update has been logged yet" in page(tmp_path / "run")
+
+
+def test_damaged_side_files_are_said_on_the_page(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run", environment="{", scores="[1]", config="seed = \n")
+    html = page(run)
+    assert "environment.json could not be read" in html
+    assert "config.toml is not a TOML recipe" in html
+
+
+def test_without_optional_files(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run")
+    (run / "config.toml").unlink()
+    text = Outline(page(run)).text
+    assert "Settings" not in text
+    assert "Environment" not in text
+
+
+def test_advice() -> None:
+    def advised(rows: list[dict[str, Any]]) -> list[str]:
+        return report.advice(report.Run("run", rows, {}, {}, {}, {}, []))
+
+    assert advised([row(step) for step in range(1, 9)]) == []
+    (line,) = advised([row(step, wait_share=0.18) for step in range(1, 9)])
+    assert "18% of the time went into waiting for data" in line
+    (line,) = advised([row(100, skipped=7)])
+    assert "7 of 100 updates were skipped" in line
+    held_out = [{"step": step, "heldout/mlm": loss} for step, loss in ((1, 5.0), (2, 4.0), (3, 4.5))]
+    (line,) = advised([row(1), *held_out])
+    assert "was lowest, 4, after 2 updates and is 4.5 at the end" in line
+    assert advised([row(1), *held_out[:2]]) == []
+
+
+def test_where_the_page_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, two = folder(Path("runs/one")), folder(Path("runs/two"))
+    assert report.run(ReportConfig(runs=(one,))) == Path("runs/one/report.html")
+    assert report.run(ReportConfig(runs=(one, two))) == Path("report.html")
+    assert report.run(ReportConfig(runs=(one, one), out=Path("new/page.html"))) == Path("new/page.html")
+    assert Path("new/page.html").read_text().count("<tbody") == Path("runs/one/report.html").read_text().count("<tbody")
+    assert list(Path("new").iterdir()) == [Path("new/page.html")]
+
+
+def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = folder(tmp_path / "runs" / "base")
+    with pytest.raises(UsageError, match="lambert report runs/NAME"):
+        report.run(ReportConfig())
+    with pytest.raises(DataError, match=r"No metrics\.jsonl in .*bsae\. Run folders near it: .*base"):
+        report.run(ReportConfig(runs=(tmp_path / "runs" / "bsae",)))
+    with pytest.raises(MachineError, match=r"cannot be written: .*choose another place"):
+        report.run(ReportConfig(runs=(run,), out=run / "config.toml" / "page.html"))
+    (run / "summary.json").write_text('{"tables": [{"rows": [[1]]}]}')
+    with pytest.raises(DataError, match=r"summary\.json of base: every table"):
+        report.run(ReportConfig(runs=(run,)))
+    monkeypatch.setattr(report, "find_spec", lambda package: None)
+    with pytest.raises(UsageError) as raised:
+        report.run(ReportConfig(runs=(run,)))
+    assert str(raised.value) == "report needs matplotlib and jinja2: pip install 'lambert-bert[report]'."
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    folder(tmp_path / "a" / "base")
+    folder(tmp_path / "b" / "base")
+    html = page(tmp_path / "a" / "base", tmp_path / "b" / "base")
+    assert "a/base" in html
+    assert "b/base" in html
+
+
+def test_scores_that_are_shown_as_held_out_are_not_repeated(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run", scores={"mlm": 1.25, "nsp_accuracy": 0.5, "exact": 80.125})
+    labels = [label for label, _ in report.final_numbers([report.read(run, "run")])]
+    assert "exact" in labels
+    assert "mlm" not in labels
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("text", ["1", "-1.5", "+17.1% ± 1.2%", "1,024", "2.1e-05", "3 GB", "81%", "640,000"])
+def test_quantities(text: str) -> None:
+    assert cells.is_quantity(text)
+
+
+@pytest.mark.parametrize("text", ["", "lamb", "6.4 (unigrams)", "0.9, 0.999", "14.2 standard errors", "2.13.0 + cpu"])
+def test_other_cells(text: str) -> None:
+    assert not cells.is_quantity(text)
