@@ -1,0 +1,288 @@
+"""Every crash and every failure of the disk that a small run can meet, one by one (docs/reliability.md).
+
+By default a few of them, spread evenly; LAMBERT_TEST_CRASHES is how many, or "all" (`make test-crash`).
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import disks
+import pytest
+from disks import Disk, Ended, Files, Operation, Warm
+
+CHOSEN = os.environ.get("LAMBERT_TEST_CRASHES", "1")
+ALL = CHOSEN == "all"
+POINTS = 0 if ALL else int(CHOSEN)
+"""Of each kind and command, where not all are tried."""
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and a C compiler"),
+    pytest.mark.timeout(300 if POINTS == 1 else 14400),
+]
+
+MEASURED = {
+    "time", "sequences_per_second", "tokens_per_second", "wait_share", "utilisation", "memory_mb",
+    "checkpoint_pause_seconds", "imbalance", "exchange_seconds", "exchange_wait_seconds",
+}  # fmt: skip
+"""Keys of metrics.jsonl that differ from run to run."""
+TOLD = ("environment.json", "log.txt")
+"""Files with times and what happened; all others are compared byte for byte, metrics.jsonl but for MEASURED."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("crashes")
+    (home / "place").mkdir()
+    return home
+
+
+@pytest.fixture(scope="module")
+def warm(home: Path) -> Iterator[Warm]:
+    made = Warm(home, home / "place")
+    yield made
+    made.close()
+
+
+def flags(**settings: object) -> list[str]:
+    return [f"--{name.replace('__', '.').replace('_', '-')}={value}" for name, value in settings.items()]
+
+
+@pytest.fixture
+def commands(home: Path, texts: Path, corpus: Path, pretrained: Path, small: dict[str, object]) -> dict[str, list[str]]:
+    """Each verb that writes, as a small command that writes below `home`/place."""
+    rows = home / "rows.tsv"
+    pairs = [("river", "water"), ("stone", "land")] * 8
+    rows.write_text("text\tlabel\n" + "".join(f"the {thing} near the road\t{kind}\n" for thing, kind in pairs))
+    place = home / "place"
+    fixed: dict[str, object] = {"train__micro_tokens": 400, "train__compile": "off", "train__device": "cpu"}
+    lines: dict[str, object] = {"documents": "line", "vocabulary": 160, "heldout": 0.2, "workers": 1}
+    tuning: dict[str, object] = {"task__max_length": 32, "train__batch_size": 8, "train__steps": 2, "log__every": 1}
+    run: dict[str, object] = {"train__steps": 6, "train__save_every": 2, "train__evaluate_every": 4}
+    return {
+        "prepare": ["prepare", *flags(input=texts, out=place / "corpus", **lines)],
+        "pretrain": ["pretrain", *flags(corpus=corpus, out=place / "run", **small, **fixed, **run)],
+        "finetune": [
+            "finetune",
+            *flags(data=rows, dev=rows, init=pretrained, out=place / "tuned", optim__lr=1e-3, train__save_every=1),
+            *flags(**tuning, **fixed),
+        ],
+        "import": ["import", *flags(**{"from": pretrained / "model", "out": place / "imported"})],
+        "export": ["export", *flags(model=pretrained / "model", out=place / "exported")],
+    }
+
+
+VERBS = ("prepare", "pretrain", "resume", "finetune", "import", "export", "launch", "launch two")
+LAUNCH = {"launch": ["launch", "-np=1", "--max-restarts=1"], "launch two": ["launch", "-np=2", "--max-restarts=1"]}
+"""What stands before `pretrain`; the launcher's own files lie below `home`/place, too."""
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A command where nothing goes wrong."""
+
+    before: Files
+    """What there is before it."""
+    after: Files
+    """What it leaves."""
+    done: list[Operation]
+    """What it did that changed something."""
+    count: int
+    """Operations with those that failed as they should."""
+    passed: set[str] = field(default_factory=set)
+    """The states, as `likeness` has them, from which the same command is known to end in `after`."""
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Sound]:
+    return {}
+
+
+@pytest.fixture
+def sound(warm: Warm, commands: dict[str, list[str]], known: dict[str, Sound]) -> Callable[[str], Sound]:
+    def find(verb: str) -> Sound:
+        if verb not in known:
+            before: Files = {"tmp": None} if verb in LAUNCH else {}
+            if verb == "resume":  # after four of six updates, with rows of the fifth
+                after = find("pretrain").after
+                gone = ("run/model", "run/scores.json", "run/checkpoints/step-000006")
+                before = {path: data for path, data in after.items() if not path.startswith(gone)}
+                before |= {f"run/checkpoints/step-000002{path[27:]}": data for path, data in after.items()
+                           if path.startswith("run/checkpoints/step-000004")}  # fmt: skip
+                before = {path: data for path, data in before.items() if "step-000002" not in path}
+            disks.write(warm.root, before)
+            left, done = warm.record(command(commands, verb))
+            assert left.code == 0, left.text
+            known[verb] = Sound(before, disks.read(warm.root), done, left.operations)
+        return known[verb]
+
+    return find
+
+
+def command(commands: dict[str, list[str]], verb: str) -> list[str]:
+    if verb in LAUNCH:
+        return [*LAUNCH[verb], *commands["pretrain"]]
+    return commands["pretrain" if verb == "resume" else verb]
+
+
+def products(files: Files, rows: bool = True) -> dict[str, Any]:
+    """What must be the same however often the command was broken off; `rows`: those of metrics.jsonl, too."""
+    found: dict[str, Any] = {path: data for path, data in files.items() if Path(path).name not in TOLD}
+    for path in [path for path in found if path.endswith("metrics.jsonl")]:
+        lines = found.pop(path).decode().splitlines()
+        if rows:
+            found[path] = [
+                {key: value for key, value in json.loads(line).items() if key not in MEASURED} for line in lines
+            ]
+    return found
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path) or
+                  (path in one) != (path in other))  # fmt: skip
+
+
+def spread(found: Sequence[Any]) -> Sequence[Any]:
+    """All, or POINTS of them."""
+    step = 1 if ALL else max(1, -(-len(found) // POINTS))
+    return found[step // 2 :: step]
+
+
+def shown(path: str, data: bytes) -> bytes:
+    """Of a file what the same command can depend on when it is given again."""
+    name = Path(path).name
+    if name in TOLD:
+        return data[-1:]
+    if name == "lock.json":
+        return re.sub(rb"\d+", b"0", data)
+    if name == "metrics.jsonl":
+        return re.sub(rb'"(' + "|".join(sorted(MEASURED)).encode() + rb')": [^,}]*', b"", data)
+    return data
+
+
+def again(warm: Warm, tokens: list[str], sound: Sound, where: str, rows: bool = True, gaps: bool = False) -> list[str]:
+    """What is wrong after the same command was given again where nothing fails any more; `gaps`: a save had failed."""
+    state = disks.likeness(disks.read(warm.root), shown)
+    if state in sound.passed:
+        return []
+    wrong = _again(warm, tokens, sound.after, where, rows, gaps)
+    if rows and not gaps and not wrong:
+        sound.passed.add(state)
+    return wrong
+
+
+def _again(warm: Warm, tokens: list[str], whole: Files, where: str, rows: bool, gaps: bool) -> list[str]:
+    left = warm.run(tokens)
+    done = left.code == 0 or (tokens[0] in ("import", "export") and "exists already" in left.text)
+    if not done:
+        return [f"{where}: the same command again ends with {left.code}: {left.text[-600:]}"]
+    different = differences(products(disks.read(warm.root), rows), products(whole, rows))
+    different = [path for path in different if not (gaps and older(path, whole))]
+    return [f"{where}: not the same after the same command again: {different}"] if different else []
+
+
+def told(wrong: list[str], said: int) -> int:
+    """Prints what was not `said` yet, since a test of all points takes an hour; gives how much there is."""
+    for text in wrong[said:]:
+        print(f"\n{text}", flush=True)
+    return len(wrong)
+
+
+def older(path: str, whole: Files) -> bool:
+    """Whether it is of another checkpoint than the newest."""
+    return path.startswith("run/checkpoints/step-") and not path.startswith(f"run/checkpoints/step-{newest(whole):06d}")
+
+
+def newest(files: Files) -> int:
+    """The update of the newest checkpoint."""
+    steps = [path.split("/")[2] for path in files if path.startswith("run/checkpoints/step-")]
+    return max((int(name.removeprefix("step-")) for name in steps), default=0)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_after_a_crash_at_any_operation_the_same_command_ends_in_the_same_bytes(
+    verb: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
+) -> None:
+    """Killed before and after every operation and in every write; and without power, with all data and names lost that
+    were not flushed."""
+    straight, tokens = sound(verb), command(commands, verb)
+    before, whole, done = straight.before, straight.after, straight.done
+    disk = Disk(before)
+    for operation in done:
+        disk.do(operation)
+    assert disk.seen() == whole, "something was written that was not recorded"
+    wrong: list[str] = []
+    said = 0
+    for names in (False, True):
+        kept = products(disk.lost(names), rows=False)
+        if lost := [path for path, data in products(whole, rows=False).items() if kept.get(path, b"") != data]:
+            wrong.append(f"lost without power after the end: {lost}")
+    found = list(disks.crashes(before, done))
+    for how in ("killed", "no power after", "no power, names"):
+        steps = [newest(crash.files) for crash in found if crash.where.startswith(how)]
+        if steps != sorted(steps):
+            wrong.append(f"{how}: a checkpoint that was there is lost: {steps}")
+    for crash in spread(found):
+        disks.write(warm.root, crash.files)
+        wrong += again(warm, tokens, straight, crash.where)
+        said = told(wrong, said)
+    print(f"\n{verb}: {len(done)} operations, {len(spread(found))} of {len(found)} states after a crash")
+    assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:40])
+
+
+FAULTS = {
+    "full": (disks.FULL_FROM, errno.ENOSPC),
+    "error": (disks.ERROR_ONCE, errno.EIO),
+    "short": (disks.SHORT_ONCE, 0),
+    "killed": (disks.KILL, 0),
+}
+KILLED = 137
+"""The exit code of a process at KILL."""
+
+
+def complaint(left: Ended, launched: bool) -> str:
+    """What is wrong with how a command ended on a disk that failed, or nothing. Ranks that are `launched` speak for
+    themselves where the disk of temporary files, by which they tell their launcher, is full as well."""
+    if left.code in (0, KILLED):
+        return ""
+    lines = [line for line in left.text.splitlines() if line.startswith("lambert: ")]
+    if left.code != 4 or not lines or (len(lines) > 1 and not launched) or "Traceback" in left.text:
+        return f"ended with {left.code}: {left.text[-600:]}"
+    return ""
+
+
+@pytest.mark.parametrize(("verb", "fault"), [(v, f) for v in VERBS for f in FAULTS if f != "killed" or v in LAUNCH])
+def test_a_disk_that_fails_at_any_operation_costs_one_line_and_nothing_else(
+    verb: str, fault: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
+) -> None:
+    """Full from the operation on, in the middle of a write; one input or output error; one write that is cut short;
+    and the process alone killed that does it, while its launcher lives."""
+    straight, tokens = sound(verb), command(commands, verb)
+    before, whole, count = straight.before, straight.after, straight.count
+    kind, error = FAULTS[fault]
+    wrong, said, points = list[str](), 0, spread(range(1, count + 1))
+    for at in points:
+        disks.write(warm.root, before)
+        left = warm.run(tokens, kind, at, error)
+        where = f"{fault} at {at} of {count}"
+        failed = "could not be written" in left.text  # a save, and training went on: an older checkpoint was kept
+        if text := complaint(left, verb in LAUNCH):
+            wrong.append(f"{where}: {text}")
+        elif left.code == 0:
+            different = differences(products(disks.read(warm.root), rows=False), products(whole, rows=False))
+            different = [path for path in different if not (failed and older(path, whole))]
+            different = [path for path in different if not path.endswith("lock.json") and "/.tmp-" not in f"/{path}"]
+            wrong += [f"{where}: ended well, but {different}"] if different else []
+        if newest(disks.read(warm.root)) < newest(before):
+            wrong.append(f"{where}: a checkpoint is lost")
+        wrong += again(warm, tokens, straight, where, rows=left.code != 0 or fault == "killed", gaps=failed)
+        said = told(wrong, said)
+    print(f"\n{verb}: {fault} at {len(points)} of {count} operations")
+    assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:40])
