@@ -1,6 +1,7 @@
 """The products under bfloat16 autocast equal torch's own linear layer, and notice every change of a weight."""
 
 import copy
+import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -140,7 +141,7 @@ def test_weights_are_rounded_once_between_updates(monkeypatch: pytest.MonkeyPatc
 
 
 def test_importing_hooks_no_optimizer() -> None:
-    assert not torch.optim.optimizer._global_optimizer_post_hooks
+    assert not importlib.import_module("torch.optim.optimizer")._global_optimizer_post_hooks
 
 
 def test_a_copy_of_a_model_has_its_own_weights() -> None:
