@@ -2,12 +2,12 @@
 
 from typing import NoReturn
 
-from lambert.core.signals import leave_when_asked
+from lambert.core.signals import exit_on_signals
 
 
 def main() -> NoReturn:
     """Runs the command line. A signal is obeyed before the rest is imported, which takes half a second or more."""
-    leave_when_asked()
+    exit_on_signals()
     from lambert import cli
 
     cli.main()

@@ -108,8 +108,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and leaves with its exit code: 0 ok, 1 bug, 2 usage, 3 bad data, 4 machine, 5 diverged,
     75 saved and please requeue, 130 interrupted and saved."""
     if arguments is None:
-        signals.leave_when_asked()
-        signals.interruptible()
+        signals.exit_on_signals()
+        signals.restore_keyboard_interrupt()
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and tokens and tokens[0] in COMPUTES:
         keep_memory()

@@ -14,7 +14,7 @@ from patience import HANGS
 from lambert.core.errors import SavedAndStopped
 from lambert.core.world import World
 from lambert.engine.compiler import compiled
-from lambert.engine.signals import Asked, StopRequest, graceful_stop
+from lambert.engine.signals import Interrupted, StopRequest, graceful_stop
 
 CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
 
@@ -28,8 +28,8 @@ def politely(work: Callable[[StopRequest], object]) -> None:
         work(request)
 
 
-def patiently(work: Callable[[StopRequest], object]) -> None:
-    with graceful_stop() as request, request.patient():
+def deferring(work: Callable[[StopRequest], object]) -> None:
+    with graceful_stop() as request, request.deferred():
         work(request)
 
 
@@ -46,7 +46,7 @@ def test_a_signal_is_a_request(number: signal.Signals, code: int, capfd: pytest.
         raise request.stopped("step 7 is saved", "lambert pretrain r.toml")
 
     with pytest.raises(SavedAndStopped) as caught:
-        patiently(work)
+        deferring(work)
     assert signal.getsignal(number) is before
     assert threading.active_count() == threads
     assert caught.value.exit_code == code
@@ -121,7 +121,7 @@ def test_patience_ends_with_what_came_meanwhile() -> None:
     reached = []
 
     def work(request: StopRequest) -> None:
-        with request.patient():
+        with request.deferred():
             ask()
             reached.append("within")
         reached.append("behind")
@@ -133,9 +133,9 @@ def test_patience_ends_with_what_came_meanwhile() -> None:
 
 def test_a_request_that_a_library_swallowed_is_remembered() -> None:
     def work(request: StopRequest) -> None:
-        with contextlib.suppress(Asked):
+        with contextlib.suppress(Interrupted):
             ask()
-        with request.patient():
+        with request.deferred():
             raise AssertionError
 
     with pytest.raises(SavedAndStopped):
@@ -148,7 +148,7 @@ def test_an_error_in_patience_stays_that_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        patiently(work)
+        deferring(work)
 
 
 def test_stopping_during_the_trial_is_not_a_failure_to_compile() -> None:
@@ -172,7 +172,7 @@ def test_a_request_of_another_rank_leaves_the_own_first_signal_a_first() -> None
         raise request.stopped("saved")
 
     with pytest.raises(SavedAndStopped, match="SIGUSR1; saved"):
-        patiently(work)
+        deferring(work)
 
 
 def test_a_signal_while_the_ranks_agree_waits_for_the_next_time() -> None:
@@ -189,7 +189,7 @@ def test_a_signal_while_the_ranks_agree_waits_for_the_next_time() -> None:
         raise request.stopped("saved")
 
     with pytest.raises(SavedAndStopped, match="SIGTERM; saved"):
-        patiently(work)
+        deferring(work)
     assert seen == [False, True, True]
 
 
@@ -248,7 +248,7 @@ def test_code_that_is_deaf_is_left_after_a_grace(
 def test_the_second_leaves_even_deaf_code_at_once(
     number: signal.Signals, ended: Callable[[str], subprocess.CompletedProcess[str]]
 ) -> None:
-    left = ended(f"with request.patient(): after(0.1, {int(number)}); after(0.4, {int(number)}); deaf()")
+    left = ended(f"with request.deferred(): after(0.1, {int(number)}); after(0.4, {int(number)}); deaf()")
     assert left.returncode == 128 + number
     assert "leaving at once" in left.stderr
 

@@ -88,8 +88,8 @@ def test_a_worker_process_does_not_speak(tmp_path: Path) -> None:
     """One that was forked since then ends as the signal has it."""
     code = (
         "import os, signal, sys, time\n"
-        "from lambert.core.signals import leave_when_asked\n"
-        "leave_when_asked()\n"
+        "from lambert.core.signals import exit_on_signals\n"
+        "exit_on_signals()\n"
         "reader, writer = os.pipe()\n"
         "child = os.fork()\n"
         "if not child: os.write(writer, b'.')\n"

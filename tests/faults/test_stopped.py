@@ -120,7 +120,7 @@ def scoring(folder: Path) -> None:
             yield batch_of([number, number + 5])
             done += 1
 
-    with graceful_stop() as request, request.patient():
+    with graceful_stop() as request, request.deferred():
         scores = evaluate(net, batches(strike=False), precision, world, request)
         (folder / f"scored-{world.rank}").write_text(f"{done} of 3, {len(scores) // 2} objectives")
         done = 0

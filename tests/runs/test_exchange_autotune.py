@@ -10,7 +10,7 @@ import torch
 from lambert.core.world import World
 from lambert.distributed.exchange.methods import ExchangeConfig, Name
 from lambert.engine.loop import OutOfMemory
-from lambert.engine.signals import Asked, StopRequest
+from lambert.engine.signals import Interrupted, StopRequest
 from lambert.runs import exchange_autotune as tuning
 
 Tune = Callable[..., tuple[list[str], str, int]]
@@ -75,5 +75,5 @@ def test_a_candidate_that_runs_out_of_memory_is_timed_again_with_smaller_micro_b
 def test_a_signal_breaks_it_off(autotune: Tune) -> None:
     stop = StopRequest()
     stop._heard = 15
-    with pytest.raises(Asked, match="SIGTERM"):
+    with pytest.raises(Interrupted, match="SIGTERM"):
         autotune({"float32": 0.4, "int8": 0.1}, stop=stop)

@@ -164,7 +164,7 @@ def run(folder: Path, *, stop: int = 20, save_every: int = 5, hook: Callable[[St
     optimizer, precision = adamw(net), Precision("float32")
     with (
         signals.graceful_stop() as request,
-        request.patient(),
+        request.deferred(),
         hold(folder, world),
         closing(checkpoint.Saver(folder, world=world)) as saver,
     ):

@@ -16,9 +16,9 @@ if hasattr(signal, "SIGUSR1"):
     _CODES[signal.SIGUSR1] = 75
 
 
-def leave_when_asked() -> None:
+def exit_on_signals() -> None:
     """From here on SIGTERM, SIGUSR1 and SIGINT end this process at once, in one line: nothing half-written has a good
-    name. Call `interruptible` where SIGINT may raise KeyboardInterrupt again.
+    name. Call `restore_keyboard_interrupt` where SIGINT may raise KeyboardInterrupt again.
 
     Not so in a process of `lambert launch`, which hears how its processes end and speaks for them.
     """
@@ -37,18 +37,18 @@ def leave_when_asked() -> None:
     _mask("SIG_UNBLOCK")
 
 
-def interruptible() -> None:
+def restore_keyboard_interrupt() -> None:
     """SIGINT raises KeyboardInterrupt, as Python has it."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def hold_back() -> None:
-    """The signals wait until `leave_when_asked` is called, even if this process is another program by then."""
+def block_signals() -> None:
+    """The signals wait until `exit_on_signals` is called, even if this process is another program by then."""
     _mask("SIG_BLOCK")
 
 
-def let_through() -> None:
+def unblock_signals() -> None:
     """The signals that were held back come now."""
     _mask("SIG_UNBLOCK")
 

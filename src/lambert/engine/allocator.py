@@ -9,7 +9,7 @@ import os
 import sys
 from contextlib import suppress
 
-from lambert.core.signals import hold_back, let_through
+from lambert.core.signals import block_signals, unblock_signals
 
 TUNABLES = {
     "glibc.malloc.mmap_threshold": 2**32,  # bytes; larger blocks get a mapping of their own, which `free` returns
@@ -29,10 +29,10 @@ def keep_memory() -> None:
         return
     os.environ |= tunables
     sys.stdout.flush()
-    hold_back()  # a signal that comes now is for the command that starts again
+    block_signals()  # a signal that comes now is for the command that starts again
     with suppress(OSError):  # the command then runs without tunables, and slower
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    let_through()
+    unblock_signals()
 
 
 def settings() -> dict[str, str]:

@@ -78,7 +78,7 @@ class Step:
         reading: Reading,
         stopwatch: Stopwatch,
         exchange_seconds: tuple[float, float] = (0.0, 0.0),
-        asked: bool = False,
+        stop_requested: bool = False,
     ) -> None:
         self.index = index
         """Number of the update, from 1."""
@@ -91,7 +91,7 @@ class Step:
         self.exchange_seconds = exchange_seconds
         """How long the gradient exchange took, and how much of that the backward pass did not hide; 0 on a GPU, whose
         times the host does not know."""
-        self.asked = asked
+        self.stop_requested = stop_requested
         """Whether any rank had been asked to stop before the end of this update; the same on all ranks."""
         self.scores: Mapping[str, float] = {}
         """Scores on held-out data after this update, by name; empty if the run did not evaluate."""
@@ -193,7 +193,7 @@ def train(
         max_grad_norm: Bound on the global gradient norm; 0 means no bound.
         seed: Dropout is a function of (seed, update, number of the micro-batch).
         exchange: Sums the gradients over the ranks; the default is the exchange of one process.
-        stop: All ranks learn at the same step, by `Step.asked`, that one of them was asked to stop.
+        stop: All ranks learn at the same step, by `Step.stop_requested`, that one of them was asked to stop.
 
     Raises OutOfMemory if a forward or backward pass runs out of memory; weights and moments are then those of the
     update before. Raises MachineError if the optimizer runs out of memory, or if another rank is lost.
@@ -220,7 +220,7 @@ def train(
             with _memory_explained(number, update, world):
                 exchange.finish()  # even after an out-of-memory error: the other ranks are waiting in this collective
                 told = failure is not None, bool(stop)
-                losses_K, ranks_2W, (failed, asked) = exchange.report(
+                losses_K, ranks_2W, (failed, stop_requested) = exchange.report(
                     losses_SK, seconds if world.device.type == "cpu" else 0.0, told
                 )
                 if failed:
@@ -245,7 +245,7 @@ def train(
                 reading=reading,
                 stopwatch=stopwatch,
                 exchange_seconds=exchange.seconds,
-                asked=asked,
+                stop_requested=stop_requested,
             )
             stopwatch = Stopwatch(world.device)
     finally:

@@ -19,8 +19,8 @@ from lambert.core.signals import LAUNCHED
 if TYPE_CHECKING:
     from lambert.core.world import World
 
-AGAIN = "To continue: the same command again."
-ANEW = "To start again: the same command."
+CONTINUE = "To continue: the same command again."
+START_AGAIN = "To start again: the same command."
 """For work of which nothing is kept."""
 
 GRACE_SECONDS = 8.0
@@ -34,7 +34,7 @@ _OVER = 0
 """No signal has this number: it tells the thread that listens to leave."""
 
 
-class Asked(BaseException):
+class Interrupted(BaseException):
     """A signal breaks off what is being done. It is no Exception, so that nobody takes it for a failure of theirs."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -46,14 +46,14 @@ class Asked(BaseException):
 class StopRequest:
     """Whether, and by what signal, this run was asked to stop.
 
-    A signal raises Asked wherever the run is, but for the inside of `patient`, where it is only remembered.
+    A signal raises Interrupted wherever the run is, but for the inside of `deferred`, where it is only remembered.
     """
 
-    def __init__(self, status: str = "", again: str = AGAIN) -> None:
+    def __init__(self, status: str = "", again: str = CONTINUE) -> None:
         self.status = status
         """What a run leaves that is broken off now: how its last line goes on after the name of the signal."""
         self._again = again
-        self._patient = False
+        self._deferred = False
         # One is the handler's alone, which may run in the middle of any line, the other is not.
         self._heard = self._agreed = 0
 
@@ -71,18 +71,18 @@ class StopRequest:
         return signal.Signals(self.number).name if self.number else "nothing"
 
     @contextmanager
-    def patient(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Within it a signal waits until it is asked for, by `agreed` or `check`; at the latest when it ends."""
         self.check()
-        self._patient = True
+        self._deferred = True
         yield
-        self._patient = False  # not so after an error: what it unwinds is not broken off
+        self._deferred = False  # not so after an error: what it unwinds is not broken off
         self.check()
 
     def check(self) -> None:
-        """Raises Asked where this process was asked to stop."""
+        """Raises Interrupted where this process was asked to stop."""
         if self:
-            raise Asked(f"stopped by {self.reason}", self._code)
+            raise Interrupted(f"stopped by {self.reason}", self._code)
 
     def agreed(self, world: "World") -> bool:
         """Whether any rank was asked to stop: call it on all ranks, at the same step, and all leave together."""
@@ -91,7 +91,7 @@ class StopRequest:
 
     def stopped(self, saved: str, command: str = "") -> SavedAndStopped:
         """The error to raise once everything is saved: what was `saved`, and the command that goes on."""
-        return self._error(f"; {saved}", f"To continue: {command}" if command else AGAIN)
+        return self._error(f"; {saved}", f"To continue: {command}" if command else CONTINUE)
 
     @property
     def _code(self) -> int:
@@ -104,7 +104,7 @@ class StopRequest:
         if self._heard:  # what follows a second one is the listening thread's
             return
         self._heard = number
-        if not self._patient:
+        if not self._deferred:
             self.check()
         if LAUNCHED not in os.environ:  # a launcher speaks for all, and stops ranks of its own accord too
             _say(f"\n{self.reason}: saving and stopping; once more leaves at once.\n")
@@ -118,7 +118,7 @@ class StopRequest:
             patience = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([read_fd], [], [], patience)[0]:
                 deadline = None
-                if not self._patient:
+                if not self._deferred:
                     self._heard = first
                     error = self._error(self.status, self._again)
                     os._exit(launcher.report_end(error.exit_code, str(error)))
@@ -132,7 +132,7 @@ class StopRequest:
                 # Nothing half-written has a good name, so no clean-up is waited for.
                 _leave("\nAsked a second time: leaving at once, what was not saved is lost.\n", 128 + number)
             if number in _SIGNALS:
-                first, deadline = number, None if self._patient else time.monotonic() + GRACE_SECONDS
+                first, deadline = number, None if self._deferred else time.monotonic() + GRACE_SECONDS
 
 
 def _say(text: str) -> None:
@@ -149,9 +149,9 @@ def _leave(text: str, code: int) -> None:
 
 @contextmanager
 def graceful_stop(
-    status: str = " before the first update; nothing new to save", again: str = AGAIN
+    status: str = " before the first update; nothing new to save", again: str = CONTINUE
 ) -> Iterator[StopRequest]:
-    """Within it, SIGINT, SIGTERM and SIGUSR1 break off what is done, or inside of `patient` set the StopRequest; a
+    """Within it, SIGINT, SIGTERM and SIGUSR1 break off what is done, or inside of `deferred` set the StopRequest; a
     second one ends the process (128 + its number), from whatever it is doing.
 
     Raises SavedAndStopped for what was broken off, with `status` and the sentence `again`. Where the code inside is
@@ -164,13 +164,13 @@ def graceful_stop(
     with _heeded(request):
         try:
             yield request
-            request._patient = True
-        except Asked as error:
-            request._patient = True
+            request._deferred = True
+        except Interrupted as error:
+            request._deferred = True
             traceback.clear_frames(error.__traceback__)  # with them go threads and processes that generators hold
             raise request._error(request.status, request._again) from None
         finally:
-            request._patient = True
+            request._deferred = True
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def run_updates(
         )  # fmt: skip
         with (
             _compiled(run, source) as compilation,
-            stop.patient(),
+            stop.deferred(),
             RunLog(
                 out, steps=steps, start=done, state=logged, description=out.name, peak_flops=peak, world=world,
                 every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
@@ -120,7 +120,7 @@ def run_updates(
             slow = Stragglers()
             while done < steps:
                 for step, work in _attempts(run, source, log, done, steps, stop):
-                    done, asked = step.index, step.asked
+                    done, stop_requested = step.index, step.stop_requested
                     log.step(step, work)
                     run.saver.report()
                     log.say(slow.watch(step))
@@ -128,7 +128,7 @@ def run_updates(
                         agreement.compare_weights(world, model, done)
                     answer = run.guard.watch(step)
                     scoring = step.due(options.evaluate_every) and done < steps
-                    pausing = done == steps or step.due(options.save_every) or scoring or asked
+                    pausing = done == steps or step.due(options.save_every) or scoring or stop_requested
                     if pausing and answer == "go on":
                         answer = run.guard.judge_last()
                     if answer == "roll back":
@@ -140,7 +140,7 @@ def run_updates(
                         with log.doing("scoring"):
                             step.scores = score(model, run.precision, run.microbatch.tokens)
                         log.scores(done, step.scores)
-                    if (asked or scoring) and stop.agreed(world):
+                    if (stop_requested or scoring) and stop.agreed(world):
                         run.save(done, log, final=True)
                         raise stop.stopped(f"saved after update {done:,} of {steps:,}")
                     # In trouble nothing is saved, so that the checkpoints kept are those from before.

@@ -12,7 +12,7 @@ from lambert.core.files import json_text
 from lambert.distributed.group import detect
 from lambert.engine.log import written
 from lambert.engine.progress import progress
-from lambert.engine.signals import ANEW, graceful_stop
+from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import InferenceConfig, compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
@@ -47,7 +47,7 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal.
     """
-    with graceful_stop(" before the end; nothing was written", ANEW):
+    with graceful_stop(" before the end; nothing was written", START_AGAIN):
         scores = _score(config, say)
     for line in ([json_text(scores)] if scores else []) if config.json else _lines(scores):
         say(line)

@@ -13,7 +13,7 @@ from lambert.distributed.group import detect
 from lambert.engine.guard import GuardConfig
 from lambert.engine.loop import Step
 from lambert.engine.precision import Precision
-from lambert.engine.signals import Asked, StopRequest, graceful_stop
+from lambert.engine.signals import Interrupted, StopRequest, graceful_stop
 from lambert.inference.outputs import check_positions, check_segments, model_folder, outputs
 from lambert.model import folder as layout
 from lambert.model import weights
@@ -124,7 +124,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             try:
                 found = outputs(model, dev, precision, world, micro_tokens, obey)
                 return task.score(dev, task.predictions(dev, found))
-            except Asked:
+            except Interrupted:
                 return {}
 
         if world.is_first:

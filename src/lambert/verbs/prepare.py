@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
-from lambert.engine.signals import ANEW, graceful_stop
+from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.runs.result import Result, Say, silent
 
 __all__ = ["PrepareConfig", "run"]
@@ -21,7 +21,7 @@ def run(config: PrepareConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal.
     """
-    with graceful_stop(" before the end; no corpus was written", ANEW):
+    with graceful_stop(" before the end; no corpus was written", START_AGAIN):
         _prepare(config, say)
     return Result(config.out)
 

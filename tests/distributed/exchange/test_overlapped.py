@@ -24,7 +24,7 @@ from lambert.distributed.group import Group, detect
 from lambert.distributed.stragglers import Stragglers
 from lambert.engine.loop import OutOfMemory, Step, train
 from lambert.engine.precision import Precision
-from lambert.engine.signals import Asked, StopRequest
+from lambert.engine.signals import Interrupted, StopRequest
 from lambert.model.config import EncoderConfig
 from lambert.model.weights import fresh
 
@@ -248,7 +248,7 @@ def _struck(world: World, config: ExchangeConfig) -> Any:
     return found
 
 
-def asked(world: World) -> Any:
+def stop_requested(world: World) -> Any:
     """What steps say of a request to stop that the last rank hears in the second update."""
     net, stop = Tiny(), StopRequest()
     found = []
@@ -266,9 +266,9 @@ def asked(world: World) -> Any:
         exchange=build(net, world, ExchangeConfig()),
         stop=stop,
     ):
-        found.append((step.asked, step.asked and stop.agreed(world), stop.reason))
+        found.append((step.stop_requested, step.stop_requested and stop.agreed(world), stop.reason))
         if step.index == 1 and world.rank == world.size - 1:
-            with contextlib.suppress(Asked):
+            with contextlib.suppress(Interrupted):
                 stop._ask(signal.SIGTERM, None)
     return found
 
@@ -355,7 +355,7 @@ def agreed(world: World) -> Any:
     }
 
 
-CHECKS = (exact, compressed, continued, early, scaled, local, short, struck, asked, tied, nested, agreed)
+CHECKS = (exact, compressed, continued, early, scaled, local, short, struck, stop_requested, tied, nested, agreed)
 
 
 def _all(out: Path) -> None:
@@ -467,10 +467,10 @@ def test_a_gradient_that_is_not_finite_names_parameter_and_rank(found: Callable[
 
 @pytest.mark.parametrize("size", SIZES)
 def test_all_ranks_hear_at_the_same_step_that_one_was_asked_to_stop(found: Callable[..., Any], size: int) -> None:
-    first, *later = found("asked", size)
+    first, *later = found("stop_requested", size)
     assert first == (False, False, "nothing")
     assert later == [(True, True, "SIGTERM")] * 2
-    assert all(found("asked", size, rank)[1:] == later for rank in range(size))
+    assert all(found("stop_requested", size, rank)[1:] == later for rank in range(size))
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="gradients in place need bfloat16")
