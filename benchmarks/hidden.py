@@ -43,14 +43,14 @@ class Watched(DistributedExchange):
 
     def send_no_rows(self) -> None:
         """The token table travels at the end, as any other gradient."""
-        if self.late is not None:
-            self.late.active = False
+        if self.tied_embedding is not None:
+            self.tied_embedding.active = False
 
     def alone(self) -> list[float]:
         """Seconds of the exchange of each bucket in turn, and at last of the late rows, with nothing else under way."""
         works: list[Callable[[], None]] = [partial(self.reduce, bucket) for bucket in self.buckets]
-        if self.late is not None and self.late.active:
-            works.append(self.late.gather)
+        if self.tied_embedding is not None and self.tied_embedding.active:
+            works.append(self.tied_embedding.gather)
         times = [[seconds_of(work, self.world) for work in works] for _ in range(REPEATS)]
         costs = [statistics.median(seconds) for seconds in zip(*times, strict=True)]
         return costs if len(works) > len(self.buckets) else [*costs, 0.0]

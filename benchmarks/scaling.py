@@ -134,9 +134,9 @@ class Timed(DistributedExchange):
 
     spent = 0.0
 
-    def look_through(self, bucket: Bucket) -> None:
+    def record_norms(self, bucket: Bucket) -> None:
         began = time.thread_time()
-        super().look_through(bucket)
+        super().record_norms(bucket)
         self.spent += time.thread_time() - began
 
 

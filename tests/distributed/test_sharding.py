@@ -115,7 +115,7 @@ def trained(
         "changed": bool(torch.tensor(versions).diff(dim=0).min() > 0),
         "bytes": sum(value.nbytes for value in values),
         "own": len(optimizer.own) if isinstance(optimizer, Sharded) else None,
-        "spared": optimizer.spared if isinstance(optimizer, Sharded) else None,
+        "spared": optimizer.moment_bytes_saved if isinstance(optimizer, Sharded) else None,
     }
 
 
@@ -169,7 +169,7 @@ def room(world: World) -> tuple[list[int], int]:
         exchange.gradients.collect()
         sharded.step()
         rooms.append(found(sharded))
-    return rooms, sharded.spared
+    return rooms, sharded.moment_bytes_saved
 
 
 @pytest.fixture(scope="module")
@@ -246,8 +246,8 @@ def test_local_steps_are_refused(folder: Path) -> None:
 
 def test_memory_that_other_ranks_spare_this_one_is_free_for_data(folder: Path) -> None:
     for rank in said(folder, 2):
-        (whole, coming, there), spared = rank["room"]
-        assert coming - whole == spared > 500
+        (whole, coming, there), moment_bytes_saved = rank["room"]
+        assert coming - whole == moment_bytes_saved > 500
         assert there - coming == rank["lamb True"]["bytes"]  # which are no longer free by then
 
 

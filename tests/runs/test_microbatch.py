@@ -112,9 +112,9 @@ def test_it_is_a_power_of_two_below_the_memory_with_a_margin(
 def test_what_the_exchange_holds_back_and_the_copy_that_is_saved_take_room(
     device: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def room(world: World, held_back: int) -> int:
+    def room(world: World, residuals_per_weight: int) -> int:
         monkeypatch.setattr(microbatch, "free_memory", lambda device: 10**9)
-        return microbatch._room(model, torch.optim.SGD(model.parameters()), torch.float32, world, held_back)
+        return microbatch._room(model, torch.optim.SGD(model.parameters()), torch.float32, world, residuals_per_weight)
 
     weights = sum(parameter.numel() for parameter in model.parameters())
     first, second = (World(rank=rank, device=torch.device(device)) for rank in (0, 1))

@@ -58,7 +58,7 @@ class Sharded(Optimizer):
         """The optimizer that updates this rank's shard."""
         self._world, self._parameters = world, gradients.parameters
         self._owners = owners([parameter.numel() for parameter in gradients.parameters], world.size)
-        self._shares = self._laid_out(gradients.flat)
+        self._slices = self._laid_out(gradients.flat)
         self.own = {p for p, owner in zip(self._parameters, self._owners, strict=True) if owner == world.rank}
         """The parameters of this rank's shard."""
         for group in inner.param_groups:
@@ -69,7 +69,7 @@ class Sharded(Optimizer):
         self.state = inner.state
 
     @property
-    def spared(self) -> int:
+    def moment_bytes_saved(self) -> int:
         """Bytes of LAMB's or Adam's moments that this rank does not store because other ranks own them."""
         return _MOMENTS * sum(parameter.numel() for parameter in self._parameters if parameter not in self.own)
 
@@ -99,15 +99,15 @@ class Sharded(Optimizer):
             group |= {name: value for name, value in all_of_it.items() if name not in ("params", "param_names")}
         self.inner.grad_scale, self.inner.found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
         loss = self.inner.step(closure)
-        _, owned, places = self._shares[self._world.rank]
+        _, owned, places = self._slices[self._world.rank]
         if owned:
             torch._foreach_copy_(places, owned)
         with self._world.collective("sharing the updated weights"):
             sent = [
                 torch.distributed.broadcast(part, src=rank, async_op=True) if owned else None
-                for rank, (part, owned, _) in enumerate(self._shares)
+                for rank, (part, owned, _) in enumerate(self._slices)
             ]
-            for rank, (work, (_, owned, places)) in enumerate(zip(sent, self._shares, strict=True)):
+            for rank, (work, (_, owned, places)) in enumerate(zip(sent, self._slices, strict=True)):
                 if work is not None:
                     work.wait()
                     if rank != self._world.rank:

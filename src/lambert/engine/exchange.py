@@ -15,7 +15,7 @@ class Exchange:
 
     local = False
     """Whether each rank updates its own weights by its own share of the batch, as in local SGD."""
-    held_back = 0
+    residuals_per_weight = 0
     """Number of float32 values per weight that the exchange may keep as residual between updates."""
     method = "none"
     """Name of the method in use."""
@@ -59,7 +59,7 @@ class Exchange:
             self._tree.take(self.gradients.flat)
 
     def report(
-        self, losses_SK: Tensor, seconds: float, told: Sequence[bool] = ()
+        self, losses_SK: Tensor, seconds: float, flags: Sequence[bool] = ()
     ) -> tuple[Tensor, Tensor, Sequence[bool]]:
         """Exchanges the ranks' reports on an update after `finish`. Does not wait for the device.
 
@@ -73,19 +73,19 @@ class Exchange:
         any rank has set it.
         """
         ranks_2W = torch.stack([losses_SK.new_zeros(1), losses_SK.new_full((1,), seconds)])
-        return losses_SK.sum(0), ranks_2W, told
+        return losses_SK.sum(0), ranks_2W, flags
 
-    def shared(self, norms_P: Tensor) -> Tensor:
+    def reported_norms(self, norms_P: Tensor) -> Tensor:
         """Returns the gradient norms to report, the same on all ranks; local SGD averages them over the ranks."""
         return norms_P
 
-    def stepped(self, updates: int) -> None:
+    def end_update(self, updates: int) -> None:
         """Called after the optimizer's step. `updates` is the number of updates done."""
 
     def average_residuals(self, optimizer: Optimizer) -> None:
         """Called before a checkpoint or an evaluation: makes all state that differs between ranks equal."""
 
-    def dropped(self) -> None:
+    def abort_update(self) -> None:
         """Called after an aborted update: drops the residuals, which partly belong to that update."""
 
     def state(self) -> dict[str, Tensor]:

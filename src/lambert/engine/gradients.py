@@ -31,10 +31,10 @@ class Bucket:
 class TableWatch(Protocol):
     """An observer of the gradient of an embedding table that is tied to the decoder."""
 
-    def written(self) -> None:
+    def dense_added(self) -> None:
         """Called after a dense gradient of the whole table was added to the buffer."""
 
-    def takes(self, ids_T: Tensor, grad_TD: Tensor) -> bool:
+    def take_rows(self, ids_T: Tensor, grad_TD: Tensor) -> bool:
         """Called with the gradients [T, D] of the rows `ids_T`. Returns whether the observer takes them; if so, they
         are not added to the buffer."""
 
@@ -91,9 +91,9 @@ class Gradients:
         """Called after the last backward pass: moves all gradients into the buffer and makes each parameter's `grad` a
         view of it."""
         for place in range(len(self.parameters)):
-            self.bring(place)
+            self.move_to_buffer(place)
 
-    def bring(self, place: int) -> None:
+    def move_to_buffer(self, place: int) -> None:
         """Copies the gradient of parameter number `place` into the buffer if torch stored it elsewhere; writes zeros if
         there is no gradient."""
         parameter, view = self.parameters[place], self.views[place]
@@ -128,14 +128,14 @@ class Gradients:
             parameter.grad = place.copy_(grad)
         watching = self._watches.get(parameter)
         if watching is not None:
-            watching.written()
+            watching.dense_added()
         return None
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
         """Adds `grad_TD` [T, D] to the rows `ids_T` of the gradient of `parameter` and returns None. If the buffer does
         not hold `parameter`, returns a dense gradient [V, D]."""
         watching = self._watches.get(parameter)
-        if watching is not None and watching.takes(ids_T, grad_TD):
+        if watching is not None and watching.take_rows(ids_T, grad_TD):
             return None
         place = self._places.get(parameter)
         if place is None:

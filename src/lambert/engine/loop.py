@@ -219,19 +219,19 @@ def train(
             seconds = time.perf_counter() - began
             with _memory_explained(number, update, world):
                 exchange.finish()  # even after an out-of-memory error: the other ranks are waiting in this collective
-                told = failure is not None, bool(stop)
+                flags = failure is not None, bool(stop)
                 losses_K, ranks_2W, (failed, stop_requested) = exchange.report(
-                    losses_SK, seconds if world.device.type == "cpu" else 0.0, told
+                    losses_SK, seconds if world.device.type == "cpu" else 0.0, flags
                 )
                 if failed:
-                    exchange.dropped()
+                    exchange.abort_update()
                     raise _out_of_memory(failure, number, update, world) from failure
                 # `skipped` waits for the result of the update before, so it is read only now, when the device has work.
                 lr = schedule(number - precision.skipped)
                 for group in optimizer.param_groups:
                     group["lr"] = lr
-                norms_P1 = exchange.shared(precision.step(optimizer, gradients, max_grad_norm))
-                exchange.stepped(number + 1)
+                norms_P1 = exchange.reported_norms(precision.step(optimizer, gradients, max_grad_norm))
+                exchange.end_update(number + 1)
             present = [k for k, count in enumerate(counts) if count]
             losses = [losses_K[k : k + 1] for k in present]
             reading = Reading(torch.cat([*losses, norms_P1.to(losses_K.dtype), ranks_2W.flatten()]))

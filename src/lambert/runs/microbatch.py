@@ -85,10 +85,10 @@ class MicrobatchSize:
 
     def find(
         self, source: Source, model: Model, optimizer: Optimizer, dtype: torch.dtype, batch_size: int, world: World,
-        *, held_back: int = 0,
+        *, residuals_per_weight: int = 0,
     ) -> str:  # fmt: skip
         """Finds what the setting leaves open, and gives a line about it; nothing where nothing was found anew. The
-        exchange holds `held_back` values a weight.
+        exchange holds `residuals_per_weight` values a weight.
 
         A value that the run has already stays, since dropout depends on it, unless it does not fit any more.
         """
@@ -98,7 +98,7 @@ class MicrobatchSize:
             return ""
         sample = Sample.of(source)
         each = kept_per_token(model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted)
-        room = _room(model, optimizer, dtype, world, held_back)
+        room = _room(model, optimizer, dtype, world, residuals_per_weight)
         fitting = -world.largest(-(room // each))
         if 0 < self.tokens <= fitting:
             return ""
@@ -154,16 +154,16 @@ def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
     return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))
 
 
-def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, held_back: int = 0) -> int:
+def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, residuals_per_weight: int = 0) -> int:
     """Bytes that are free for micro-batches on this rank, once gradients and moments are there too, what the exchange
     holds back, and in the host's memory the first rank's copy of all that a checkpoint has."""
     free, weights = free_memory(world.device), sum(parameter.numel() for parameter in model.parameters())
     if world.device.type != "cuda":
         if world.is_first:
-            free -= (_SAVED + held_back) * torch.float32.itemsize * weights
+            free -= (_SAVED + residuals_per_weight) * torch.float32.itemsize * weights
         free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # the ranks of a machine share its memory
-    coming = (kept_per_weight(dtype) + held_back * torch.float32.itemsize) * weights
+    coming = (kept_per_weight(dtype) + residuals_per_weight * torch.float32.itemsize) * weights
     if isinstance(optimizer, Sharded):
-        coming -= optimizer.spared
+        coming -= optimizer.moment_bytes_saved
     there = [value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value)]
     return max(0, free - coming + sum(value.nbytes for value in there))

@@ -89,12 +89,12 @@ def run_updates(
         if world.is_first:
             saves = steps // options.save_every + 2 if options.save_every else 2  # the last one, and one for a stop
             checkpoint.check_room(
-                out, model, moments=2 + run.exchange.held_back, keep=options.keep_checkpoints, saves=saves
+                out, model, moments=2 + run.exchange.residuals_per_weight, keep=options.keep_checkpoints, saves=saves
             )
         peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1) if world.is_first else None
         found = run.microbatch.find(
             source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world,
-            held_back=run.exchange.held_back,
+            residuals_per_weight=run.exchange.residuals_per_weight,
         )  # fmt: skip
         with (
             _compiled(run, source) as compilation,

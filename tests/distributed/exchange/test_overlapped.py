@@ -94,7 +94,7 @@ def compressed(world: World) -> Any:
         exchange = build(net, world, ExchangeConfig(method=name, rank=2, bucket_mb=0.001))
         losses = [step.loss for step in trained(net, world, exchange, whole(world), stop=40)]
         values = sum(tensor.numel() for key, tensor in exchange.state().items() if key.startswith("residual/"))
-        assert values == exchange.held_back * len(weights(net))
+        assert values == exchange.residuals_per_weight * len(weights(net))
         found[name] = (losses, weights(net))
     return found
 
@@ -290,9 +290,9 @@ def tied(world: World) -> Any:
         model = fresh(config, {"mlm": 0, "nsp": 0}, seed=5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         exchange = Noting(model, world, options) if isinstance(world, Group) else build(model, world, options)
-        late = getattr(exchange, "late", None)
-        if late is not None and not apart:
-            late.active = False
+        tied = getattr(exchange, "tied_embedding", None)
+        if tied is not None and not apart:
+            tied.active = False
         list(
             train(
                 model,
@@ -309,7 +309,7 @@ def tied(world: World) -> Any:
             )
         )
         shares = exchange.shares if isinstance(exchange, Noting) else []
-        found[name] = (weights(model), None if late is None else late.active, shares)
+        found[name] = (weights(model), None if tied is None else tied.active, shares)
     return found
 
 

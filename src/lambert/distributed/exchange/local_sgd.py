@@ -44,13 +44,13 @@ class LocalSGD(DistributedExchange):
     def finish(self) -> None:
         self.gradients.collect()
         for bucket in self.buckets:
-            self.look_through(bucket)
+            self.record_norms(bucket)
 
-    def shared(self, norms_P: Tensor) -> Tensor:
+    def reported_norms(self, norms_P: Tensor) -> Tensor:
         """Returns the mean of the norms over the ranks; it is not finite if any rank's norm is not."""
         return self.world.sum(norms_P.clone()) / self.world.size
 
-    def stepped(self, updates: int) -> None:
+    def end_update(self, updates: int) -> None:
         self._apart = True
         if updates % self._config.sync_every == 0:
             self._average()
@@ -65,7 +65,7 @@ class LocalSGD(DistributedExchange):
                 if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
                     self.world.sum(value).div_(self.world.size)
 
-    def dropped(self) -> None:
+    def abort_update(self) -> None:
         """Averages weights that differ between ranks, because the next `attach` assumes that they are equal."""
         if self._apart:
             self._average()

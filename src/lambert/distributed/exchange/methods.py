@@ -51,7 +51,7 @@ class ExchangeConfig:
             )
 
     @property
-    def held_back(self) -> int:
+    def residuals_per_weight(self) -> int:
         """Number of float32 values per weight that a rank may keep as residual: 1 for methods with error feedback."""
         methods = self.tolerates if self.method == "auto" else (self.method,)
         return int(not {"int8", "int4", "powersgd"}.isdisjoint(methods))

@@ -40,10 +40,10 @@ class DistributedExchange(Exchange):
         """The group of all ranks."""
         self._deterministic = deterministic
         self._config, self._updates, self._update = config, updates, 0
-        self.held_back = 0 if deterministic else config.held_back
+        self.residuals_per_weight = 0 if deterministic else config.residuals_per_weight
         # A separate process group, because the loop's small collectives run at the same time.
         self._group = torch.distributed.new_group(timeout=timedelta(seconds=world.timeout))
-        self._machines = (
+        self._node_groups = (
             nodes(world.size, world.local_size, world.timeout) if _nested(world, config, deterministic) else None
         )
         self.buckets = self.gradients.buckets(config.megabytes(self.gradients.flat.device))
@@ -51,9 +51,9 @@ class DistributedExchange(Exchange):
         self._bucket_of = [bucket.index for bucket in reversed(self.buckets) for _ in bucket.views]
         self._missing: dict[int, int] = {}
         self._next = len(self.buckets)
-        self._armed = False
+        self._may_send = False
         self._table = max(range(len(self.gradients.names)), key=lambda place: self.gradients.views[place].numel())
-        self.late = self._late_rows()
+        self.tied_embedding = self._build_tied_embedding()
         """The token table whose rows are sent after all buckets, if there is one."""
         self.comm_thread: CommThread | None = None
         """The thread that runs the collectives; None while the exchange is not attached."""
@@ -70,12 +70,12 @@ class DistributedExchange(Exchange):
     def _built(self, name: str) -> Method:
         pays = self._updates * self.gradients.flat.numel() >= COMPILED
         compile_for = self.gradients.flat.device if pays else None
-        if self._machines is None:
+        if self._node_groups is None:
             return METHODS[name](self._config, self._group, compile_for)
-        within, between = self._machines
+        within, between = self._node_groups
         return Hierarchical(within, between, METHODS[name](self._config, between, compile_for))
 
-    def _late_rows(self) -> TiedEmbedding | None:
+    def _build_tied_embedding(self) -> TiedEmbedding | None:
         """Returns a TiedEmbedding for the largest parameter, if that is alone in its bucket and could be an embedding
         table."""
         table, alone = self.gradients.parameters[self._table], self._bucket_of.count(self._bucket_of[self._table]) == 1
@@ -89,7 +89,7 @@ class DistributedExchange(Exchange):
             # finished the parameter, also if the gradient was written to the buffer without torch. The reference is
             # kept because torch itself keeps the node only as long as a graph uses it.
             node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-            self._nodes.append((node, node.register_hook(partial(self._passed, place))))  # type: ignore[union-attr]
+            self._nodes.append((node, node.register_hook(partial(self._on_gradient, place))))  # type: ignore[union-attr]
         self.comm_thread = CommThread(self.gradients.flat.device)
 
     def detach(self) -> None:
@@ -107,67 +107,67 @@ class DistributedExchange(Exchange):
             held, self._early, self._method = self._method.state(), early, self._built(EARLY if early else self.method)
             self._method.load(held, self.buckets)
         self._method.rescale(scale)
-        self._update, self._next, self._armed = update, 0, False
+        self._update, self._next, self._may_send = update, 0, False
         self._missing = {bucket.index: len(bucket.views) for bucket in self.buckets}
         self._norms_P.zero_()
-        if self.late is not None:
-            self.late.begin()
+        if self.tied_embedding is not None:
+            self.tied_embedding.begin()
 
     def last_pass(self) -> None:
-        self._armed = not self._deterministic  # deterministic: nothing is sent before the sum over the shares
-        if self.late is not None:
-            self.late.watch()
+        self._may_send = not self._deterministic  # deterministic: nothing is sent before the sum over the shares
+        if self.tied_embedding is not None:
+            self.tied_embedding.watch()
 
     def finish(self) -> None:
-        self._armed = False
+        self._may_send = False
         super().finish()
         self._send(len(self.buckets))
         assert self.comm_thread is not None
         began = time.perf_counter()
         with self.world.collective(f"summing the gradients of update {self._update + 1:,}"):
-            if self.late is not None:
-                self.late.gather()
+            if self.tied_embedding is not None:
+                self.tied_embedding.gather()
             self.comm_thread.wait()
-        if self.late is not None:
-            self._add_late_rows(self.late)
+        if self.tied_embedding is not None:
+            self._add_table_rows(self.tied_embedding)
         self._waited = time.perf_counter() - began
 
-    def _add_late_rows(self, late: TiedEmbedding) -> None:
-        late.add_to(self.gradients.views[self._table])
-        if not late.finite:
+    def _add_table_rows(self, tied_embedding: TiedEmbedding) -> None:
+        tied_embedding.add_to(self.gradients.views[self._table])
+        if not tied_embedding.finite:
             self._norms_P[self._table] = torch.nan
-        if late.active:  # from now on the table's dense part is ready first
+        if tied_embedding.active:  # from now on the table's dense part is ready first
             self.buckets.sort(key=lambda bucket: bucket.index != self._bucket_of[self._table])
 
     def report(
-        self, losses_SK: Tensor, seconds: float, told: Sequence[bool] = ()
+        self, losses_SK: Tensor, seconds: float, flags: Sequence[bool] = ()
     ) -> tuple[Tensor, Tensor, Sequence[bool]]:
         # Deterministic: one row per share, so that the order of summation does not depend on the number of ranks.
         rows_SK = losses_SK if self._deterministic else losses_SK.sum(0, keepdim=True)
         bad_P = ~torch.isfinite(self._norms_P)
         fault = torch.where(bad_P.any(), bad_P.int().argmax() + 1, 0)  # of equal values argmax gives the first
-        # On a GPU, reading the sums of `told` would wait for the device, so they go through the host instead.
-        beside = told if losses_SK.device.type == "cpu" else ()
+        # On a GPU, reading the sums of `flags` would wait for the device, so they go through the host instead.
+        beside = flags if losses_SK.device.type == "cpu" else ()
         facts = [losses_SK.new_full((1,), value) for value in (seconds, *beside)]
         own_N = torch.cat([rows_SK.flatten(), fault[None], *facts])
-        said_WN = own_N.new_empty(self.world.size, len(own_N))
+        reports_WN = own_N.new_empty(self.world.size, len(own_N))
         # Gather and broadcast take 0.15 ms for these few bytes. An all-reduce takes 1.5 ms: when two ranks with one
         # core each send to each other at the same time, Gloo's threads wait for each other in a busy loop.
         with self.world.collective("at a report"):
-            torch.distributed.gather(own_N, [*said_WN] if self.world.is_first else None)
-            torch.distributed.broadcast(said_WN, src=0)
-        rows_WN, ranks_W2, told_WN = torch.split(said_WN, [rows_SK.numel(), 2, len(beside)], dim=1)
-        counts = told_WN.sum(0).tolist() if beside else self.world.add([*map(int, told)])
+            torch.distributed.gather(own_N, [*reports_WN] if self.world.is_first else None)
+            torch.distributed.broadcast(reports_WN, src=0)
+        rows_WN, ranks_W2, flags_WN = torch.split(reports_WN, [rows_SK.numel(), 2, len(beside)], dim=1)
+        counts = flags_WN.sum(0).tolist() if beside else self.world.add([*map(int, flags)])
         return rows_WN.reshape(-1, losses_SK.shape[1]).sum(0), ranks_W2.T, [count > 0 for count in counts]
 
     def average_residuals(self, optimizer: Optimizer) -> None:
-        with self.world.collective("evening out what is held back"):
+        with self.world.collective("averaging the residuals"):
             self._method.average_residuals(self.buckets)
 
-    def dropped(self) -> None:
+    def abort_update(self) -> None:
         self.use(self.method)
-        if self.late is not None:
-            self.late.dropped()
+        if self.tied_embedding is not None:
+            self.tied_embedding.abort_update()
 
     def state(self) -> dict[str, Tensor]:
         return self._method.state()
@@ -181,15 +181,15 @@ class DistributedExchange(Exchange):
             return 0.0, 0.0
         return self.comm_thread.busy, self._waited
 
-    def _passed(self, place: int, *_: object) -> None:
+    def _on_gradient(self, place: int, *_: object) -> None:
         """The hook of parameter number `place`: a backward pass has finished its gradient."""
-        ahead = self.late is not None and self.late.active and place == self._table
-        if self._armed and not ahead:
+        ahead = self.tied_embedding is not None and self.tied_embedding.active and place == self._table
+        if self._may_send and not ahead:
             self.ready(place)
 
     def ready(self, place: int) -> None:
         """Marks the gradient of parameter number `place` as complete and queues the buckets that can now be sent."""
-        self.gradients.bring(place)
+        self.gradients.move_to_buffer(place)
         self._missing[self._bucket_of[place]] -= 1
         high = self._next
         while high < len(self.buckets) and not self._missing[self.buckets[high].index]:
@@ -205,10 +205,10 @@ class DistributedExchange(Exchange):
 
     def reduce(self, bucket: Bucket) -> None:
         """Sums a bucket over the ranks. The communication thread calls this method."""
-        self.look_through(bucket)
+        self.record_norms(bucket)
         self._method.reduce(bucket)
 
-    def look_through(self, bucket: Bucket) -> None:
+    def record_norms(self, bucket: Bucket) -> None:
         """Stores the norms of this rank's own gradients in the bucket, if one of them might not be finite."""
         # On a CPU the sum is known at once and costs half as much as the norms. On a GPU the host would wait for it.
         if bucket.flat.device.type == "cpu" and bucket.flat.sum().isfinite():

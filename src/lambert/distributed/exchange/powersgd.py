@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit, words
-from lambert.distributed.exchange.reduction import Residuals, Room, ring_bytes
+from lambert.distributed.exchange.reduction import Residuals, Scratch, ring_bytes
 from lambert.engine.gradients import Bucket
 
 
@@ -40,7 +40,7 @@ class PowerSGD:
         self._residuals = Residuals(group)
         self._layouts: dict[int, _Layout] = {}
         self._starts: dict[str, Tensor] = {}
-        self._left, self._right, self._share = Room(), Room(), Room()
+        self._left, self._right, self._share = Scratch(), Scratch(), Scratch()
 
     def reduce(self, bucket: Bucket) -> None:
         if self._size == 1:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
-from lambert.distributed.exchange.reduction import Residuals, Room, pieces, swap, trade
+from lambert.distributed.exchange.reduction import Residuals, Scratch, all_to_all, pieces, swap
 from lambert.engine.compiler import Compilation, cause
 from lambert.engine.gradients import Bucket
 
@@ -61,7 +61,7 @@ class Quantized:
         self.compilation = Compilation() if compile_for is None else self._compile(compile_for)
         """The result of compiling the kernels."""
         self._residuals = Residuals(group, multiple=block)
-        self._sent, self._received, self._padded = Room(), Room(), Room()
+        self._sent, self._received, self._padded = Scratch(), Scratch(), Scratch()
 
     def reduce(self, bucket: Bucket) -> None:
         if self._size == 1:
@@ -119,13 +119,13 @@ class Quantized:
         others = [rank for rank in range(self._size) if rank != self._rank]
         for rank in others:
             self._run(_send, totals[rank], residuals[rank], *self._cleared(sent[rank], len(totals[rank])))
-        trade(self._group, [*sent], [*received])
+        all_to_all(self._group, [*sent], [*received])
         own, held = totals[self._rank], residuals[self._rank]
         own.add_(held)
         for rank in others:
             self._run(_add, own, *self._parts(received[rank], len(own)))
         self._run(_encode, own, *self._cleared(sent[self._rank], len(own)))
-        trade(self._group, [sent[self._rank]] * self._size, [*received])
+        all_to_all(self._group, [sent[self._rank]] * self._size, [*received])
         # A value that is not finite, on any rank, makes the step of its block non-finite, and so that of the sum.
         if not self._finite(self._steps(received, blocks)):
             for rank in others:

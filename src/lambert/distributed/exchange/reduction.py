@@ -88,13 +88,13 @@ class AllReduce(Exact):
             raise UsageError(f"Gradients are summed in float32, bfloat16 or float16, not in {dtype}.")
         self._group, self._size, self._dtype = group, dist.get_world_size(group), dtype
         self._scales: dict[str, float] = {}
-        self._room = Room()
+        self._scratch = Scratch()
 
     def reduce(self, bucket: Bucket) -> None:
         if self._dtype == torch.float16:
             self._reduce_scaled(bucket)
         elif self._dtype == torch.bfloat16:
-            narrow = self._room.like(bucket.flat, self._dtype)
+            narrow = self._scratch.like(bucket.flat, self._dtype)
             narrow.copy_(bucket.flat)
             dist.all_reduce(narrow, group=self._group)
             bucket.flat.copy_(narrow)
@@ -116,7 +116,7 @@ class AllReduce(Exact):
 
     def _reduce_scaled(self, bucket: Bucket) -> None:
         scale = self._scale(bucket)
-        narrow = self._room.like(bucket.flat, torch.float16)
+        narrow = self._scratch.like(bucket.flat, torch.float16)
         limit, largest = self.LARGEST / self._size, []
         for wide, half in zip(pieces(bucket.flat), pieces(narrow), strict=True):
             largest.append(_largest(wide))
@@ -168,14 +168,14 @@ class Butterfly(Exact):
                 f"A sum that is the same on any number of ranks needs a power of two of them, not {self._size}: "
                 f"start {below} or {2 * below}."
             )
-        self._room = Room()
+        self._scratch = Scratch()
 
     def reduce(self, bucket: Bucket) -> None:
         part, swapped = bucket.flat, []
         for distance in (1 << bit for bit in range(self._size.bit_length() - 1)):
             low, high = part[: len(part) // 2], part[len(part) // 2 :]
             mine, theirs = (high, low) if self._rank & distance else (low, high)
-            received = self._room.like(mine)
+            received = self._scratch.like(mine)
             swap(self._group, self._rank ^ distance, theirs, received)
             part = mine.add_(received)
             swapped.append((distance, mine, theirs))
@@ -245,7 +245,7 @@ class Residuals:
                 view.copy_(total).div_(size)
 
 
-class Room:
+class Scratch:
     """A scratch buffer: returns uninitialised tensors, one at a time, in memory that is reused. Touching fresh pages
     costs as much as a pass over them."""
 
@@ -272,7 +272,7 @@ def swap(group: ProcessGroup | None, partner: int, sent: Tensor, received: Tenso
     _shift(group, partner, sent, partner, received)
 
 
-def trade(group: ProcessGroup | None, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+def all_to_all(group: ProcessGroup | None, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
     """All-to-all: sends `sent[r]` to rank r of the group and receives `received[r]` from it, for all ranks including
     this one. All tensors are flat."""
     if sent[0].device.type != "cpu":

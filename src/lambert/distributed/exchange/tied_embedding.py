@@ -28,55 +28,55 @@ class TiedEmbedding:
         """Whether rows are sent separately; None before the end of the first update."""
         self.finite = True
         """Whether this rank's own rows of the last update were finite."""
-        self._written = 0
+        self._dense_count = 0
         self._rows: list[tuple[Tensor, Tensor]] = []
-        self._offered = 0
-        self._theirs: list[tuple[Tensor, Tensor]] = []
+        self._rows_count = 0
+        self._gathered: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
         """Called before the first backward pass of an update."""
-        self._written = self._offered = 0
+        self._dense_count = self._rows_count = 0
         self._rows.clear()
 
     def watch(self) -> None:
         """Called before the last backward pass of an update."""
         self._gradients.watch(self._table, self)
 
-    def written(self) -> None:
-        self._written += 1
+    def dense_added(self) -> None:
+        self._dense_count += 1
         if self.active:
-            if self._written > 1:
+            if self._dense_count > 1:
                 raise MachineError(
                     "The token table has a second dense gradient in this update, and had one in the first: a net that "
                     "changes what it computes cannot send it ahead. Train with train.deterministic, which does not."
                 )
             self._ready()
 
-    def takes(self, ids_T: Tensor, grad_TD: Tensor) -> bool:
-        self._offered += 1
+    def take_rows(self, ids_T: Tensor, grad_TD: Tensor) -> bool:
+        self._rows_count += 1
         if self.active:
             self._rows.append((ids_T, grad_TD))
         return bool(self.active)
 
-    def dropped(self) -> None:
+    def abort_update(self) -> None:
         """Called after an aborted update: if that was the first update, the next update is observed instead."""
         self.active = self.active or None
 
     def gather(self) -> None:
         """Called after the last backward pass: gathers the rows of all ranks while the dense part may still be sent."""
         self._gradients.watch(self._table, None)
-        self._theirs, self.finite = [], True
+        self._gathered, self.finite = [], True
         if self.active is None:
-            alike = int(self._written == 1 and self._offered > 0)
+            alike = int(self._dense_count == 1 and self._rows_count > 0)
             self.active = self._world.add([alike])[0] == self._world.size
         elif self.active:
             ids_U, rows_UD = self._summed()
             self.finite = bool(torch.isfinite(rows_UD.sum()))
-            self._theirs = self._everyones(ids_U, rows_UD)
+            self._gathered = self._all_gather(ids_U, rows_UD)
 
     def add_to(self, grad_VD: Tensor) -> None:
         """Adds the rows of all ranks, in the order of ranks, to the sum of the dense parts."""
-        for theirs_U, theirs_UD in self._theirs:
+        for theirs_U, theirs_UD in self._gathered:
             grad_VD.index_add_(0, theirs_U, theirs_UD)
 
     def _summed(self) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ class TiedEmbedding:
         ids_U, places_T = torch.unique(ids_T, return_inverse=True)
         return ids_U, grads_TD.new_zeros(len(ids_U), grads_TD.shape[1]).index_add_(0, places_T, grads_TD)
 
-    def _everyones(self, ids_U: Tensor, rows_UD: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _all_gather(self, ids_U: Tensor, rows_UD: Tensor) -> list[tuple[Tensor, Tensor]]:
         own = [0] * self._world.size
         own[self._world.rank] = len(ids_U)
         counts = self._world.add(own)
