@@ -15,7 +15,7 @@ from cyclopts.exceptions import CycloptsError
 from lambert import cli
 from lambert.core import settings as tables
 from lambert.core.errors import UsageError
-from lambert.core.files import json_text, write_whole
+from lambert.core.files import json_text, write_atomic
 from lambert.corpus.config import PrepareConfig
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.loop import Step
@@ -156,4 +156,4 @@ def _written(rows: Rows, name: str, values: Mapping[str, Any], recipe: object) -
         raise UsageError(f'{name}: give a path or a list of dicts such as {{"text": "...", "label": "..."}}.')
     path = Path(out).with_name(f"{Path(out).name}-{name}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_whole(path, "".join(json_text(dict(row)) + "\n" for row in rows))
+    return write_atomic(path, "".join(json_text(dict(row)) + "\n" for row in rows))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lambert.core import contents, shards
-from lambert.core.contents import BLOCK_BYTES, Known, check, check_seal, digests, seal, sha256
+from lambert.core.contents import BLOCK_BYTES, HashedFile, check, check_sums, digests, sha256, write_sums
 from lambert.core.errors import DataError
-from lambert.core.shards import Split, SplitWriter, check_corpus, identity, read_manifest, sealed
+from lambert.core.shards import Split, SplitWriter, check_corpus, content_hash, read_manifest, with_hash
 
 
 def prepared(folder: Path, tokens: int = 3 * BLOCK_BYTES, seed: int = 0) -> Path:
@@ -22,7 +22,7 @@ def prepared(folder: Path, tokens: int = 3 * BLOCK_BYTES, seed: int = 0) -> Path
         writer.add(draw.integers(0, 1000, 100_000), np.full(10_000, 10), np.arange(10_000) // 100)
     (folder / "tokenizer.json").write_text("{}")
     values = {"format_version": 1, "vocabulary": 1000, "tokenizer_sha256": sha256(folder / "tokenizer.json")}
-    (folder / "manifest.json").write_text(json.dumps(sealed({**values, "splits": {"train": writer.close()}})))
+    (folder / "manifest.json").write_text(json.dumps(with_hash({**values, "splits": {"train": writer.close()}})))
     return folder
 
 
@@ -45,7 +45,7 @@ def test_a_sample_finds_a_flipped_byte_in_its_blocks(
     flip(path, at)
     with pytest.raises(DataError, match=f"{path} was changed since .*: its SHA-256 is not that of the manifest"):
         check_corpus(corpus)
-    monkeypatch.setattr(contents, "SAMPLED", 7)  # of more blocks
+    monkeypatch.setattr(contents, "SAMPLE_BLOCKS", 7)  # of more blocks
     caught = ""
     for moment in range(20):  # each moment draws other blocks
         monkeypatch.setattr(contents.time, "time_ns", lambda moment=moment: moment)
@@ -64,9 +64,11 @@ def test_every_block_is_in_a_sample_sometimes(tmp_path: Path, monkeypatch: pytes
     for number, blocks in enumerate((3, 0, 5)):
         path = tmp_path / str(number)
         path.write_bytes(os.urandom(blocks * BLOCK_BYTES + 10 * (blocks > 0)))
-        files.append(Known(path, *digests(path)))
-    monkeypatch.setattr(contents, "SAMPLED", 2)
-    monkeypatch.setattr(Known, "check_blocks", lambda file, numbers: read.update((file.path.name, n) for n in numbers))
+        files.append(HashedFile(path, *digests(path)))
+    monkeypatch.setattr(contents, "SAMPLE_BLOCKS", 2)
+    monkeypatch.setattr(
+        HashedFile, "check_blocks", lambda file, numbers: read.update((file.path.name, n) for n in numbers)
+    )
     for _ in range(100):
         before = len(read)
         check(files, whole=False)
@@ -77,13 +79,13 @@ def test_every_block_is_in_a_sample_sometimes(tmp_path: Path, monkeypatch: pytes
 def test_a_manifest_without_hashes_of_blocks_or_itself_is_read(tmp_path: Path) -> None:
     corpus = prepared(tmp_path / "corpus")
     manifest = read_manifest(corpus)
-    before = identity(manifest)
+    before = content_hash(manifest)
     del manifest["manifest_sha256"], manifest["splits"]["train"]["index_blocks"]
     for shard in manifest["splits"]["train"]["shards"]:
         del shard["blocks"]
     (corpus / "manifest.json").write_text(json.dumps(manifest))
     check_corpus(corpus)
-    assert identity(read_manifest(corpus)) == before
+    assert content_hash(read_manifest(corpus)) == before
     flip(corpus / "train" / "00000.bin", 5)
     with pytest.raises(DataError, match=r"00000.bin was changed"):
         check_corpus(corpus)
@@ -93,7 +95,7 @@ def test_a_changed_manifest_says_so(tmp_path: Path) -> None:
     corpus = prepared(tmp_path / "corpus")
     path = corpus / "manifest.json"
     path.write_text(path.read_text().replace('"vocabulary": 1000', '"vocabulary": 1001'))
-    with pytest.raises(DataError, match=f"{path} was changed since .* its manifest_sha256 is another"):
+    with pytest.raises(DataError, match=f"{path} was changed since .* its manifest_sha256 does not match"):
         read_manifest(corpus)
 
 
@@ -130,23 +132,23 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_place(tmp_path: Path) ->
 
 
 def test_a_model_folder_and_its_sums(tmp_path: Path) -> None:
-    check_seal(tmp_path)  # none
+    check_sums(tmp_path)  # none
     names = ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "README.md")
     for name in names:
         (tmp_path / name).write_text(name)
-    seal(tmp_path)
+    write_sums(tmp_path)
     lines = (tmp_path / "SHA256SUMS").read_text().splitlines()
     assert [line.split("  ")[1] for line in lines] == list(names[:-1])
     (tmp_path / "README.md").unlink()
-    check_seal(tmp_path)
+    check_sums(tmp_path)
     for name in names[:-1]:
         path = tmp_path / name
         flip(path, 3)
         with pytest.raises(DataError, match=re.escape(f"{path} was changed since it was written: its SHA-256")):
-            check_seal(tmp_path)
+            check_sums(tmp_path)
         flip(path, 3)
         path.rename(tmp_path / "away")
         with pytest.raises(DataError, match=re.escape(f"{path} is missing")):
-            check_seal(tmp_path)
+            check_sums(tmp_path)
         (tmp_path / "away").rename(path)
-    check_seal(tmp_path)
+    check_sums(tmp_path)

@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import MachineError
-from lambert.core.files import clear, clear_folder, replace_files, scratch_folder, whole_folder, write_whole
+from lambert.core.files import (
+    atomic_folder,
+    remove_all_leftovers,
+    remove_leftovers,
+    replace_files,
+    scratch_folder,
+    write_atomic,
+)
 
 
 def test_it_writes_into_new_folders_and_over_old_files(tmp_path: Path) -> None:
     for text in ("one\n", "zwei ä\n"):
-        assert write_whole(tmp_path / "new" / "file.txt", text).read_text(encoding="utf-8") == text
+        assert write_atomic(tmp_path / "new" / "file.txt", text).read_text(encoding="utf-8") == text
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["file.txt"]
 
 
@@ -26,7 +33,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "file").write_text("before")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MachineError, match="file cannot be written: No space left on device"):
-        write_whole(tmp_path / "file", "after")
+        write_atomic(tmp_path / "file", "after")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "before"
 
@@ -46,9 +53,9 @@ def test_what_a_dead_process_left_goes_with_the_next_write_and_nothing_else(tmp_
     stays = {beside("file", os.getppid()), beside("other", dead()), f".tmp-new-{dead()}@elsewhere@file", ".tmp-file"}
     for name in (left, *stays):
         (tmp_path / name).touch()
-    write_whole(tmp_path / "file", "text")
+    write_atomic(tmp_path / "file", "text")
     assert {path.name for path in tmp_path.iterdir()} == stays | {"file"}
-    clear_folder(tmp_path)
+    remove_all_leftovers(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".tmp-file", "file"}
 
 
@@ -56,8 +63,8 @@ def test_what_was_being_replaced_goes_back_where_the_new_one_never_came(tmp_path
     for name in ("came", "lost"):
         (tmp_path / beside(name, dead(), "old")).mkdir()
     (tmp_path / "came").mkdir()
-    clear(tmp_path / "came")
-    clear(tmp_path / "lost")
+    remove_leftovers(tmp_path / "came")
+    remove_leftovers(tmp_path / "lost")
     assert {path.name for path in tmp_path.iterdir()} == {"came", "lost"}
 
 
@@ -71,15 +78,15 @@ def test_several_files_change_together_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), whole_folder(tmp_path / "made") as folder:
+    with pytest.raises(FileNotFoundError), atomic_folder(tmp_path / "made") as folder:
         (folder / "half" / "file").touch()
     assert list(tmp_path.iterdir()) == []
     for content in ("one", "two"):
-        with whole_folder(tmp_path / "made", replace=True) as folder:
+        with atomic_folder(tmp_path / "made", replace=True) as folder:
             (folder / content).touch()
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["two"]
-    with pytest.raises(OSError, match="not empty"), whole_folder(tmp_path / "made") as folder:
+    with pytest.raises(OSError, match="not empty"), atomic_folder(tmp_path / "made") as folder:
         (folder / "three").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 

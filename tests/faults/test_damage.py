@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from lambert.core.contents import seal
+from lambert.core.contents import write_sums
 
 Lambert = Callable[..., Any]
 
@@ -228,7 +228,7 @@ def test_another_init_before_the_first_checkpoint(arena: Arena) -> None:
     weights = load_file(path)
     weights["bert.embeddings.LayerNorm.weight"] += 0.5
     save_file(weights, path, metadata={"format": "pt"})
-    seal(path.parent)
+    write_sums(path.parent)
     called = arena.finetune(arena.here / "encoder", arena.here / "tuned")
     assert called.code == 2, called.err
     assert "began with something else: the initial weights (" in called.err

@@ -17,7 +17,7 @@ from clusters import SLOWEST, Cluster, Lambert, assert_all, ended, flip, trained
 from tiny import free_port  # type: ignore[import-not-found]
 
 from lambert.core.contents import sha256
-from lambert.core.shards import read_manifest, sealed
+from lambert.core.shards import read_manifest, with_hash
 
 
 def cut(path: Path) -> None:
@@ -57,7 +57,7 @@ def test_another_tokenizer_on_one_machine(cluster: Cluster, corpus: Path) -> Non
     path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": None}))
     manifest = read_manifest(path.parent) | {"tokenizer_sha256": sha256(path)}
     del manifest["manifest_sha256"]
-    (path.parent / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    (path.parent / "manifest.json").write_text(json.dumps(with_hash(manifest)))
     ranks = cluster.run(each={n: {"folder": cluster.folder / str(n)} for n in (0, 1)}, corpus="corpus")
     assert_all(ranks, 2, "Rank 1 differs from rank 0 in the tokenizer: ")
 

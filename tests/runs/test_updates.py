@@ -300,7 +300,7 @@ def test_what_is_sent_seldom_or_rounded_contradicts_a_deterministic_run(
 
 
 @pytest.mark.parametrize(("method", "local"), [("int8", False), ("int8", True), ("powersgd", False)])
-def test_what_was_held_back_goes_on_where_it_is_of_the_same(method: str, local: bool) -> None:
+def test_residuals_are_restored_where_they_are_of_the_same(method: str, local: bool) -> None:
     class Int8(Exchange):
         method, loaded = "int8", None
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from lambert.core.errors import DataError
-from lambert.core.files import write_whole
+from lambert.core.files import write_atomic
 from lambert.core.randomness import Stream, key, permuted
 
 BLOCK_BYTES = 2**20
-SAMPLED = 64
+SAMPLE_BLOCKS = 64
 """Blocks that a sample of a corpus has: a tenth of a second, wherever they lie."""
 _DIGITS = 8  # hexadecimal, of each block's SHA-256
 SUMS = "SHA256SUMS"
@@ -29,7 +29,7 @@ _DECISIVE = (".safetensors", ".bin", ".json", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class HashedFile:
     """A file, and what is known of its content."""
 
     path: Path
@@ -77,11 +77,11 @@ def digests(path: Path) -> tuple[str, str]:
     return whole.hexdigest(), "".join(blocks)
 
 
-def check(files: Sequence[Known], *, whole: bool) -> None:
+def check(files: Sequence[HashedFile], *, whole: bool) -> None:
     """Compares files with what is known of them: all that they hold with `whole` or where that is at most SAMPLED
     blocks, else so many blocks of them, at each call others. Raises DataError for a file that is another."""
     counts = [-(-file.path.stat().st_size // BLOCK_BYTES) for file in files]
-    if whole or (sum(counts) <= SAMPLED):
+    if whole or (sum(counts) <= SAMPLE_BLOCKS):
         for file in files:
             file.check()
         return
@@ -89,17 +89,17 @@ def check(files: Sequence[Known], *, whole: bool) -> None:
     ends = np.cumsum([count for _, count in known])
     if not known or not ends[-1]:
         return
-    drawn = permuted(np.arange(min(SAMPLED, ends[-1])), int(ends[-1]), key(time.time_ns(), Stream.CHECK))
+    drawn = permuted(np.arange(min(SAMPLE_BLOCKS, ends[-1])), int(ends[-1]), key(time.time_ns(), Stream.CHECK))
     for (file, count), end in zip(known, ends.tolist(), strict=True):
         file.check_blocks(sorted(number - end + count for number in drawn.tolist() if end - count <= number < end))
 
 
-def seal(folder: Path) -> None:
+def write_sums(folder: Path) -> None:
     """Writes SHA256SUMS of the files in a model folder that decide what it answers."""
-    write_whole(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in _decisive(folder)))
+    write_atomic(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in _decisive(folder)))
 
 
-def check_seal(folder: Path) -> None:
+def check_sums(folder: Path) -> None:
     """Compares a model folder with its SHA256SUMS, where it has one. Raises DataError that names a file that is missing
     or another."""
     path = folder / SUMS

@@ -23,11 +23,11 @@ from lambert.core.errors import MachineError
 _NEW, _OLD, _GONE = "new", "old", "gone"
 """Beside its place is what is being written, what is being replaced (and goes back where the new one never came), and
 what is being deleted."""
-_NOT_FOR_FOLDERS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
-_BESIDE = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
+_UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
+_TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
 
 
-def write_whole(path: Path, text: str) -> Path:
+def write_atomic(path: Path, text: str) -> Path:
     """Writes a UTF-8 file, complete or not at all; gives its path. Raises MachineError where the disk refuses."""
     try:
         replace_files({path: text.encode()})
@@ -59,10 +59,10 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 
     Raises OSError where the disk refuses.
     """
-    beside = {path: _beside(path, _NEW) for path in contents}
+    beside = {path: _temporary(path, _NEW) for path in contents}
     try:
         for path, data in contents.items():
-            clear(path)
+            remove_leftovers(path)
             make_folder(path.parent)
             with beside[path].open("wb") as file:
                 file.write(data)
@@ -78,15 +78,15 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 
 
 @contextmanager
-def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """A folder beside `path` that takes its place where the block ends well, and vanishes where it does not.
 
     With `replace`, a folder that is there gives way; else it is an error unless it is empty. Raises OSError where the
     disk refuses; `path` is as it was then.
     """
-    new, old = _beside(path, _NEW), _beside(path, _OLD)
+    new, old = _temporary(path, _NEW), _temporary(path, _OLD)
     try:
-        clear(path)
+        remove_leftovers(path)
         make_folder(path.parent)
         new.mkdir()
         yield new
@@ -103,7 +103,7 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 def delete_folder(path: Path) -> None:
     """Renames it first, so that a kill in the middle leaves no half folder under a good name."""
-    gone = _beside(path, _GONE)
+    gone = _temporary(path, _GONE)
     path.rename(gone)
     _delete(gone)
 
@@ -121,8 +121,8 @@ def scratch_folder(name: str) -> Iterator[Path]:
     """A folder for temporary files, deleted with the block; the next one of that name deletes those of killed
     processes."""
     place = Path(tempfile.gettempdir(), name)
-    clear(place)
-    folder = _beside(place, _NEW)
+    remove_leftovers(place)
+    folder = _temporary(place, _NEW)
     folder.mkdir(mode=0o700)
     try:
         yield folder
@@ -130,24 +130,24 @@ def scratch_folder(name: str) -> Iterator[Path]:
         _delete(folder)
 
 
-def clear(path: Path) -> None:
+def remove_leftovers(path: Path) -> None:
     """Removes what dead processes of this machine left beside `path`."""
-    for left, match in _left(path.parent):
+    for left, match in _leftovers(path.parent):
         pid = int(match["pid"])
-        dead = match["host"] == platform.node() and (pid == os.getpid() or not alive(pid))
+        dead = match["host"] == platform.node() and (pid == os.getpid() or not process_exists(pid))
         if match["name"] == path.name and dead:
-            _end(left, match)
+            _clean_up(left, match)
 
 
-def clear_folder(folder: Path) -> None:
+def remove_all_leftovers(folder: Path) -> None:
     """Removes what any process left half-written in `folder`. Only for the process that keeps all others out of it."""
-    for left, match in _left(folder):
-        _end(left, match)
+    for left, match in _leftovers(folder):
+        _clean_up(left, match)
 
 
-def is_beside(path: Path) -> bool:
+def is_temporary(path: Path) -> bool:
     """Whether it is no file of its own, but one that is written, replaced or deleted, or was by a dead process."""
-    return _BESIDE.fullmatch(path.name) is not None
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def identity(path: Path) -> tuple[int, int] | None:
@@ -159,7 +159,7 @@ def identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def removed(folder: Path) -> str:
+def removed_message(folder: Path) -> str:
     """What is said where a process finds the folder gone that it writes to."""
     return (
         f"{folder} was removed or replaced while the run was writing to it, and the run stops. If it was moved, move "
@@ -167,7 +167,7 @@ def removed(folder: Path) -> str:
     )
 
 
-def alive(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Whether a process of this machine has this number."""
     try:
         os.kill(pid, 0)
@@ -188,20 +188,20 @@ def sync(path: Path) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        if error.errno not in _NOT_FOR_FOLDERS or not path.is_dir():
+        if error.errno not in _UNSUPPORTED_ERRORS or not path.is_dir():
             raise
 
 
-def _beside(path: Path, what: str) -> Path:
+def _temporary(path: Path, what: str) -> Path:
     return path.with_name(f".tmp-{what}-{os.getpid()}@{platform.node()}@{path.name}")
 
 
-def _left(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    found = [(path, _BESIDE.fullmatch(path.name)) for path in sorted(folder.glob(".tmp-*"))]
+def _leftovers(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+    found = [(path, _TEMPORARY.fullmatch(path.name)) for path in sorted(folder.glob(".tmp-*"))]
     return [(path, match) for path, match in found if match]
 
 
-def _end(left: Path, match: re.Match[str]) -> None:
+def _clean_up(left: Path, match: re.Match[str]) -> None:
     if match["what"] == _OLD:
         _finish_replacement(left, left.with_name(match["name"]))
     else:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lambert.core.errors import LambertError
-from lambert.core.files import write_whole
+from lambert.core.files import write_atomic
 from lambert.core.signals import LAUNCHED
 
 ENDS = "LAMBERT_ENDS"
@@ -66,7 +66,7 @@ def report_end(code: int, line: str) -> int:
         rank = os.environ.get("RANK", "0")
         end = End(int(rank), os.getpid(), code, line, time.time())
         with suppress(LambertError):  # a full disk: then as without a launcher
-            write_whole(Path(os.environ[ENDS], rank), json.dumps(asdict(end)))
+            write_atomic(Path(os.environ[ENDS], rank), json.dumps(asdict(end)))
             return 0 if code in FINAL else code
     elif launcher and not _speaks():
         return code

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.contents import Known, check, digests
+from lambert.core.contents import HashedFile, check, digests
 from lambert.core.errors import DataError
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
-_SEAL = "manifest_sha256"
+_MANIFEST_HASH = "manifest_sha256"
 _WATCH_SECONDS = 1.0
 SHARD_BYTES = 128 * 2**20  # bounded, so that one shard is one request to remote storage
 
@@ -183,11 +183,11 @@ class Split:
         self._looked = time.monotonic()
 
 
-def _files(corpus: Path, name: str, entry: Mapping[str, Any]) -> list[Known]:
+def _files(corpus: Path, name: str, entry: Mapping[str, Any]) -> list[HashedFile]:
     """The shards of a split, then its index."""
     folder = corpus / name
-    shards = [Known(folder / shard["file"], shard["sha256"], shard.get("blocks", "")) for shard in entry["shards"]]
-    return [*shards, Known(folder / "index.npy", entry["index_sha256"], entry.get("index_blocks", ""))]
+    shards = [HashedFile(folder / shard["file"], shard["sha256"], shard.get("blocks", "")) for shard in entry["shards"]]
+    return [*shards, HashedFile(folder / "index.npy", entry["index_sha256"], entry.get("index_blocks", ""))]
 
 
 def check_corpus(corpus: Path, *, whole: bool = False) -> None:
@@ -201,10 +201,10 @@ def check_corpus(corpus: Path, *, whole: bool = False) -> None:
     tokenizer = corpus / "tokenizer.json"
     if not tokenizer.is_file():
         raise DataError(f"{tokenizer} is missing. Restore it from a copy, or remove the corpus and prepare it again.")
-    Known(tokenizer, manifest["tokenizer_sha256"]).check()
+    HashedFile(tokenizer, manifest["tokenizer_sha256"]).check()
 
 
-def identity(manifest: Mapping[str, Any]) -> str:
+def content_hash(manifest: Mapping[str, Any]) -> str:
     """A hash of the tokens and sentences of a corpus, wherever it lies and whatever it was prepared from."""
     return _digest(
         {
@@ -214,9 +214,9 @@ def identity(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def with_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The manifest with a hash of itself."""
-    return {**manifest, _SEAL: _digest(manifest)}
+    return {**manifest, _MANIFEST_HASH: _digest(manifest)}
 
 
 def _digest(values: Mapping[str, Any]) -> str:
@@ -239,10 +239,10 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
         raise DataError(
             f"{path} is of format {found}, this version reads {FORMAT_VERSION}. Run `lambert prepare` again."
         )
-    rest = {name: value for name, value in manifest.items() if name != _SEAL}
-    if manifest.get(_SEAL, _digest(rest)) != _digest(rest):
+    rest = {name: value for name, value in manifest.items() if name != _MANIFEST_HASH}
+    if manifest.get(_MANIFEST_HASH, _digest(rest)) != _digest(rest):
         raise DataError(
-            f"{path} was changed since `lambert prepare` wrote it: its {_SEAL} is another. Restore it from a copy, or "
-            "remove the corpus and prepare it again."
+            f"{path} was changed since `lambert prepare` wrote it: its {_MANIFEST_HASH} does not match. Restore it "
+            "from a copy, or remove the corpus and prepare it again."
         )
     return manifest

@@ -18,9 +18,9 @@ import numpy as np
 from lambert import __version__
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import clear, whole_folder
+from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.randomness import Stream, key, unit
-from lambert.core.shards import FORMAT_VERSION, check_corpus, read_manifest, sealed
+from lambert.core.shards import FORMAT_VERSION, check_corpus, read_manifest, with_hash
 from lambert.corpus import files, sentences, tokenizer
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents
@@ -69,7 +69,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
         "inputs": inputs,
     }
-    clear(config.out)
+    remove_leftovers(config.out)
     if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
         manifest = _existing(config.out, head)
         size: int = sum(entry["bytes"] for entry in inputs)
@@ -80,7 +80,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     _check_space(config.out, int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6))
     with _aside(config.out) as folder:
         manifest = _write(config, folder, documents, given, progress)
-        manifest = sealed(
+        manifest = with_hash(
             {
                 **head,
                 **manifest,
@@ -218,7 +218,7 @@ def _check_space(out: Path, needed: int) -> None:
 def _aside(out: Path) -> Iterator[Path]:
     """Yields a folder beside `out` that is renamed to `out` if the block succeeds, and deleted if it fails."""
     try:
-        with whole_folder(out) as folder:
+        with atomic_folder(out) as folder:
             yield folder
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):

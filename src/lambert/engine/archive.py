@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import clear_folder, delete_folder, make_folder, whole_folder
+from lambert.core.files import atomic_folder, delete_folder, make_folder, remove_all_leftovers
 
 FOLDER = "checkpoints"
 FORMAT = 3
@@ -74,7 +74,7 @@ def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], sta
 
 
 def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:
-    with whole_folder(target) as aside:
+    with atomic_folder(target) as aside:
         for name in _TENSORS:
             save_file(dict(tensors[name]), aside / name)
         (aside / STATE).write_text(state, encoding="utf-8")
@@ -142,8 +142,8 @@ def prune(run: Path, keep: int) -> None:
 
 def clean(run: Path) -> None:
     """Removes what a killed process left half-written. Only for the process that holds the run's lock."""
-    clear_folder(run)
-    clear_folder(run / FOLDER)
+    remove_all_leftovers(run)
+    remove_all_leftovers(run / FOLDER)
     for left_over in (run / FOLDER).glob(".tmp-step-*"):  # of earlier versions
         shutil.rmtree(left_over, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
-from lambert.core.files import identity, removed
+from lambert.core.files import identity, removed_message
 from lambert.core.world import World
 from lambert.engine import archive, state
 from lambert.engine.archive import FOLDER, clean
@@ -204,7 +204,7 @@ class Saver:
         now = identity(self._run)
         if self._identity is None:
             self._identity = now
-        return "" if now == self._identity else removed(self._run)
+        return "" if now == self._identity else removed_message(self._run)
 
     def _outcome(self) -> str:
         """Why the write in flight failed, on all ranks, or nothing. However slow the disk of the first rank is, the

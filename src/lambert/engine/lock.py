@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.core.files import alive, make_folder
+from lambert.core.files import make_folder, process_exists
 from lambert.core.world import World
 from lambert.engine import checkpoint
 
@@ -86,7 +86,7 @@ def _take(run: Path, handle: int) -> None:
     except BlockingIOError:
         taken = True
     except OSError:
-        taken = pid > 0 and (host != here or alive(pid))
+        taken = pid > 0 and (host != here or process_exists(pid))
     if taken:
         holder_text = f"process {pid} on {host}" if pid else "another process"
         raise UsageError(f"{run} is in use by {holder_text}. Wait for it, stop it, or choose another output folder.")

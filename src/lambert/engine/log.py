@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.core.files import identity, removed, replace_files, sync
+from lambert.core.files import identity, removed_message, replace_files, sync
 from lambert.core.world import World
 from lambert.engine import environment
 from lambert.engine.loop import Step
@@ -214,7 +214,7 @@ class RunLog:
 
     def _write(self, row: dict[str, Any]) -> None:
         if self._identity is not None and identity(self._run) != self._identity:
-            raise MachineError(removed(self._run))
+            raise MachineError(removed_message(self._run))
         self._metrics.write(json.dumps({key: _finite(value) for key, value in row.items()}))
         if self._board is not None:
             with self._surviving():

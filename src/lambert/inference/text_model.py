@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Source
-from lambert.core.contents import seal
+from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import json_text, whole_folder
+from lambert.core.files import atomic_folder, json_text
 from lambert.core.registry import choose
 from lambert.core.world import World
 from lambert.corpus import tokenizer as tokenizers
@@ -153,10 +153,10 @@ class TextModel:
         if self._inference.precision != "float32":
             raise UsageError(f"A model loaded in {self._inference.precision} cannot be saved: load it in float32.")
         extra = {} if self._task.config.name == "mask" else self._task.model_config()
-        with whole_folder(Path(folder)) as aside:
+        with atomic_folder(Path(folder)) as aside:
             weights.save(self._model, aside, extra)
             tokenizers.save(self.tokenizer, aside)
-            seal(aside)
+            write_sums(aside)
         return Path(folder)
 
     def read(self, path: Path) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lambert.core.contents import check_seal
+from lambert.core.contents import check_sums
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import replace_files
 from lambert.core.randomness import Stream, key
@@ -257,7 +257,7 @@ def load_with_report(
     report = dataclasses.replace(assign(model, found, str(path)), untied=untied)
     _check_lacking(report.missing, path)
     initialise(model, seed, report.missing)  # after reading: drawing what the file holds would take most of the time
-    check_seal(folder)  # last: an error above says more
+    check_sums(folder)  # last: an error above says more
     return model, report
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lambert.core import settings
 from lambert.core.errors import UsageError
-from lambert.core.files import is_beside, write_whole
+from lambert.core.files import is_temporary, write_atomic
 from lambert.core.world import World
 from lambert.corpus import tokenizer as tokenizers
 from lambert.distributed import agreement
@@ -68,8 +68,8 @@ def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Ite
         raise UsageError(problem)
     with lock.hold(config.out, world):
         if world.is_first:
-            write_whole(config.out / CONFIG, settings.text(config))
-            write_whole(config.out / DATA, json.dumps(dict(data), indent=1) + "\n")
+            write_atomic(config.out / CONFIG, settings.text(config))
+            write_atomic(config.out / DATA, json.dumps(dict(data), indent=1) + "\n")
         yield
 
 
@@ -81,7 +81,7 @@ def _foreign(config: RunConfig, data: Mapping[str, object]) -> str:
     if not out.is_dir():
         return f"{out} is a file. Choose another out."
     if not path.is_file():
-        empty = all(found.name == "lock.json" or is_beside(found) for found in out.iterdir())
+        empty = all(found.name == "lock.json" or is_temporary(found) for found in out.iterdir())
         return "" if empty else f"{out} holds something that is no run (no {CONFIG}). Choose another out."
     if not any((out / name).exists() for name in BEGUN):
         return ""

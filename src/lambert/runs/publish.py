@@ -14,9 +14,9 @@ from torch import Tensor
 from lambert import __version__
 from lambert.core import settings
 from lambert.core.batch import Batch, Target, flat_batch
-from lambert.core.contents import seal
+from lambert.core.contents import write_sums
 from lambert.core.errors import DataError
-from lambert.core.files import json_text, whole_folder, write_whole
+from lambert.core.files import atomic_folder, json_text, write_atomic
 from lambert.core.randomness import below, key, words
 from lambert.corpus import tokenizer as tokenizers
 from lambert.engine.log import written
@@ -35,7 +35,7 @@ def publish_run(
 ) -> str:
     """Writes the model folder of a run with its card and scores.json beside it. Returns a line that names it."""
     folder = config.out / "model"
-    write_whole(config.out / SCORES, json_text(dict(scores), indent=1) + "\n")
+    write_atomic(config.out / SCORES, json_text(dict(scores), indent=1) + "\n")
     publish(model.cpu(), tokenizer, folder, extra, card(model, config, scores))
     return f"model  {folder}"
 
@@ -49,12 +49,12 @@ def publish(
     is installed. Gives a line that says what was verified. Raises DataError where an output differs: then `folder` is
     as it was before.
     """
-    with whole_folder(folder, replace=True) as aside:
+    with atomic_folder(folder, replace=True) as aside:
         weights.save(model, aside, extra)
         tokenizers.save(tokenizer, aside)
         if readme:
             (aside / "README.md").write_text(readme, encoding="utf-8")
-        seal(aside)
+        write_sums(aside)
         return _verified(model, aside, compare)
 
 

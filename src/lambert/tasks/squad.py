@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
-from lambert.core.files import json_text, write_whole
+from lambert.core.files import json_text, write_atomic
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.segments import arrays
 from lambert.tasks.squad_answers import Answer, answers
@@ -111,4 +111,4 @@ def _row(answer: Answer) -> Row:
 
 
 def _write_json(path: Path, value: object) -> Path:
-    return write_whole(path, json_text(value, indent=1) + "\n")
+    return write_atomic(path, json_text(value, indent=1) + "\n")

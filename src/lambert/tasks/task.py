@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import json_text, write_whole
+from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import as_dict, typed
 from lambert.tasks.config import Columns, SquadConfig, TaskConfig
 
@@ -182,5 +182,5 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
         flat = [{key: value for key, value in row.items() if not isinstance(value, dict | list)} for row in rows]
         names = list(flat[0]) if flat else []
         table = [names, *([str(row[name]) for name in names] for row in flat)]
-        return write_whole(path, "".join("\t".join(cells) + "\n" for cells in table))
-    return write_whole(path, "".join(json_text(row) + "\n" for row in rows))
+        return write_atomic(path, "".join("\t".join(cells) + "\n" for cells in table))
+    return write_atomic(path, "".join(json_text(row) + "\n" for row in rows))

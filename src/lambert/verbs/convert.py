@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import clear
+from lambert.core.files import remove_leftovers
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.corpus import tokenizer as tokenizers
@@ -61,7 +61,7 @@ def _imported(config: ImportConfig) -> Iterator[str]:
     refuse_model(config.source)
     if not config.source.is_dir():
         raise DataError(f"No such folder: {config.source}. {NOT_DOWNLOADED}")
-    clear(config.out)
+    remove_leftovers(config.out)
     if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
         raise UsageError(f"{config.out} exists already. Choose another --out, or remove it.")
     layout.check_family(layout.read_config(config.source), config.source)

@@ -10,7 +10,7 @@ from typing import Any
 from lambert.core import settings
 from lambert.core.errors import DataError, UsageError
 from lambert.core.settings import SEEDS, check
-from lambert.core.shards import Split, check_corpus, identity, read_manifest
+from lambert.core.shards import Split, check_corpus, content_hash, read_manifest
 from lambert.core.specials import Specials
 from lambert.core.world import World
 from lambert.corpus import tokenizer as tokenizers
@@ -127,7 +127,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             source = _source(config.corpus, config.packing, config.masking, specials, config.seed)
             heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
             moments = _init_run(config) if config.keep_moments else None
-            data = {"the corpus": identity(manifest)}
+            data = {"the corpus": content_hash(manifest)}
             if config.init is not None:
                 data[INITIAL_WEIGHTS] = fingerprint(model_folder(config.init))
 

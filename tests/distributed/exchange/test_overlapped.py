@@ -415,7 +415,7 @@ def test_fewer_bits_learn_as_well_and_all_ranks_alike(found: Callable[..., Any],
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_what_is_held_back_goes_on_from_a_checkpoint(found: Callable[..., Any], name: str, size: int) -> None:
+def test_residuals_are_restored_from_a_checkpoint(found: Callable[..., Any], name: str, size: int) -> None:
     (straight, restored), kept = found("continued", size)[name]
     assert torch.equal(straight, restored)
     assert bool(kept) == (name != "bfloat16")
@@ -433,7 +433,7 @@ def test_nothing_is_lost_where_a_run_begins_in_more_bits(found: Callable[..., An
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_what_is_held_back_follows_the_loss_scale(found: Callable[..., Any], size: int) -> None:
+def test_residuals_follow_the_loss_scale(found: Callable[..., Any], size: int) -> None:
     stays, changes = found("scaled", size)
     assert (changes - stays).norm() <= 0.01 * stays.norm()
 

@@ -132,7 +132,7 @@ def the_state_is_that_of_any_number_of_ranks(group: ProcessGroup) -> None:
             resumed.load({"residual/p0": torch.zeros(3)}, buckets)
 
 
-def what_another_method_held_back_of_a_whole_gradient_is_sent_once(group: ProcessGroup) -> None:
+def another_methods_residual_of_a_whole_gradient_is_sent_once(group: ProcessGroup) -> None:
     method, held = PowerSGD(group, rank=4), gradients(SHAPES, 1)
     zeros = [torch.zeros_like(grad) for grad in held]
     method.load({"residual/p1": held[1]}, [bucket_of(zeros)])
@@ -186,7 +186,7 @@ test_on_all_ranks = on_all_ranks(
     updates_turn_to_the_mean_direction,
     a_rank_of_two_learns_what_float32_learns,
     the_state_is_that_of_any_number_of_ranks,
-    what_another_method_held_back_of_a_whole_gradient_is_sent_once,
+    another_methods_residual_of_a_whole_gradient_is_sent_once,
     what_is_not_finite_is_so_on_all_ranks_and_forgotten,
     a_gradient_of_zeros_is_no_trouble,
     factors_alone_are_sent,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import write_whole
+from lambert.core.files import write_atomic
 from lambert.runs.result import Say, silent
 from lambert.verbs.report import ranks
 from lambert.verbs.report.cells import side_by_side, table
@@ -44,7 +44,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     runs = [read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     out = config.out or (config.runs[0] if len(runs) == 1 else Path()) / "report.html"
     page = render(runs, chain=config.chain).encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair
-    write_whole(out, page)
+    write_atomic(out, page)
     say(f"report  {out}")
     return out
 
