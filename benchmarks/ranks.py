@@ -20,8 +20,9 @@ from lambert.data.stream import GlobalBatch
 from lambert.distributed.exchange import Exchange, build
 from lambert.distributed.exchange.methods import ExchangeConfig
 from lambert.engine.allocator import TUNABLES
-from lambert.engine.loop import Step, train
+from lambert.engine.loop import train
 from lambert.engine.precision import Precision
+from lambert.engine.step import Step
 from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.optim import optimizers

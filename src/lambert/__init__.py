@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lambert.core.errors import SavedAndStopped as SavedAndStopped
     from lambert.core.errors import UsageError as UsageError
     from lambert.corpus.config import PrepareConfig as PrepareConfig
-    from lambert.engine.loop import Step as Step
+    from lambert.engine.step import Step as Step
     from lambert.inference.text_model import TextModel as TextModel
     from lambert.inference.text_model import load as load
     from lambert.library import evaluate as evaluate
@@ -49,7 +49,7 @@ _MODULES = {
     "library": ("prepare", "pretrain", "finetune", "evaluate", "updates"),
     "inference.text_model": ("load", "TextModel"),
     "runs.result": ("Result",),
-    "engine.loop": ("Step",),
+    "engine.step": ("Step",),
     "model.encoder": ("Encoder",),
     "model.heads": ("Model",),
     "model.config": ("EncoderConfig",),

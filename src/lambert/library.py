@@ -18,7 +18,7 @@ from lambert.core.errors import UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.corpus.config import PrepareConfig
 from lambert.engine.device import keep_current_gpu
-from lambert.engine.loop import Step
+from lambert.engine.step import Step
 from lambert.runs.result import Result
 from lambert.verbs import evaluate as evaluation
 from lambert.verbs import finetune as finetuning

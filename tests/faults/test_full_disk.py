@@ -18,8 +18,8 @@ from tiny import Tiny, adamw, run, start, steps
 from lambert.core.errors import UsageError
 from lambert.engine import checkpoint
 from lambert.engine.lock import hold
-from lambert.engine.loop import Step
 from lambert.engine.precision import Precision
+from lambert.engine.step import Step
 
 
 def small_files(folder: Path, size: int, final: bool) -> None:

@@ -17,8 +17,8 @@ from tiny import Tiny, adamw, run, start, steps
 
 from lambert.engine import archive, checkpoint
 from lambert.engine.lock import hold
-from lambert.engine.loop import Step
 from lambert.engine.precision import Precision
+from lambert.engine.step import Step
 
 
 @pytest.fixture(autouse=True)

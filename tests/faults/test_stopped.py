@@ -14,9 +14,10 @@ from tiny import Tiny, adamw, batch_of, free_port, run, start
 from lambert.core.batch import Batch
 from lambert.distributed.group import detect
 from lambert.engine import checkpoint
-from lambert.engine.loop import Step, evaluate
+from lambert.engine.loop import evaluate
 from lambert.engine.precision import Precision
 from lambert.engine.signals import graceful_stop
+from lambert.engine.step import Step
 
 
 def beat(step: Step) -> None:

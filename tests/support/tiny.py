@@ -23,8 +23,9 @@ from lambert.distributed.group import detect
 from lambert.engine import checkpoint, signals
 from lambert.engine.lock import hold
 from lambert.engine.log import RunLog
-from lambert.engine.loop import Step, train
+from lambert.engine.loop import train
 from lambert.engine.precision import Precision
+from lambert.engine.step import Step
 
 VOCABULARY = 13
 LENGTH = 6

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lambert.engine.loop import Step
+from lambert.engine.step import Step
 
 _PATIENCE = 20
 """Updates over which the pace of a rank is averaged, and before the first report."""

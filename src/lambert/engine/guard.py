@@ -9,7 +9,7 @@ from lambert.core.errors import DivergedError
 from lambert.core.settings import check
 
 if TYPE_CHECKING:
-    from lambert.engine.loop import Step
+    from lambert.engine.step import Step
 
 Answer = Literal["go on", "roll back"]
 

@@ -19,8 +19,8 @@ from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import identity, removed_message, replace_files, sync
 from lambert.core.world import World
 from lambert.engine import environment
-from lambert.engine.loop import Step
 from lambert.engine.progress import PLAIN_SECONDS, progress
+from lambert.engine.step import Step
 
 METRICS = "metrics.jsonl"
 

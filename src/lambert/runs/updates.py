@@ -23,9 +23,10 @@ from lambert.engine.device_memory import release
 from lambert.engine.exchange import Exchange
 from lambert.engine.incidents import Incidents
 from lambert.engine.log import METRICS, RunLog, last_update
-from lambert.engine.loop import OutOfMemory, Step, train
+from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import StopRequest
+from lambert.engine.step import Step
 from lambert.model import attention
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule

@@ -11,9 +11,9 @@ from lambert.corpus import tokenizer as tokenizers
 from lambert.distributed.exchange.methods import ExchangeConfig
 from lambert.distributed.group import detect
 from lambert.engine.guard import GuardConfig
-from lambert.engine.loop import Step
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest, graceful_stop
+from lambert.engine.step import Step
 from lambert.inference.outputs import check_positions, check_segments, model_folder, outputs
 from lambert.model import folder as layout
 from lambert.model import weights

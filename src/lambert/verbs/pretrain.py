@@ -21,9 +21,10 @@ from lambert.data.stream import places, sequential
 from lambert.distributed.exchange.methods import ExchangeConfig
 from lambert.distributed.group import detect
 from lambert.engine.guard import GuardConfig
-from lambert.engine.loop import Step, evaluate
+from lambert.engine.loop import evaluate
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest, graceful_stop
+from lambert.engine.step import Step
 from lambert.inference.outputs import model_folder
 from lambert.model import folder as layout
 from lambert.model import weights

@@ -22,9 +22,10 @@ from lambert.distributed.exchange import DistributedExchange, Exchange, build
 from lambert.distributed.exchange.methods import ExchangeConfig, Name
 from lambert.distributed.group import Group, detect
 from lambert.distributed.stragglers import Stragglers
-from lambert.engine.loop import OutOfMemory, Step, train
+from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
+from lambert.engine.step import Step
 from lambert.model.config import EncoderConfig
 from lambert.model.weights import fresh
 
