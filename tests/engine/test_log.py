@@ -11,7 +11,7 @@ import pytest
 
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.world import World
-from lambert.engine.log import RunLog, last_update, mend, written
+from lambert.engine.log import RunLog, score_text
 
 
 class FakeStep(SimpleNamespace):
@@ -135,15 +135,6 @@ def test_rewinding_forgets_what_came_after(tmp_path: Path) -> None:
     assert found[-1]["loss"] == 1.25
 
 
-def test_mending_keeps_whole_rows_only(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    mend(path, 5)
-    assert not path.exists()
-    path.write_bytes(b'{"step": 1}\n\xff\xfe\n[]\n{"step": 5}\n{"step": 6}\n{"step": 3, "heldout/a": 1}\n{"step": 4')
-    mend(path, 5)
-    assert [row["step"] for row in rows(tmp_path)] == [1, 5, 3]
-
-
 def test_the_environment_is_described(tmp_path: Path) -> None:
     logged(tmp_path, 1, 1)
     found = json.loads((tmp_path / "environment.json").read_text())
@@ -250,13 +241,6 @@ def test_a_run_folder_that_is_gone_or_another_ends_the_run(tmp_path: Path) -> No
         assert not run.exists() or not list(run.iterdir())
 
 
-def test_the_last_update_is_that_of_the_last_whole_row(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert last_update(path) == 0
-    path.write_text('{"step": 2, "loss": 1.0}\n{"step": 4}\n[1]\n{"st')
-    assert last_update(path) == 4
-
-
 def test_the_last_rows_are_on_the_disk_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model folder is written next, and a run that has one does not write these rows again."""
     synced: list[int] = []
@@ -269,9 +253,9 @@ def test_the_last_rows_are_on_the_disk_when_it_ends(tmp_path: Path, monkeypatch:
 
 
 def test_counts_are_whole_numbers() -> None:
-    assert written("examples", 12_345.0, ".4g") == "12,345"
-    assert written("has_answer_questions", 300.0) == "300"
-    assert written("accuracy", 1.0) == "1.0000"
+    assert score_text("examples", 12_345.0, ".4g") == "12,345"
+    assert score_text("has_answer_questions", 300.0) == "300"
+    assert score_text("accuracy", 1.0) == "1.0000"
 
 
 def test_what_holds_up_the_next_update_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import sys
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -36,6 +37,14 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def peak_megabytes(device: torch.device) -> int:
+    """Returns the peak of this process's memory so far, in MB: on a GPU that of tensors, elsewhere of host memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) // 1_000_000
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // 1_000_000
 
 
 def _host_bytes() -> int:

@@ -14,6 +14,7 @@ from lambert.core.world import World
 from lambert.corpus import tokenizer as tokenizers
 from lambert.distributed import agreement
 from lambert.engine import lock
+from lambert.engine.metrics_file import METRICS
 from lambert.model.heads import Model
 from lambert.runs.config import RunConfig, check_together
 
@@ -42,7 +43,7 @@ FREE = (
 )
 """Settings that may change when a run is continued: none of them moves what is learnt beyond rounding, the draw of
 dropout's masks, and how the gradients travel on the network there is now."""
-BEGUN = ("metrics.jsonl", "checkpoints", "model")
+BEGUN = (METRICS, "checkpoints", "model")
 """What a run leaves: a folder without any of them holds no run yet, only the settings of one that never began."""
 
 

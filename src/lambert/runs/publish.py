@@ -19,7 +19,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import atomic_folder, json_text, write_atomic
 from lambert.core.randomness import below, key, words
 from lambert.corpus import tokenizer as tokenizers
-from lambert.engine.log import written
+from lambert.engine.log import score_text
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.heads import Model
@@ -62,7 +62,7 @@ def card(model: Model, config: RunConfig, scores: Mapping[str, float]) -> str:
     """The model card: what it is, how it was made, how well it does, how to read it."""
     shape = model.config
     size = sum(parameter.numel() for parameter in model.parameters())
-    rows = "".join(f"| {_plain(name)} | {written(name, value)} |\n" for name, value in scores.items())
+    rows = "".join(f"| {_plain(name)} | {score_text(name, value)} |\n" for name, value in scores.items())
     use = (
         "```python\nfrom transformers import AutoModel, AutoTokenizer\n\n"
         'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel.from_pretrained(".")\n```\n\n'

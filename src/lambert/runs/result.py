@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lambert.engine.metrics_file import METRICS
+
 Say = Callable[[str], None]
 """Takes a line for the user. The command line prints it."""
-SCORES, METRICS = "scores.json", "metrics.jsonl"
+SCORES = "scores.json"
 
 
 def silent(line: str) -> None:

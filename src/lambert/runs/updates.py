@@ -22,8 +22,9 @@ from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device_memory import release
 from lambert.engine.exchange import Exchange
 from lambert.engine.incidents import Incidents
-from lambert.engine.log import METRICS, RunLog, last_update
+from lambert.engine.log import RunLog
 from lambert.engine.loop import OutOfMemory, train
+from lambert.engine.metrics_file import METRICS, last_update
 from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step
@@ -104,7 +105,7 @@ def run_updates(
                 out, steps=steps, start=done, state=logged, description=out.name, peak_flops=peak, world=world,
                 every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
                 quiet=quiet, facts={"micro_tokens": run.microbatch.tokens} | _facts(compilation),
-                look=plateau(unigram_entropy, config, model.config.init_range),
+                monitor=plateau(unigram_entropy, config, model.config.init_range),
             ) as log,
             closing(run.saver),
         ):  # fmt: skip
@@ -113,7 +114,7 @@ def run_updates(
             if lost:
                 log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run begins anew")
             for text in (found, *_said(compilation, model, options.precision, world)):
-                log.say(text)
+                log.note(text)
             for text in (*autotune(run, partial(_batches, run, source), steps, stop), *ranks(world, run.exchange)):
                 log.note(text)
             if compilation.active:  # scores are seldom taken: graphs of their own would not pay
@@ -124,7 +125,7 @@ def run_updates(
                     done, stop_requested = step.index, step.stop_requested
                     log.step(step, work)
                     run.saver.report()
-                    log.say(slow.watch(step))
+                    log.note(slow.watch(step))
                     if step.due(options.compare_every) and not run.exchange.local:
                         agreement.compare_weights(world, model, done)
                     answer = run.guard.watch(step)

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from lambert.core.files import json_text
 from lambert.distributed.group import detect
-from lambert.engine.log import written
+from lambert.engine.log import score_text
 from lambert.engine.progress import progress
 from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import InferenceConfig, compare_ranks
@@ -86,4 +86,4 @@ def _lines(scores: Mapping[str, float]) -> Iterator[str]:
     for name, value in scores.items():
         if not name.endswith("_se"):
             error = f" ± {scores[f'{name}_se']:.4f}" if f"{name}_se" in scores else ""
-            yield f"{name:20s} {written(name, value)}{error}"
+            yield f"{name:20s} {score_text(name, value)}{error}"

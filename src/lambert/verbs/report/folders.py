@@ -8,6 +8,7 @@ from typing import Any
 
 from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
+from lambert.engine.metrics_file import METRICS
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 """How log.txt writes the time."""
@@ -47,9 +48,9 @@ class Run:
 
 def read(folder: Path, name: str) -> Run:
     """A run folder. Only a missing metrics.jsonl is an error; what else is damaged becomes a notice on the page."""
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / METRICS
     if not metrics.is_file():
-        known = sorted(str(path.parent) for path in folder.parent.glob("*/metrics.jsonl"))
+        known = sorted(str(path.parent) for path in folder.parent.glob(f"*/{METRICS}"))
         raise DataError(
             f"No metrics.jsonl in {folder}. " + (f"Run folders near it: {', '.join(known[:5])}." if known else "")
         )

@@ -1,0 +1,95 @@
+"""The file metrics.jsonl of a run: appending rows, and repairing the file when a run is resumed or rolled back."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from lambert.core.files import replace_files, sync
+
+METRICS = "metrics.jsonl"
+
+
+class AppendOnlyFile:
+    """A text file to which each line is appended in one write. Disk errors are passed to `report` and never raised."""
+
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+        self._path, self._report = path, report
+        self._incomplete = False
+        self._new = True
+        self._handle: int | None = None
+
+    def write(self, line: str) -> None:
+        """Appends `line` and a newline. If the last line was written only in part, a new line is begun first."""
+        data = (("\n" if self._incomplete else "") + line + "\n").encode()
+        try:
+            if self._handle is None:
+                self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            written = os.write(self._handle, data)
+        except OSError as error:
+            self._report(f"{self._path} cannot be written: {error.strerror}")
+            return
+        self._incomplete = written < len(data)
+        if self._incomplete:
+            self._report(f"{self._path} cannot be written: the disk is full")
+
+    def sync(self) -> None:
+        """Flushes the lines to the disk; the first call also flushes the folder entry."""
+        if self._handle is None:
+            return
+        try:
+            os.fsync(self._handle)
+            if self._new:
+                sync(self._path.parent)
+                self._new = False
+        except OSError as error:
+            self._report(f"{self._path} cannot be written: {error.strerror}")
+
+    def close(self) -> None:
+        """Closes the file; a later `write` opens it again."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def truncate(path: Path, start: int, *, ended: bool = False) -> None:
+    """Removes from `path` all incomplete rows and the rows after update `start`.
+
+    Args:
+        ended: The run is complete after update `start`. Its final held-out scores, which are computed after its last
+            checkpoint, are removed too, because they are computed again.
+    """
+    if not path.exists():
+        return
+    found = path.read_bytes()
+    kept = b"".join(line + b"\n" for line in found.splitlines() if _is_kept(line, start, ended))
+    if found.startswith(kept):
+        os.truncate(path, len(kept))
+    else:
+        replace_files({path: kept})
+
+
+def last_update(path: Path) -> int:
+    """Returns the number of the last update that has a row; 0 if no update has one."""
+    rows = path.read_bytes().splitlines() if path.is_file() else []
+    return max((step for step in map(_update, rows) if step is not None), default=0)
+
+
+def _update(line: bytes) -> int | None:
+    """Returns the number of the update of a row; None if the row is incomplete."""
+    try:
+        row = json.loads(line)
+        return int(row["step"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _is_kept(line: bytes, start: int, ended: bool) -> bool:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    if not isinstance(row, dict):
+        return False
+    step = int(row.get("step", start + 1))
+    return 0 < start >= step and not (ended and step == start and "loss" not in row)
