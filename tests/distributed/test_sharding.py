@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from checkpoints import save
 from patience import HANGS
 from ranks import ranks
 from tiny import Share, Tiny, schedule, updates
@@ -107,7 +108,7 @@ def trained(
         skipped.append(step.skipped)
         versions.append([parameter._version for parameter in exchange.gradients.parameters])
         if number in saved:
-            checkpoint.save(run, number, model=net, optimizer=optimizer, precision=precision, world=world, keep=9)
+            save(run, number, model=net, optimizer=optimizer, precision=precision, world=world, keep=9)
     values = [value for slots in optimizer.state.values() for value in slots.values()]
     return {
         "weights": torch.stack(weights),

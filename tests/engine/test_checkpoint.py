@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import everything, names, same, saved
+from checkpoints import everything, names, same, save, saved
 from tiny import Tiny, adamw, steps
 from torch import nn
 
@@ -65,9 +65,7 @@ def test_resuming_at_any_step_is_bit_exact(kind: str, name: str, tmp_path: Path)
     net, optimizer, precision = fresh()
     straight = []
     for step in steps(net, optimizer, precision, stop=6):
-        checkpoint.save(
-            tmp_path, step.index, model=net, optimizer=optimizer, precision=precision, extra={"a": 0.1}, keep=9
-        )
+        save(tmp_path, step.index, model=net, optimizer=optimizer, precision=precision, extra={"a": 0.1}, keep=9)
         straight.append(step.loss)
     expected = everything(net, optimizer, precision)
     for done in (1, 4):
@@ -126,7 +124,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
 def test_a_million_steps_sort_as_numbers(tmp_path: Path) -> None:
     net, optimizer, precision = saved(tmp_path, [1])
     for step in (999_999, 1_000_000):
-        checkpoint.save(tmp_path, step, model=net, optimizer=optimizer, precision=precision)
+        save(tmp_path, step, model=net, optimizer=optimizer, precision=precision)
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found.step == 1_000_000
@@ -140,7 +138,7 @@ def test_where_nothing_was_written_there_is_nothing(tmp_path: Path) -> None:
 def test_saving_the_same_step_twice_changes_nothing(tmp_path: Path) -> None:
     net, optimizer, precision = saved(tmp_path, [2])
     before = os.stat(tmp_path / "checkpoints" / "step-000002" / "model.safetensors")
-    assert checkpoint.save(tmp_path, 2, model=net, optimizer=optimizer, precision=precision)
+    assert save(tmp_path, 2, model=net, optimizer=optimizer, precision=precision)
     after = os.stat(tmp_path / "checkpoints" / "step-000002" / "model.safetensors")
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
@@ -181,7 +179,7 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
     exchange = {f"residual/{dtype}": (noise % 2 if dtype == torch.bool else noise).view(dtype) for dtype in DTYPES}
     exchange |= {"scalar": torch.tensor(3.5), "none": torch.empty(0, 3), "turned": torch.arange(6.0).view(2, 3).T}
     net = Tiny()
-    checkpoint.save(tmp_path, 1, model=net, optimizer=adamw(net), precision=Precision("float32"), exchange=exchange)
+    save(tmp_path, 1, model=net, optimizer=adamw(net), precision=Precision("float32"), exchange=exchange)
     found = checkpoint.latest(tmp_path)
     assert found is not None
     kept = found.exchange()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import names, saved
+from checkpoints import names, save, saved
 from tiny import Tiny, adamw
 
 from lambert.core.errors import DataError, MachineError, UsageError
@@ -68,7 +68,7 @@ def test_a_second_damage_of_the_same_step_does_not_overwrite_the_first(tmp_path:
 def test_a_damaged_one_is_written_anew_in_passing(tmp_path: Path) -> None:
     net, optimizer, precision = saved(tmp_path, [1, 2])
     flip(tmp_path / "checkpoints" / "step-000002" / "model.safetensors")
-    checkpoint.save(tmp_path, 2, model=net, optimizer=optimizer, precision=precision)
+    save(tmp_path, 2, model=net, optimizer=optimizer, precision=precision)
     assert names(tmp_path) == ["step-000001", "step-000002", "step-000002.corrupt"]
     found = checkpoint.latest(tmp_path)
     assert found is not None
@@ -81,11 +81,11 @@ def test_a_full_disk_is_a_warning_and_at_the_end_an_error(
     net, optimizer, precision = saved(tmp_path, [1])
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    assert checkpoint.save(tmp_path, 2, model=net, optimizer=optimizer, precision=precision) is None
+    assert save(tmp_path, 2, model=net, optimizer=optimizer, precision=precision) is None
     assert len(caplog.records) == 1
     assert "No space left on device; 1.1 MB needed, 0.0 MB free" in caplog.text
     with pytest.raises(MachineError, match=r"step-000003 could not be written: .*needed.* Free some space"):
-        checkpoint.save(tmp_path, 3, model=net, optimizer=optimizer, precision=precision, final=True)
+        save(tmp_path, 3, model=net, optimizer=optimizer, precision=precision, final=True)
     assert names(tmp_path) == ["step-000001"]
     assert checkpoint.latest(tmp_path) is not None
 
@@ -144,7 +144,7 @@ def test_the_oldest_makes_room_where_that_helps(
         return usage._replace(free=needed - one // 2 if there else needed + one // 2)
 
     monkeypatch.setattr(shutil, "disk_usage", free)
-    assert checkpoint.save(tmp_path, 3, model=net, optimizer=optimizer, precision=precision) is not None
+    assert save(tmp_path, 3, model=net, optimizer=optimizer, precision=precision) is not None
     assert names(tmp_path) == ["step-000002", "step-000003"]
     assert "no room for another checkpoint" in caplog.text
 

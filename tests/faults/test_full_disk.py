@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import save
 from patience import HANGS
 from tiny import Tiny, adamw, run, start, steps
 
@@ -29,7 +30,7 @@ def small_files(folder: Path, size: int, final: bool) -> None:
     net = Tiny(width=64)
     optimizer, precision = adamw(net), Precision("float32")
     for step in steps(net, optimizer, precision, stop=3):
-        checkpoint.save(
+        save(
             folder,
             10 + step.index,
             model=net,
@@ -45,7 +46,7 @@ def test_a_write_that_fails_leaves_what_is_there(size: int, tmp_path: Path) -> N
     net = Tiny(width=64)
     optimizer, precision = adamw(net), Precision("float32")
     for step in steps(net, optimizer, precision, stop=2):
-        checkpoint.save(tmp_path, step.index, model=net, optimizer=optimizer, precision=precision)
+        save(tmp_path, step.index, model=net, optimizer=optimizer, precision=precision)
     sizes = [path.stat().st_size for path in (tmp_path / "checkpoints" / "step-000002").glob("*.safetensors")]
     assert min(sizes) < 30_000
     assert max(sizes) > 30_000

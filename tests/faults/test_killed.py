@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import save
 from patience import HANGS
 from tiny import Tiny, adamw, run, start, steps
 
@@ -86,7 +87,7 @@ def test_killed_in_any_phase_of_saving(before: bool, tmp_path: Path) -> None:
     optimizer, precision = adamw(net), Precision("float32")
     for step in steps(net, optimizer, precision, stop=LAST):
         if step.index < 3:
-            checkpoint.save(tmp_path / "first", step.index, model=net, optimizer=optimizer, precision=precision)
+            save(tmp_path / "first", step.index, model=net, optimizer=optimizer, precision=precision)
     straight = [parameter.detach().clone() for parameter in net.parameters()]
     fatal, found_steps, exit_code = 0, [], 9
     while exit_code == 9:

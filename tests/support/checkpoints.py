@@ -1,5 +1,6 @@
 """Checkpoints of the tiny run: what is in one, and how some are made."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import torch
 from tiny import Tiny, adamw, steps
 from torch import Tensor, nn
 
-from lambert.engine import checkpoint
+from lambert.core.world import World
+from lambert.engine import archive
+from lambert.engine.checkpoint import Saver
 from lambert.engine.precision import Precision
 
 
@@ -25,12 +28,19 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and left == right
 
 
+def save(run: Path, step: int, *, keep: int = 2, world: World | None = None, **options: Any) -> Path | None:
+    """One save of a Saver, to its end: the checkpoint's folder, or None where it could not be written."""
+    with closing(Saver(run, keep=keep, world=world)) as saver:
+        saver.save(step, **options)
+        return None if saver.flush() else archive.place(run, step)
+
+
 def saved(run: Path, numbers: list[int], **options: Any) -> tuple[Tiny, torch.optim.Optimizer, Precision]:
     net = Tiny()
     optimizer, precision = adamw(net), Precision("float32")
     for step in steps(net, optimizer, precision, stop=max(numbers)):
         if step.index in numbers:
-            assert checkpoint.save(run, step.index, model=net, optimizer=optimizer, precision=precision, **options)
+            assert save(run, step.index, model=net, optimizer=optimizer, precision=precision, **options)
     return net, optimizer, precision
 
 

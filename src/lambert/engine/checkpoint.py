@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from lambert.engine.device_memory import ran_out
 from lambert.engine.precision import Precision
 from lambert.engine.snapshot import Snapshot
 
-__all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_room", "clean", "latest", "save"]
+__all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_room", "clean", "latest"]
 
 _BEAT_SECONDS = 1.0
 """Between two words of the first rank to those that wait for its disk: well below a group's time-out."""
@@ -225,33 +225,6 @@ class Saver:
         self._failure = write.result()
         self._failures = self._failures + 1 if self._failure else 0
         return self._failure
-
-
-def save(
-    run: Path,
-    step: int,
-    *,
-    model: nn.Module,
-    optimizer: Optimizer,
-    precision: Precision,
-    exchange: Mapping[str, Tensor] | None = None,
-    extra: Mapping[str, Any] | None = None,
-    keep: int = 2,
-    final: bool = False,
-    world: World | None = None,
-) -> Path | None:
-    """One save of a `Saver`, waited for: the folder, or None after a logged warning where it could not be written."""
-    with closing(Saver(run, keep=keep, world=world)) as saver:
-        saver.save(
-            step,
-            model=model,
-            optimizer=optimizer,
-            precision=precision,
-            exchange=exchange,
-            extra=extra,
-            final=final,
-        )
-        return None if saver.flush() else archive.place(run, step)
 
 
 def latest(run: Path, *, at_most: int | None = None, world: World | None = None) -> Checkpoint | None:
