@@ -21,8 +21,10 @@ def prepared(folder: Path, tokens: int = 3 * BLOCK_BYTES, seed: int = 0) -> Path
     for _ in range(tokens // 100_000):
         writer.add(draw.integers(0, 1000, 100_000), np.full(10_000, 10), np.arange(10_000) // 100)
     (folder / "tokenizer.json").write_text("{}")
-    values = {"format_version": 1, "vocabulary": 1000, "tokenizer_sha256": sha256(folder / "tokenizer.json")}
-    (folder / "manifest.json").write_text(json.dumps(with_hash({**values, "splits": {"train": writer.close()}})))
+    values: dict[str, object] = {"format_version": 1, "vocabulary": 1000}
+    values["tokenizer_sha256"] = sha256(folder / "tokenizer.json")
+    values["splits"] = {"train": writer.close(), "heldout": SplitWriter(folder / "heldout", 1000).close()}
+    (folder / "manifest.json").write_text(json.dumps(with_hash(values)))
     return folder
 
 
@@ -152,3 +154,37 @@ def test_a_model_folder_and_its_sums(tmp_path: Path) -> None:
             check_sums(tmp_path)
         (tmp_path / "away").rename(path)
     check_sums(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("vocabulary", None), ("vocabulary", -1), ("vocabulary", True), ("vocabulary", 10**400), ("splits", []),
+        ("tokenizer_sha256", 3), ("splits.train", None), ("splits.heldout.documents", "8"),
+        ("splits.train.shards", {}), ("splits.train.shards.0", 1), ("splits.train.shards.1.blocks", 0),
+        ("splits.train.unigram_entropy", "high"),
+    ],
+)  # fmt: skip
+def test_a_manifest_of_another_shape_says_where(place: str, value: object, tmp_path: Path) -> None:
+    path = prepared(tmp_path / "corpus") / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["manifest_sha256"]
+    *above, last = place.split(".")
+    found = manifest
+    for name in above:
+        found = found[int(name) if isinstance(found, list) else name]
+    found[int(last) if isinstance(found, list) else last] = value
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=rf"^{path}: {place} is missing or not what `lambert prepare` writes\. Restore"):
+        read_manifest(path.parent)
+
+
+@pytest.mark.parametrize("change", [{"file": "../train/00000.bin"}, {"file": "."}, {"tokens": 1}, {"bytes": 3}])
+def test_a_manifest_whose_shards_do_not_add_up_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    path = prepared(tmp_path / "corpus") / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["train"]["shards"][0] |= change
+    del manifest["manifest_sha256"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=f"^{path}: .* is no shard of"):
+        read_manifest(path.parent)

@@ -34,7 +34,8 @@ def write_corpus(tmp_path_factory: pytest.TempPathFactory) -> WriteCorpus:
             lengths = np.array([len(sentence) for sentence in document])
             writer.add(ids, lengths, np.zeros(len(document), dtype=np.int64))
         manifest = {"format_version": 1, "vocabulary": vocabulary, "tokenizer_sha256": "none"}
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "splits": {"train": writer.close()}}))
+        splits = {"train": writer.close(), "heldout": SplitWriter(folder / "heldout", vocabulary).close()}
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "splits": splits}))
         return Split(folder)
 
     return write

@@ -1,8 +1,9 @@
-"""Run folders whose files hold what nobody wrote: report and pretrain answer, and never with a bug of ours.
+"""Run folders and corpora whose files hold what nobody wrote: report and pretrain answer, and never with a bug of ours.
 
 LAMBERT_FUZZ_EXAMPLES is the number of examples, few in the suite.
 """
 
+import io
 import json
 import os
 import shutil
@@ -10,10 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+
+from lambert.core.contents import digests
 
 Lambert = Callable[..., Any]
 
@@ -104,6 +108,52 @@ def test_resume(
         more = {"train__steps": 8, "train__save_every": 2, "train__evaluate_every": 4}
         called = lambert("pretrain", corpus=corpus, out=run, **small | more)
         assert called.code in (0, 2, 3, 4), called.err
+        assert not Path("crash.txt").exists()
+
+    check()
+
+
+def test_corpus(
+    corpus: Path, texts: Path, small: dict[str, object], tmp_path: Path, lambert: Lambert,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A corpus whose hashes fit what was written into its manifest and its index."""
+    monkeypatch.chdir(tmp_path)
+    made, run = tmp_path / "corpus", tmp_path / "run"
+
+    def index(data: st.DataObject) -> bytes:
+        rows = np.load(corpus / "train/index.npy").copy()
+        at = data.draw(st.integers(0, rows.size - 1))
+        rows.flat[at] = data.draw(st.sampled_from([0, -1, 1, 10**6, 2**62, -(2**63)]) | st.integers(0, 400))
+        out = io.BytesIO()
+        np.save(out, rows if data.draw(st.booleans()) else rows[: at // 2])
+        return out.getvalue()
+
+    @examples(fuzz, max_examples=max(10, EXAMPLES // 10))
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        for folder in (made, run):
+            shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(corpus, made)
+        manifest = json.loads((made / "manifest.json").read_text())
+        del manifest["manifest_sha256"]
+        if data.draw(st.booleans()):
+            (made / "train/index.npy").write_bytes(index(data))
+            whole, blocks = digests(made / "train/index.npy")
+            manifest["splits"]["train"] |= {"index_sha256": whole, "index_blocks": blocks}
+            if data.draw(st.booleans()):
+                manifest["splits"]["train"]["sentences"] = len(np.load(made / "train/index.npy"))
+        else:
+            manifest = altered(manifest, data)
+        (made / "manifest.json").write_text(json.dumps(manifest))
+        mode = data.draw(st.sampled_from(["pairs", "balanced", "full", "google", "prepare"]))
+        if mode == "prepare":
+            lines: dict[str, object] = {"documents": "line", "vocabulary": 160, "heldout": 0.2, "workers": 1}
+            called = lambert("prepare", input=texts, out=made, **lines)
+        else:
+            called = lambert("pretrain", corpus=made, out=run, **small, packing__mode=mode, train__steps=1)
+        assert called.code in (0, 2, 3, 4), called.err
+        assert called.code == 0 or called.err.count("\n") == 1, called.err
         assert not Path("crash.txt").exists()
 
     check()

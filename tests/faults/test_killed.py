@@ -149,5 +149,5 @@ def test_killed_again_and_again_at_random_it_ends_bit_for_bit_the_same(tmp_path:
         assert final_weights(killed) == final_weights(tmp_path / "straight")
         assert not list((killed / "checkpoints").glob("*.corrupt"))
         assert not list(killed.rglob(".*"))
-    print(f"\n{RUNS} runs, {kills} kills")
+        print(f"\n{number + 1} of {RUNS} runs, {kills} kills", flush=True)
     assert kills > 0

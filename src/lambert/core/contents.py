@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +93,26 @@ def check(files: Sequence[HashedFile], *, whole: bool) -> None:
     drawn = permuted(np.arange(min(SAMPLE_BLOCKS, ends[-1])), int(ends[-1]), key(time.time_ns(), Stream.CHECK))
     for (file, count), end in zip(known, ends.tolist(), strict=True):
         file.check_blocks(sorted(number - end + count for number in drawn.tolist() if end - count <= number < end))
+
+
+def misfit(value: Any, shape: Any, where: str = "") -> str:
+    """The first place in JSON that is not of a shape, or "" where all is. A shape is `int` (0 to 2^62), `float` (any
+    number), `str`, [shape], or {key: shape} with the keys that must be there, or may be where they end in "?"; {"*":
+    shape} is of any keys."""
+    found = ""
+    if isinstance(shape, dict) and isinstance(value, dict):
+        keys = dict.fromkeys(value, shape["*"]) if "*" in shape else shape
+        named = [(key.removesuffix("?"), kind) for key, kind in keys.items() if key[-1:] != "?" or key[:-1] in value]
+        found = next(filter(None, (misfit(value.get(key), kind, f"{where}.{key}") for key, kind in named)), "")
+    elif isinstance(shape, list) and isinstance(value, list):
+        found = next(filter(None, (misfit(item, shape[0], f"{where}.{n}") for n, item in enumerate(value))), "")
+    elif shape is int:
+        found = "" if type(value) is int and 0 <= value < 2**62 else where
+    elif shape is float:
+        found = "" if type(value) in (int, float) else where
+    elif shape is not str or not isinstance(value, str):
+        found = where
+    return found.removeprefix(".")
 
 
 def write_sums(folder: Path) -> None:

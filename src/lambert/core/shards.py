@@ -26,12 +26,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.contents import HashedFile, check, digests
+from lambert.core.contents import HashedFile, check, digests, misfit
 from lambert.core.errors import DataError
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
 _MANIFEST_HASH = "manifest_sha256"
+_SHARD = {"file": str, "tokens": int, "bytes": int, "sha256": str, "blocks?": str}
+_COUNTS = {
+    "documents": int,
+    "sentences": int,
+    "tokens": int,
+    "unigram_entropy?": float,
+    "unigram_cross_entropy?": float,
+}
+_SPLIT = {**_COUNTS, "shards": [_SHARD], "index_sha256": str, "index_blocks?": str}
+_MANIFEST = {"vocabulary": int, "tokenizer_sha256": str, "splits": dict.fromkeys(SPLITS, _SPLIT)}
+"""What every reader of a corpus may rely on."""
+_REMEDY = "Restore it from a copy, or remove the corpus and prepare it again."
 _WATCH_SECONDS = 1.0
 SHARD_BYTES = 128 * 2**20  # bounded, so that one shard is one request to remote storage
 
@@ -232,7 +244,7 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
         raise DataError(f"No prepared corpus at {corpus} (no manifest.json).{hint}")
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}. Run `lambert prepare` again.") from error
     found = manifest.get("format_version") if isinstance(manifest, dict) else None
     if found != FORMAT_VERSION:
@@ -242,7 +254,20 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     rest = {name: value for name, value in manifest.items() if name != _MANIFEST_HASH}
     if manifest.get(_MANIFEST_HASH, _digest(rest)) != _digest(rest):
         raise DataError(
-            f"{path} was changed since `lambert prepare` wrote it: its {_MANIFEST_HASH} does not match. Restore it "
-            "from a copy, or remove the corpus and prepare it again."
+            f"{path} was changed since `lambert prepare` wrote it: its {_MANIFEST_HASH} does not match. {_REMEDY}"
         )
+    check_shape(path, manifest, _MANIFEST)
+    width = token_type(manifest["vocabulary"]).itemsize
+    for split in manifest["splits"].values():
+        for shard in split["shards"]:
+            if Path(shard["file"]).name != shard["file"] or shard["bytes"] != shard["tokens"] * width:
+                raise DataError(f"{path}: {shard['file']!r} is no shard of {shard['tokens']} tokens. {_REMEDY}")
+        if sum(shard["tokens"] for shard in split["shards"]) != split["tokens"]:
+            raise DataError(f"{path}: its shards have not {split['tokens']} tokens together. {_REMEDY}")
     return manifest
+
+
+def check_shape(path: Path, manifest: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
+    """Raises DataError with the first place of a manifest that does not have the shape, as `misfit` knows shapes."""
+    if place := misfit(manifest, shape):
+        raise DataError(f"{path}: {place} is missing or not what `lambert prepare` writes. {_REMEDY}")

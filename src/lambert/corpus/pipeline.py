@@ -20,7 +20,7 @@ from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.randomness import Stream, key, unit
-from lambert.core.shards import FORMAT_VERSION, check_corpus, read_manifest, with_hash
+from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
 from lambert.corpus import files, sentences, tokenizer
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents
@@ -36,6 +36,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
 WRITTEN_SHARE = 0.6  # bytes of shards and index per byte of text: 2 per 4.5 and 16 per 120, rounded up
+_DOCUMENTS = {"read": int, "kept": int, "dropped": {"*": int}, "unreadable": [str]}
+_PREPARED = {
+    "settings": {"heldout": float}, "tokenizer": str, "inputs": [{"file": str, "bytes": int, "sha256": str}],
+    "documents": _DOCUMENTS, "characters_removed": int, "files_passed_over": {"count": int},
+    "splits": {"*": {"unknown_rate": float, "unigram_entropy": float}},
+}  # fmt: skip
+"""What `prepare` reads of the manifest that it wrote, besides what every reader does."""
 
 
 def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note: None) -> dict[str, Any]:
@@ -187,6 +194,7 @@ def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
     if not (out / "manifest.json").is_file():
         raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
     manifest = read_manifest(out)
+    check_shape(out / "manifest.json", manifest, _PREPARED)
     old, new = manifest["settings"], head["settings"]
     differs = [f"{name} was {old[name]!r}, is {new[name]!r}" for name in old if name in new and old[name] != new[name]]
     if manifest["tokenizer"] != head["tokenizer"]:
