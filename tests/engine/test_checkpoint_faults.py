@@ -91,11 +91,11 @@ def test_a_full_disk_is_a_warning_and_at_the_end_an_error(
 
 
 def test_room_is_asked_for_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.check_room(tmp_path, Tiny())
+    checkpoint.check_disk_space(tmp_path, Tiny())
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
     with pytest.raises(MachineError, match=r"2\.0 MB free, .* need 2\.1 MB"):
-        checkpoint.check_room(tmp_path, Tiny())
+        checkpoint.check_disk_space(tmp_path, Tiny())
 
 
 @pytest.mark.parametrize("other", [2, 4])
@@ -123,10 +123,10 @@ def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int) -> None:
 
 def test_the_room_asked_for_is_of_all_that_is_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full(monkeypatch, tmp_path, 4_000_000)
-    checkpoint.check_room(tmp_path, Tiny(), keep=2, saves=9)
+    checkpoint.check_disk_space(tmp_path, Tiny(), keep=2, saves=9)
     with pytest.raises(MachineError, match=r"4 checkpoints .* need 4\.2 MB.*train\.keep"):
-        checkpoint.check_room(tmp_path, Tiny(), keep=3, saves=9)
-    checkpoint.check_room(tmp_path, Tiny(), keep=3, saves=2)
+        checkpoint.check_disk_space(tmp_path, Tiny(), keep=3, saves=9)
+    checkpoint.check_disk_space(tmp_path, Tiny(), keep=3, saves=2)
 
 
 def test_the_oldest_makes_room_where_that_helps(
@@ -175,5 +175,5 @@ def test_a_checkpoint_that_is_deleted_under_a_run_is_said(tmp_path: Path, caplog
         saver.save(1, model=net, optimizer=optimizer, precision=precision, final=True)
         shutil.rmtree(tmp_path / "checkpoints")
         saver.save(2, model=net, optimizer=optimizer, precision=precision, final=True)
-    assert "step-000001 was deleted by somebody else" in caplog.text
+    assert "step-000001 was deleted by another program" in caplog.text
     assert names(tmp_path) == ["step-000002"]

@@ -105,7 +105,7 @@ def test_a_failure_in_the_background_is_one_warning_at_the_next_step(
     getattr(saver, taking_note)()
     saver.close()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "the disk is full. Training goes on" in caplog.text
+    assert "the disk is full. Training continues" in caplog.text
     assert names(tmp_path) == ["step-000001"]
 
 
@@ -149,7 +149,7 @@ def test_a_copy_that_finds_no_memory_is_a_failed_save(
     monkeypatch.setattr(torch, "empty", none_left)
     saver.save(1, model=net, optimizer=optimizer, precision=Precision("float32"))
     saver.report()
-    assert "no memory is left for a copy. Training goes on" in caplog.text
+    assert "no memory is left for a copy. Training continues" in caplog.text
 
 
 def test_a_bug_in_the_background_comes_to_light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_when_all_are_damaged_the_run_refuses_and_names_them(half: Path) -> None
         process = start(again, half)
         process.join(HANGS)
         assert process.exitcode == DataError.exit_code == 3
-    with pytest.raises(DataError, match=r"step-000004\.corrupt, step-000008\.corrupt.* begin anew"):
+    with pytest.raises(DataError, match=r"step-000004\.corrupt, step-000008\.corrupt.* start again"):
         checkpoint.latest(half)
     assert (half / "metrics.jsonl").read_bytes() == metrics
 
@@ -166,7 +166,7 @@ def test_what_somebody_else_wrote_is_refused_with_a_reason_and_runs_no_code(
     file, content = FORGERIES["a pickle"]
     forge(half / "checkpoints" / "step-000008", file, content(tmp_path / "marker"))
     assert checkpoint.latest(half) is not None
-    assert "model.safetensors is no safetensors file" in caplog.text
+    assert "model.safetensors is not a safetensors file" in caplog.text
 
 
 def test_a_clock_that_goes_backwards_changes_nothing(

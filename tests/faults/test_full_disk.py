@@ -109,7 +109,7 @@ def test_a_disk_that_has_room_again_in_time_costs_warnings_and_no_more(
     assert (
         "step-000005 could not be written: [Errno 28] No space left on device; 1.1 MB needed, 0.0 MB free" in texts[0]
     )
-    assert all("Training goes on; the checkpoints before it are intact." in text for text in texts)
+    assert all("Training continues, and earlier checkpoints are intact." in text for text in texts)
     found = checkpoint.latest(small_disk)
     assert found is not None
     assert found.step == 20

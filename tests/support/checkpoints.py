@@ -32,7 +32,7 @@ def save(run: Path, step: int, *, keep: int = 2, world: World | None = None, **o
     """One save of a Saver, to its end: the checkpoint's folder, or None where it could not be written."""
     with closing(Saver(run, keep=keep, world=world)) as saver:
         saver.save(step, **options)
-        return None if saver.flush() else archive.place(run, step)
+        return None if saver.flush() else archive.folder_of(run, step)
 
 
 def saved(run: Path, numbers: list[int], **options: Any) -> tuple[Tiny, torch.optim.Optimizer, Precision]:

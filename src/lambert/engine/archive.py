@@ -1,10 +1,11 @@
-"""The folders of checkpoints on the disk: complete or absent, never half.
+"""The folders of checkpoints on the disk. A checkpoint is complete or absent.
 
     checkpoints/step-000700/
         model.safetensors  optimizer.safetensors  exchange.safetensors  state.json  manifest.json
 
-A checkpoint is written under another name, flushed to the disk, and renamed; the manifest holds the size and SHA-256 of
-every file and is checked on load. A damaged one is set aside and the one before it is used. Nothing is ever unpickled.
+A checkpoint is written under a temporary name, flushed to the disk, and renamed. Its manifest contains the size and
+SHA-256 of every file, which are compared on load. A damaged checkpoint is renamed, and the one before it is used.
+Nothing is ever unpickled.
 """
 
 import errno
@@ -28,7 +29,7 @@ from lambert.core.files import atomic_folder, delete_folder, make_folder, remove
 
 FOLDER = "checkpoints"
 FORMAT = 3
-"""Number of the layout described above; only a reader of the same number reads it."""
+"""Version of the layout described above. Checkpoints of other versions are refused."""
 
 MODEL, OPTIMIZER, EXCHANGE, STATE = "model.safetensors", "optimizer.safetensors", "exchange.safetensors", "state.json"
 FILES = (MODEL, OPTIMIZER, EXCHANGE, STATE)
@@ -36,26 +37,32 @@ _MANIFEST = "manifest.json"
 _TENSORS = (MODEL, OPTIMIZER, EXCHANGE)
 
 SLACK_BYTES = 1 << 20
-"""Asked for beyond the tensors: state.json, the manifest and headers."""
-_MOST_TEXT_BYTES = 1 << 24
-"""A longer state.json or manifest is none of ours: they name parameters, and hold no values of theirs."""
+"""Disk space for everything but tensors: state.json, the manifest and headers."""
+_MAX_TEXT_BYTES = 1 << 24
+"""Lambert never writes a longer state.json or manifest: both name the parameters, but contain no values of them."""
 
 _log = logging.getLogger("lambert.checkpoint")
 
 
-def place(run: Path, step: int) -> Path:
-    """Where checkpoint `step` of a run is."""
+def folder_of(run: Path, step: int) -> Path:
+    """Returns the folder of checkpoint `step` of a run, whether or not it exists."""
     return run / FOLDER / f"step-{step:06d}"
 
 
 def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:
-    """Writes checkpoint `step` of a run, unless a whole one is there.
+    """Writes checkpoint `step` of a run. Does nothing if that checkpoint exists and is undamaged.
 
-    `tensors`, on the host, are by file and name; `state` is the text of state.json. Where that makes
-    room, older checkpoints are deleted first, all but the newest. Raises MachineError where the disk refuses or has no
-    room: then nothing else has changed.
+    If the disk has too little space, older checkpoints are deleted first, except the newest one, provided that this
+    frees enough.
+
+    Args:
+        tensors: Host tensors by file and name.
+        state: The text of state.json.
+
+    Raises:
+        MachineError: The disk refuses the write or has too little space. Existing checkpoints are unchanged.
     """
-    target = place(run, step)
+    target = folder_of(run, step)
     needed = sum(t.numel() * t.element_size() for named in tensors.values() for t in named.values()) + SLACK_BYTES
     try:
         if target.exists():
@@ -78,13 +85,13 @@ def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]],
         for name in _TENSORS:
             save_file(dict(tensors[name]), aside / name)
         (aside / STATE).write_text(state, encoding="utf-8")
-        files = [_described(aside / name) for name in FILES]
+        files = [_describe(aside / name) for name in FILES]
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def _make_room(run: Path, needed: int) -> bool:
-    """Whether `needed` bytes are free, if need be once older checkpoints than the newest are deleted."""
+    """Returns whether `needed` bytes are free, after deleting checkpoints older than the newest one if that helps."""
     lacking = needed - free(run)
     if lacking <= 0:
         return True
@@ -99,15 +106,16 @@ def _make_room(run: Path, needed: int) -> bool:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What state.json of a whole checkpoint holds."""
+    """Returns the content of state.json of an undamaged checkpoint."""
     state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
     return state
 
 
 def newest(run: Path, at_most: int | None) -> int | None:
-    """The update of the newest whole checkpoint that is not after `at_most`; those after it are deleted.
+    """Returns the update of the newest undamaged checkpoint up to update `at_most`, and deletes later checkpoints;
+    returns None if there are no checkpoints.
 
-    Raises DataError where there are only damaged ones, UsageError where one is of another format.
+    Raises DataError if all checkpoints are damaged, UsageError if one has another format.
     """
     folder = run / FOLDER
     for step, path in reversed(_steps(folder)):
@@ -123,47 +131,47 @@ def newest(run: Path, at_most: int | None) -> int | None:
     corrupt = sorted(path.name for path in folder.glob("step-*.corrupt*"))
     if corrupt:
         raise DataError(
-            f"{folder} holds only damaged checkpoints ({', '.join(corrupt)}). Restore one from a copy, or begin anew "
-            "with --restart-damaged."
+            f"{folder} holds only damaged checkpoints ({', '.join(corrupt)}). Restore one from a copy, or start "
+            "again with --restart-damaged."
         )
     return None
 
 
 def last(run: Path) -> int:
-    """The update of the newest checkpoint as it lies there, unchecked; 0 without one."""
+    """Returns the update of the newest checkpoint without checking it for damage; 0 if there is none."""
     return max((step for step, _ in _steps(run / FOLDER)), default=0)
 
 
 def prune(run: Path, keep: int) -> None:
-    """Deletes all but the newest `keep`."""
+    """Deletes all checkpoints except the newest `keep`, and at least one."""
     for _, path in _steps(run / FOLDER)[: -max(1, keep)]:
         delete_folder(path)
 
 
 def clean(run: Path) -> None:
-    """Removes what a killed process left half-written. Only for the process that holds the run's lock."""
+    """Removes files that a killed process left incomplete. The caller must hold the lock of the run."""
     remove_all_leftovers(run)
     remove_all_leftovers(run / FOLDER)
-    for left_over in (run / FOLDER).glob(".tmp-step-*"):  # of earlier versions
+    for left_over in (run / FOLDER).glob(".tmp-step-*"):  # from earlier versions
         shutil.rmtree(left_over, ignore_errors=True)
 
 
 def size(folder: Path) -> int:
-    """Bytes of the files in a checkpoint."""
+    """Returns the number of bytes of the files in a checkpoint."""
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def free(run: Path) -> int:
-    """Bytes free on the disk of a run."""
+    """Returns the number of free bytes on the disk of a run."""
     return shutil.disk_usage(run).free
 
 
 def megabytes(count: int) -> str:
-    """As users read it."""
+    """Returns a number of bytes as text, in MB."""
     return f"{count / 1e6:,.1f} MB"
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {
             "name": path.name,
@@ -178,13 +186,14 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None. Whoever wrote it, reading it runs no code and takes little memory."""
+    """Returns what is wrong with a checkpoint, or None. Even for a hostile checkpoint, this runs no code from it and
+    takes little memory."""
     try:
         manifest = _read_text(path / _MANIFEST)
         if manifest["format"] != FORMAT:
             raise UsageError(
-                f"{path} has checkpoint format {manifest['format']}, and this version reads {FORMAT}: continue it "
-                "with the version that wrote it."
+                f"{path} has checkpoint format {manifest['format']}, and this version reads {FORMAT}. Continue "
+                "the run with the version that wrote it."
             )
         if {entry["name"] for entry in manifest["files"]} != set(FILES):
             return f"{_MANIFEST} does not name {', '.join(FILES)}"
@@ -192,34 +201,34 @@ def _damage(path: Path) -> str | None:
             file = path / entry["name"]
             if file.stat().st_size != entry["bytes"]:
                 return f"{file.name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-            if _described(file)["sha256"] != entry["sha256"]:
+            if _describe(file)["sha256"] != entry["sha256"]:
                 return f"{file.name} does not have the SHA-256 of the manifest"
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{_MANIFEST} cannot be read ({type(error).__name__}: {error})"
-    return _foreign(path)
+    return _invalid_content(path)
 
 
-def _foreign(path: Path) -> str | None:
-    """What in files that are as their manifest says cannot be used: somebody else wrote them."""
+def _invalid_content(path: Path) -> str | None:
+    """Returns why the files cannot be used although they match their manifest, or None: another program wrote them."""
     for name in _TENSORS:
         try:
             with safe_open(path / name, framework="pt"):
                 pass
         except SafetensorError as error:
-            return f"{name} is no safetensors file ({error})"
+            return f"{name} is not a safetensors file ({error})"
     try:
         step = int(_read_text(path / STATE)["step"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{STATE} cannot be read ({type(error).__name__}: {error})"
-    return None if path.name == place(path, step).name else f"{STATE} is of update {step}"
+    return None if path.name == folder_of(path, step).name else f"{STATE} is of update {step}"
 
 
 def _read_text(path: Path) -> Any:
     size = path.stat().st_size
-    if size > _MOST_TEXT_BYTES:
-        raise ValueError(f"{size} bytes are more than it ever has")
+    if size > _MAX_TEXT_BYTES:
+        raise ValueError(f"{size} bytes are more than Lambert ever writes")
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints: a run as it was after an update, written while training goes on, and read back bit for bit.
+"""Checkpoints: the state of a run after an update, written while training continues, and restored bit for bit.
 
-A save holds training up for a copy into the host's memory; a thread then writes it to the disk (`engine/archive.py`).
+A save delays training only by a copy to host memory. A thread then writes the copy to the disk (`engine/archive.py`).
 """
 
 import json
@@ -27,35 +27,36 @@ from lambert.engine.device_memory import ran_out
 from lambert.engine.precision import Precision
 from lambert.engine.snapshot import Snapshot
 
-__all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_room", "clean", "latest"]
+__all__ = ["FOLDER", "Checkpoint", "Pause", "Saver", "check_disk_space", "clean", "latest"]
 
-_BEAT_SECONDS = 1.0
-"""Between two words of the first rank to those that wait for its disk: well below a group's time-out."""
+_POLL_SECONDS = 1.0
+"""Interval at which rank 0 tells waiting ranks that its write continues: far below the time-out of a collective."""
 _WRITING = "writing"
-MOST_FAILURES = 3
-"""Saves in a row that may fail; ours. What a run does after that would be lost, too, for all it knows."""
+MAX_FAILURES = 3
+"""Number of failed saves in a row after which a run stops, because its further work would be lost too. The value is our
+choice."""
 _CHECKING_SECONDS = 3600.0
-"""How long the others wait while the first rank reads checkpoints to check them: a large one on a slow disk takes
-minutes. That it has ended they notice at once all the same."""
+"""How long the other ranks wait while rank 0 checks checkpoints, which takes minutes for a large one on a slow disk. If
+rank 0 exits, they notice at once."""
 
 _log = logging.getLogger("lambert.checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint whose files are what its manifest says."""
+    """A complete checkpoint whose files match its manifest."""
 
     folder: Path
     step: int
-    """Updates done when it was saved."""
+    """Number of updates done when the checkpoint was saved."""
     values: Mapping[str, Any]
-    """What state.json holds."""
+    """The content of state.json."""
 
     def restore(self, model: nn.Module, optimizer: Optimizer, precision: Precision) -> dict[str, Any]:
-        """Overwrites weights, moments, options of the optimizer and the loss scale, bit for bit; gives the `extra` of
-        `save`.
+        """Restores weights, moments, options of the optimizer and the loss scale, bit for bit. Returns the `extra` that
+        was given to `Saver.save`.
 
-        Raises UsageError where the checkpoint is of another model or optimizer.
+        Raises UsageError if the checkpoint belongs to another model or optimizer.
         """
         self.restore_model(model)
         moments = load_file(self.folder / archive.OPTIMIZER)
@@ -64,40 +65,41 @@ class Checkpoint:
         return dict(self.values["extra"])
 
     def restore_model(self, model: nn.Module) -> None:
-        """Overwrites the weights alone."""
+        """Restores the weights and buffers only. Raises UsageError if they belong to another model."""
         saved, own = load_file(self.folder / archive.MODEL), state.tensors(model)
         for name in [*own, *saved]:
             if name not in saved or name not in own or saved[name].shape != own[name].shape:
                 shapes = [str(list(side[name].shape)) if name in side else "absent" for side in (saved, own)]
                 raise UsageError(
                     f"{self.folder} is of another model: {name} is {shapes[0]} there and {shapes[1]} here. "
-                    "Continue with the recipe it was written by, or choose another output folder."
+                    "Continue with the recipe that wrote it, or choose another output folder."
                 )
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(saved[name])
 
     def exchange(self) -> dict[str, Tensor]:
-        """What the exchange of gradients had kept back, by name, on the host; empty where it keeps nothing."""
-        kept: dict[str, Tensor] = load_file(self.folder / archive.EXCHANGE)
-        return kept
+        """Returns the state of the gradient exchange as host tensors by name; empty for a method without state."""
+        found: dict[str, Tensor] = load_file(self.folder / archive.EXCHANGE)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How long a save held training up, in seconds."""
+    """How long a save delayed training, in seconds."""
 
     seconds: float
-    """Altogether; more than `copy_seconds` where the save before was still being written, or this one is waited for."""
+    """The whole delay. It exceeds `copy_seconds` if the previous checkpoint was still being written, or if the save
+    waited for its own write."""
     copy_seconds: float
-    """For the copy into the host's memory."""
+    """Time of the copy to host memory."""
 
 
 class Saver:
     """Writes the checkpoints of the run in the folder `run`, one at a time, and keeps the newest `keep`.
 
-    The first rank writes. All ranks must call `save`, `flush` and `latest`; `report` and `close` concern each alone.
-    The memory for a copy of all that is saved stays taken until `close`.
+    Rank 0 writes. All ranks must call `save`, `flush` and `latest` together; `report` and `close` are local. The host
+    memory for one copy of the state stays allocated until `close`.
     """
 
     def __init__(self, run: Path, *, keep: int = 2, world: World | None = None) -> None:
@@ -119,16 +121,24 @@ class Saver:
         extra: Mapping[str, Any] | None = None,
         final: bool = False,
     ) -> Pause:
-        """Takes the bare `model` and the rest as they are after update `step`, and begins to write the checkpoint.
+        """Copies the state after update `step` to host memory and starts to write the checkpoint.
 
-        `exchange` are tensors of the first rank; `extra` is anything JSON holds exactly. Where the disk is full or
-        refuses, the next call of anything here logs a warning: the newest checkpoint already there stays as it is and
-        training can go on. With `final` the writing is waited for, and that is a MachineError, on all ranks; so are
-        MOST_FAILURES in a row, and a folder `run` that was removed or replaced meanwhile.
+        If the disk is full or refuses the write, a later call of any method logs a warning; earlier checkpoints stay
+        intact, and training can continue.
+
+        Args:
+            model: The bare model, without wrappers.
+            exchange: State of the gradient exchange; only that of rank 0 is saved.
+            extra: Values that JSON represents exactly.
+            final: Wait for the write, and raise MachineError if it fails.
+
+        Raises:
+            MachineError: On all ranks, after MAX_FAILURES failed saves in a row, or if the folder `run` was removed or
+                replaced.
         """
         begun = time.perf_counter()
         self.flush()
-        reason = self._world.broadcast_text(self._hopeless() if self._world.is_first else "")
+        reason = self._world.broadcast_text(self._reason_to_stop() if self._world.is_first else "")
         if reason:
             raise MachineError(reason)
         moments, described = state.moments(optimizer, model)
@@ -145,20 +155,20 @@ class Saver:
         return Pause(time.perf_counter() - begun, copied - copying)
 
     def flush(self) -> str:
-        """Waits until nothing is being written. Gives why what was could not be, on all ranks, or nothing."""
+        """Waits for the write in flight. Returns on all ranks why it failed; "" if it succeeded."""
         failure = self._outcome()
         if self._world.is_first:
             _warn(failure)
         return failure
 
     def report(self) -> None:
-        """Logs that a write failed, as soon as it has; waits for none."""
+        """Logs a warning if the write in flight has failed. Does not wait."""
         if self._in_flight is not None and self._in_flight.done():
-            _warn(self._ended())
+            _warn(self._result())
 
     def latest(self, *, at_most: int | None = None) -> Checkpoint | None:
-        """As the function `latest`, once nothing is being written any more; deletes older ones than are kept, which a
-        killed run did not come to."""
+        """Waits for the write in flight, then does what the function `latest` does, and deletes checkpoints that a
+        killed run left beyond the newest `keep`."""
         self.flush()
         found = latest(self._run, at_most=at_most, world=self._world)
         if self._world.is_first:
@@ -167,8 +177,8 @@ class Saver:
         return found
 
     def close(self) -> None:
-        """Waits until nothing is being written, and gives the memory of the copies back."""
-        _warn(self._ended())
+        """Waits for the write in flight, ends the thread and frees the memory of the copies."""
+        _warn(self._result())
         self._thread.shutdown()
         self._snapshots.clear()
 
@@ -179,14 +189,15 @@ class Saver:
             if not ran_out(error):
                 raise
             failed: Future[str] = Future()
-            failed.set_result(f"{archive.place(self._run, step)} could not be written: no memory is left for a copy.")
+            folder = archive.folder_of(self._run, step)
+            failed.set_result(f"{folder} could not be written: no memory is left for a copy.")
             return failed
         return self._thread.submit(self._write, step, copies, text)
 
     def _write(self, step: int, copies: Mapping[str, Mapping[str, Tensor]], text: str) -> str:
         try:
-            if self._newest and not archive.place(self._run, self._newest).is_dir():
-                _log.warning("%s was deleted by somebody else.", archive.place(self._run, self._newest))
+            if self._newest and not archive.folder_of(self._run, self._newest).is_dir():
+                _log.warning("%s was deleted by another program.", archive.folder_of(self._run, self._newest))
             archive.write(self._run, step, copies, text)
             self._newest = step
             archive.prune(self._run, self._keep)
@@ -194,11 +205,11 @@ class Saver:
             return str(error)
         return ""
 
-    def _hopeless(self) -> str:
-        """Why another save would be in vain, or nothing."""
-        if self._failures >= MOST_FAILURES:
+    def _reason_to_stop(self) -> str:
+        """Returns why the run must stop instead of saving again, or ""."""
+        if self._failures >= MAX_FAILURES:
             return (
-                f"{self._failures} checkpoints in a row could not be written. {self._failure} The run stops here; the "
+                f"{self._failures} checkpoints in a row could not be written. {self._failure} The run stops. The "
                 "newest checkpoint is intact, and the same command continues from it."
             )
         now = identity(self._run)
@@ -207,15 +218,15 @@ class Saver:
         return "" if now == self._identity else removed_message(self._run)
 
     def _outcome(self) -> str:
-        """Why the write in flight failed, on all ranks, or nothing. However slow the disk of the first rank is, the
-        others hear from it before the group's time-out."""
+        """Returns on all ranks why the write in flight failed, or "". While the write continues, rank 0 sends a message
+        every `_POLL_SECONDS`, so a slow disk does not cause a time-out of the collective."""
         while True:
-            text = self._world.broadcast_text(self._ended(_BEAT_SECONDS))
+            text = self._world.broadcast_text(self._result(_POLL_SECONDS))
             if text != _WRITING:
                 return text
 
-    def _ended(self, patience: float | None = None) -> str:
-        """The same on this rank; `_WRITING` where it goes on after `patience` seconds."""
+    def _result(self, patience: float | None = None) -> str:
+        """Returns why this rank's write failed, or ""; `_WRITING` if the write is not done after `patience` seconds."""
         write = self._in_flight
         if write is None:
             return ""
@@ -228,11 +239,17 @@ class Saver:
 
 
 def latest(run: Path, *, at_most: int | None = None, world: World | None = None) -> Checkpoint | None:
-    """The newest checkpoint of `run` that is whole, or None where none was ever written.
+    """Returns the newest undamaged checkpoint of `run`; None if no checkpoint was ever written. All ranks must call
+    this function together.
 
-    Damaged ones are renamed to `.corrupt` and logged with the reason. `at_most` rolls back: later checkpoints are
-    deleted once an earlier one is found. All ranks must call it. Raises DataError where there are only damaged ones: a
-    run never silently begins anew; UsageError where one is of another format.
+    Damaged checkpoints are renamed to `.corrupt`, and the reason is logged.
+
+    Args:
+        at_most: For a roll back: the newest checkpoint up to this update is returned, and later ones are deleted.
+
+    Raises:
+        DataError: All checkpoints are damaged. A run never starts again without being told to.
+        UsageError: A checkpoint has another format.
     """
     world = world or World()
     answer: dict[str, Any] = {}
@@ -246,17 +263,21 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
         raise (UsageError if answer["usage"] else DataError)(answer["error"])
     if answer["step"] is None:
         return None
-    folder = archive.place(run, answer["step"])
+    folder = archive.folder_of(run, answer["step"])
     with world.together("reading the checkpoint"):
         if not folder.is_dir():
-            raise MachineError(f"{folder} is not there: the run folder must lie on a disk that all machines share.")
+            raise MachineError(f"{folder} is missing here. The run folder must be on a disk that all nodes share.")
         found = Checkpoint(folder, answer["step"], archive.read_state(folder))
     return found
 
 
-def check_room(run: Path, model: nn.Module, moments: int = 2, *, keep: int = 1, saves: int = 2) -> None:
-    """Raises MachineError unless all fits on the disk of `run` that will be there at once: of `saves` checkpoints with
-    `moments` values a weight of `model` the `keep` newest and the one being written, then the model folder."""
+def check_disk_space(run: Path, model: nn.Module, moments: int = 2, *, keep: int = 1, saves: int = 2) -> None:
+    """Raises MachineError if the disk of `run` has too little space for what the run keeps at once: the `keep` newest
+    of its `saves` checkpoints and the one being written, or later the model folder instead of the latter.
+
+    Args:
+        moments: Number of float32 values per weight in a checkpoint besides the weight itself.
+    """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in state.tensors(model).values())
     one = weights * (1 + moments) + archive.SLACK_BYTES
     needed = max(min(keep + 1, saves) * one, min(keep, saves) * one + weights + archive.SLACK_BYTES)
@@ -272,4 +293,4 @@ def check_room(run: Path, model: nn.Module, moments: int = 2, *, keep: int = 1, 
 
 def _warn(failure: str) -> None:
     if failure:
-        _log.warning("%s Training goes on; the checkpoints before it are intact.", failure)
+        _log.warning("%s Training continues, and earlier checkpoints are intact.", failure)

@@ -90,7 +90,7 @@ def run_updates(
             return None
         if world.is_first:
             saves = steps // options.save_every + 2 if options.save_every else 2  # the last one, and one for a stop
-            checkpoint.check_room(
+            checkpoint.check_disk_space(
                 out, model, moments=2 + run.exchange.residuals_per_weight, keep=options.keep_checkpoints, saves=saves
             )
         peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1) if world.is_first else None
