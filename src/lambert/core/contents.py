@@ -1,7 +1,7 @@
-"""What files hold, against the hashes that were taken when they were written.
+"""Compares the content of files with the hashes that were computed when the files were written.
 
-A prepared corpus has them in its manifest: the SHA-256 of each file, and the first digits of that of each block of
-1 MiB, so that a part of a large file can be checked alone. A model folder has them in SHA256SUMS, which
+The manifest of a prepared corpus contains the SHA-256 of each file and, so that a part of a large file can be checked
+on its own, the first digits of the SHA-256 of each block of 1 MiB. A model folder contains SHA256SUMS, which
 `sha256sum --check` reads too.
 """
 
@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,29 +22,28 @@ from lambert.core.randomness import Stream, key, permuted
 
 BLOCK_BYTES = 2**20
 SAMPLE_BLOCKS = 64
-"""Blocks that a sample of a corpus has: a tenth of a second, wherever they lie."""
-_DIGITS = 8  # hexadecimal, of each block's SHA-256
+"""Number of blocks in a random sample of a corpus. Reading them takes about a tenth of a second."""
+_DIGITS = 8  # hexadecimal digits of the SHA-256 that are kept for each block
 SUMS = "SHA256SUMS"
-_DECISIVE = (".safetensors", ".bin", ".json", ".txt")
-"""Endings of the files of a model folder that decide what it answers."""
+_MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
 class HashedFile:
-    """A file, and what is known of its content."""
+    """A file and the hashes of its expected content."""
 
     path: Path
     sha256: str
     blocks: str = ""
-    """The first digits of the SHA-256 of each block, joined; empty where they were not taken."""
+    """The first digits of the SHA-256 of each block, concatenated; empty if they are unknown."""
 
     def check(self) -> None:
-        """Reads all of it. Raises DataError where it is another."""
+        """Reads the whole file. Raises DataError if its content has changed."""
         if sha256(self.path) != self.sha256:
             raise _changed(self.path, "its SHA-256 is not that of the manifest")
 
     def check_blocks(self, numbers: Sequence[int]) -> None:
-        """Reads these blocks. Raises DataError where one of them is another."""
+        """Reads the blocks with these numbers. Raises DataError if the content of one has changed."""
         with self.path.open("rb", buffering=0) as file:
             for number in numbers:
                 file.seek(number * BLOCK_BYTES)
@@ -54,7 +53,8 @@ class HashedFile:
                     raise _changed(self.path, f"bytes {low:,} to {high:,} do not have the hash of the manifest")
 
     def stamp(self) -> tuple[int, int, int] | None:
-        """What changes when the file is written to or replaced, without reading it; None where it is gone."""
+        """Returns the inode number, size and modification time, which show without reading the file whether it was
+        written to or replaced; None if the file does not exist."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -63,13 +63,13 @@ class HashedFile:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
+    """Returns the SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digests(path: Path) -> tuple[str, str]:
-    """SHA-256 of a file, and `blocks` as Known has it."""
+    """Returns the SHA-256 of a file, and the `blocks` of its HashedFile."""
     whole, blocks = hashlib.sha256(), []
     with path.open("rb", buffering=0) as file:
         while data := file.read(BLOCK_BYTES):
@@ -79,10 +79,13 @@ def digests(path: Path) -> tuple[str, str]:
 
 
 def check(files: Sequence[HashedFile], *, whole: bool) -> None:
-    """Compares files with what is known of them: all that they hold with `whole` or where that is at most SAMPLED
-    blocks, else so many blocks of them, at each call others. Raises DataError for a file that is another."""
+    """Compares files with their hashes. Raises DataError for a file whose content has changed.
+
+    With `whole`, or if the files have at most SAMPLE_BLOCKS blocks together, their whole content is compared; otherwise
+    SAMPLE_BLOCKS random blocks, which differ from call to call.
+    """
     counts = [-(-file.path.stat().st_size // BLOCK_BYTES) for file in files]
-    if whole or (sum(counts) <= SAMPLE_BLOCKS):
+    if whole or sum(counts) <= SAMPLE_BLOCKS:
         for file in files:
             file.check()
         return
@@ -116,13 +119,13 @@ def misfit(value: Any, shape: Any, where: str = "") -> str:
 
 
 def write_sums(folder: Path) -> None:
-    """Writes SHA256SUMS of the files in a model folder that decide what it answers."""
-    write_atomic(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in _decisive(folder)))
+    """Writes SHA256SUMS with the hashes of `model_files(folder)`."""
+    write_atomic(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in model_files(folder)))
 
 
 def check_sums(folder: Path) -> None:
-    """Compares a model folder with its SHA256SUMS, where it has one. Raises DataError that names a file that is missing
-    or another."""
+    """Compares the files of a model folder with its SHA256SUMS, if it contains one. Raises DataError, which names the
+    file, if one is missing or has changed."""
     path = folder / SUMS
     if not path.is_file():
         return
@@ -133,7 +136,7 @@ def check_sums(folder: Path) -> None:
     for number, line in enumerate(lines, 1):
         match = re.fullmatch(r"([0-9a-f]{64})  ([\w.-]+)", line)
         if match is None:
-            raise DataError(f"{path}:{number} is no line of a SHA-256 and a name. {remedy}")
+            raise DataError(f"{path}:{number} is not a SHA-256 and a file name. {remedy}")
         file = folder / match[2]
         if not file.is_file():
             raise DataError(f"{file} is missing, and {path} names it. {remedy}")
@@ -141,8 +144,9 @@ def check_sums(folder: Path) -> None:
             raise DataError(f"{file} was changed since it was written: its SHA-256 is not that of {path}. {remedy}")
 
 
-def _decisive(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.iterdir()) if path.suffix in _DECISIVE)
+def model_files(folder: Path) -> list[Path]:
+    """Returns the files of a model folder that determine its outputs, sorted by name."""
+    return [path for path in sorted(folder.iterdir()) if path.suffix in _MODEL_SUFFIXES]
 
 
 def _short(data: bytes) -> str:

@@ -48,9 +48,9 @@ STOPPED = (75, 130)
 
 
 def shown(value: object) -> str:
-    """A value as messages show it, cut where it is long."""
+    """Returns a value as error messages show it: its repr, shortened to 60 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to write whole numbers of thousands of digits
+    except ValueError:  # Python does not print integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

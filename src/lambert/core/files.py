@@ -1,8 +1,8 @@
-"""Files and folders that are complete or absent, whatever ends the process or the disk's patience.
+"""Atomic writes: files and folders that are complete or absent, even if the process is killed or the disk is full.
 
-Each is written beside its place, flushed to the disk and renamed. The name beside it says which process on which
-machine wrote it: a dead process's is removed by whoever writes to that place next, or by the holder of a lock on the
-folder.
+Each is written under a temporary name in the same folder, flushed to the disk and renamed. The temporary name contains
+the process id and the host. What a dead process left is removed by the next process that writes to the same path, or by
+the holder of a lock on the folder.
 """
 
 import errno
@@ -21,14 +21,14 @@ from typing import Any
 from lambert.core.errors import MachineError
 
 _NEW, _OLD, _GONE = "new", "old", "gone"
-"""Beside its place is what is being written, what is being replaced (and goes back where the new one never came), and
-what is being deleted."""
+"""The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
+replacement was not completed; and content that is being deleted."""
 _UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
 _TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
 
 
 def write_atomic(path: Path, text: str) -> Path:
-    """Writes a UTF-8 file, complete or not at all; gives its path. Raises MachineError where the disk refuses."""
+    """Writes a UTF-8 file atomically and returns its path. Raises MachineError if the disk refuses the write."""
     try:
         replace_files({path: text.encode()})
     except OSError as error:
@@ -39,7 +39,7 @@ def write_atomic(path: Path, text: str) -> Path:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON for others to read: a number that is not finite, for which JSON has no word, is null."""
+    """Returns a value as standard JSON, in which numbers that are not finite become null."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError:
@@ -55,34 +55,35 @@ def _finite(value: Any) -> Any:
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:
-    """Writes files whole; none of them has changed before all are on the disk. They are renamed in the order given.
+    """Writes several files atomically. All new contents are on the disk before the first file is replaced; the files
+    are replaced in the order given.
 
-    Raises OSError where the disk refuses.
+    Raises OSError if the disk refuses a write.
     """
-    beside = {path: _temporary(path, _NEW) for path in contents}
+    temporary = {path: _temporary(path, _NEW) for path in contents}
     try:
         for path, data in contents.items():
             remove_leftovers(path)
             make_folder(path.parent)
-            with beside[path].open("wb") as file:
+            with temporary[path].open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        for path, new in beside.items():
+        for path, new in temporary.items():
             new.replace(path)
         for folder in {path.parent for path in contents}:
             sync(folder)
     finally:
-        for new in beside.values():
+        for new in temporary.values():
             _delete(new)
 
 
 @contextmanager
 def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder beside `path` that takes its place where the block ends well, and vanishes where it does not.
+    """A context that creates a temporary folder and renames it to `path` at the end, or deletes it after an exception.
 
-    With `replace`, a folder that is there gives way; else it is an error unless it is empty. Raises OSError where the
-    disk refuses; `path` is as it was then.
+    Raises OSError if the disk refuses a write, or if `path` is a folder that is not empty and `replace` is false; then
+    `path` is unchanged.
     """
     new, old = _temporary(path, _NEW), _temporary(path, _OLD)
     try:
@@ -102,14 +103,14 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def delete_folder(path: Path) -> None:
-    """Renames it first, so that a kill in the middle leaves no half folder under a good name."""
+    """Deletes a folder. It is renamed first, so a killed process never leaves a part of it under the name `path`."""
     gone = _temporary(path, _GONE)
     path.rename(gone)
     _delete(gone)
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it, and flushes their names to the disk."""
+    """Creates a folder and its parents, and flushes their entries to the disk."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -118,8 +119,8 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def scratch_folder(name: str) -> Iterator[Path]:
-    """A folder for temporary files, deleted with the block; the next one of that name deletes those of killed
-    processes."""
+    """A context with a folder for temporary files, which is deleted at the end. The next context of the same `name`
+    deletes the folders of killed processes."""
     place = Path(tempfile.gettempdir(), name)
     remove_leftovers(place)
     folder = _temporary(place, _NEW)
@@ -131,7 +132,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what dead processes of this machine left beside `path`."""
+    """Removes what dead processes of this host left of their writes to `path`."""
     for left, match in _leftovers(path.parent):
         pid = int(match["pid"])
         dead = match["host"] == platform.node() and (pid == os.getpid() or not process_exists(pid))
@@ -140,18 +141,18 @@ def remove_leftovers(path: Path) -> None:
 
 
 def remove_all_leftovers(folder: Path) -> None:
-    """Removes what any process left half-written in `folder`. Only for the process that keeps all others out of it."""
+    """Removes what any process left incomplete in `folder`. The caller must keep other processes out of the folder."""
     for left, match in _leftovers(folder):
         _clean_up(left, match)
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether it is no file of its own, but one that is written, replaced or deleted, or was by a dead process."""
+    """Returns whether `path` has a temporary name of this module."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """The same as long as it is the same file or folder; None where there is none."""
+    """Returns the device and inode number, which identify a file or folder; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -160,7 +161,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def removed_message(folder: Path) -> str:
-    """What is said where a process finds the folder gone that it writes to."""
+    """Returns the error message for a run folder that disappeared during the run."""
     return (
         f"{folder} was removed or replaced while the run was writing to it, and the run stops. If it was moved, move "
         "it back, and the same command continues."
@@ -168,7 +169,7 @@ def removed_message(folder: Path) -> str:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process of this machine has this number."""
+    """Returns whether this host has a process with this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -179,8 +180,8 @@ def process_exists(pid: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or the names that a folder holds, to the disk. A folder that cannot be flushed is left alone: not
-    every file system can do it, nor may everybody read every folder that he writes to."""
+    """Flushes a file, or the entries of a folder, to the disk. A folder that cannot be flushed is ignored: some file
+    systems do not support it, and a writable folder may be unreadable."""
     try:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -209,7 +210,7 @@ def _clean_up(left: Path, match: re.Match[str]) -> None:
 
 
 def _finish_replacement(old: Path, path: Path) -> None:
-    """Ends a replacement: `old` goes back to its place where nothing came there."""
+    """Ends a replacement: deletes `old`, or renames it back to `path` if the replacement was not completed."""
     if path.exists():
         _delete(old)
     elif old.exists():
@@ -218,7 +219,7 @@ def _finish_replacement(old: Path, path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """What is left of it is left to the next process."""
+    """Deletes a file or folder. Errors are ignored: `remove_leftovers` deletes the rest later."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

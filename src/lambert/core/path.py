@@ -5,13 +5,13 @@ import sys
 
 
 def forget_current_folder() -> None:
-    """Takes the current folder from the front of `sys.path`, where `python -m lambert...` puts it: a json.py that lies
-    there would be imported in the library's place. A folder that PYTHONPATH names stays, and so does that of a program
-    that imports Lambert.
+    """Removes the current folder from the front of `sys.path`, where `python -m lambert...` puts it, because a json.py
+    in that folder would be imported instead of the standard library's. Folders in PYTHONPATH, and the folder of a
+    program that imports Lambert, are not removed.
 
-    To be called by the first import of Lambert: `python -m` imports the packages around its module before the module.
+    The first import of Lambert must call this function, because `python -m` imports a module's packages first.
     """
-    if sys.argv[:1] != ["-m"]:  # what Python has there while it looks for that module, and no longer
+    if sys.argv[:1] != ["-m"]:  # Python sets this value only while it searches the module of `-m`
         return
     module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
     try:

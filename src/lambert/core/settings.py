@@ -1,5 +1,5 @@
-"""Settings are frozen dataclasses beside the code that reads them; this turns them into TOML and back, and checks that
-their numbers are in range."""
+"""Settings are frozen dataclasses beside the code that reads them. This module converts them to TOML and back and
+checks that their numbers are in range."""
 
 import dataclasses
 import math
@@ -15,21 +15,24 @@ import tomli_w
 
 from lambert.core.errors import UsageError
 
-MOST = {int: 2**31 - 1, float: 1e18}
-"""The largest numbers where a range has no end: libraries take 32-bit numbers, and a product of two is a float32."""
+_MAXIMA = {int: 2**31 - 1, float: 1e18}
+"""The largest settings whose range has no upper end: libraries use 32-bit integers, and the product of two such floats
+fits into a float32."""
 SEEDS = f"[{-(2**63)}, {2**63})"
 """The range of seeds that become keys; see `core.randomness.key`."""
-MOST_BYTES = 2**20
-"""The largest recipe that is read."""
+_MAX_BYTES = 2**20
+"""Maximum size of a recipe."""
 _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:(?:"[^"\n]*+"|'[^'\n]*+'|[\w-]++)[ \t]*+\.[ \t]*+){100}""")
-"""A key of more than 100 parts, on which tomllib spends time that grows as their square."""
+"""A key of more than 100 parts. The time that tomllib takes for a key is quadratic in the number of parts."""
 
 
 def check(config: Any, table: str = "", /, **ranges: str) -> None:
-    """Raises UsageError where a number among these settings is not in its range.
+    """Raises UsageError if a number among these settings is not in its range.
 
-    A range is an interval, such as "[0, 1)"; it is "[0, inf)" for every number that `ranges` does not name, and nan is
-    in none. `table` is what the settings' names begin with in the error, such as "train.".
+    Args:
+        table: Prefix of the names of the settings in the error, such as "train.".
+        ranges: An interval, such as "[0, 1)", by the name of a setting. The range of all other numbers is "[0, inf)".
+            NaN is in no range.
     """
     unknown = ranges.keys() - {field.name for field in dataclasses.fields(config)}
     assert not unknown, unknown
@@ -43,11 +46,11 @@ def check(config: Any, table: str = "", /, **ranges: str) -> None:
 
 
 def _outside(number: float, interval: str) -> str:
-    """What a number outside of the interval must be, in words; nothing for one inside."""
+    """Returns in words what a number outside of the interval must be; "" for a number inside."""
     low, high = map(float, interval[1:-1].split(","))
     above, below = interval[0] == "(", interval[-1] == ")"
     inside = (low < number if above else low <= number) and (number < high if below else number <= high)
-    most = MOST[type(number)]
+    most = _MAXIMA[type(number)]
     if inside and (abs(number) <= most or math.isfinite(high) or (math.isinf(number) and not below)):
         return ""
     if inside:
@@ -70,11 +73,11 @@ RENAMED = {
     "scratch": "random_init",
     "from_scratch": "restart_damaged",
 }
-"""Former names of settings, and their names today."""
+"""Former names of settings with their current names."""
 
 
 def check_names(names: Iterable[str], where: str) -> None:
-    """Raises UsageError where one of these dotted names is an old one. `where` says where they stand."""
+    """Raises UsageError if one of these dotted names is a former name. `where` says where the names were read."""
     old = sorted(name for name in names if name in RENAMED)
     if old:
         renamed = ", ".join(f"{name} is {RENAMED[name]} now" for name in old)
@@ -84,7 +87,7 @@ def check_names(names: Iterable[str], where: str) -> None:
 
 
 def as_dict(config: Any) -> dict[str, Any]:
-    """A settings dataclass as nested plain values; `None` is left out, since TOML has no word for it."""
+    """Returns a settings dataclass as nested plain values, without those that are None, which TOML cannot represent."""
     out: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -96,6 +99,7 @@ def as_dict(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
+    """Returns a value as TOML represents it: paths as strings, tuples as lists."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, list | tuple):
@@ -104,13 +108,13 @@ def plain(value: Any) -> Any:
 
 
 def text(config: Any) -> str:
-    """The resolved settings as TOML that reads back equal."""
+    """Returns the resolved settings as TOML. Reading the TOML gives equal settings."""
     return tomli_w.dumps(as_dict(config))
 
 
 def typed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values from a file that nobody has checked, as the fields of a settings dataclass take them. Raises TypeError for
-    a name that the dataclass has not, or a value of another type."""
+    """Returns unchecked values from a file as arguments of the settings dataclass `kind`. Raises TypeError if a name is
+    unknown or a value has the wrong type."""
     hints = typing.get_type_hints(kind)
     taken = {}
     for name, value in values.items():
@@ -123,7 +127,7 @@ def typed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of(value: object, hint: Any) -> bool:
-    """Whether a value is of the type of a field; numbers that no setting can mean are of none."""
+    """Returns whether a value has the type of a field. Numbers of 2^31 or more are of no type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in inner
@@ -138,7 +142,7 @@ def _is_of(value: object, hint: Any) -> bool:
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
+    """Returns nested tables as one table with dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
@@ -146,7 +150,7 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings less those that are None in `unset`."""
+    """Returns nested settings without those that are None in `unset`."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         other = unset.get(name, ...)
@@ -158,20 +162,21 @@ def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, An
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A TOML file as nested plain values. Raises UsageError that names the file and the line."""
+    """Returns the content of a TOML file as nested plain values. Raises UsageError, which names the file and the line,
+    if it cannot be read."""
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise UsageError(f"{path} is not a TOML recipe: it is larger than {MOST_BYTES:,} bytes.")
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise UsageError(f"{path} is not a TOML recipe: it is larger than {_MAX_BYTES:,} bytes.")
         recipe = content.decode("utf-8").replace("\r\n", "\n")
         if found := _LONG_KEY.search(recipe):
             line = recipe.count("\n", 0, found.start()) + 1
-            raise UsageError(f"{path}:{line} is not TOML of a recipe: a key there has more than 100 parts.")
+            raise UsageError(f"{path}:{line} is not TOML of a recipe: a key has more than 100 parts.")
         return tomllib.loads(recipe)
     except FileNotFoundError as error:
         raise UsageError(f"No such recipe: {path}.") from error
     except RecursionError as error:
         raise UsageError(f"{path} is not a TOML recipe: its arrays or tables are nested too deeply.") from error
-    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
+    except ValueError as error:  # not TOML, not UTF-8, or an integer of thousands of digits
         raise UsageError(f"{path} is not a TOML recipe: {error}.") from error

@@ -1,17 +1,17 @@
-"""The prepared corpus on disk: token streams that plain numpy reads.
+"""The prepared corpus on disk: token streams that numpy alone can read.
 
     corpus/
-    ├── manifest.json                counts, hashes, the tokenizer's hash, the format's version
+    ├── manifest.json                counts, hashes of all files, version of the format
     ├── tokenizer.json  vocab.txt
     ├── train/    00000.bin ...   little-endian uint16 (uint32 above 65,536 pieces), whole documents, bounded size
-    │             index.npy       int64 [sentences, 2]: where each sentence ends, in tokens; its document's number
-    └── heldout/  the same        documents kept apart for evaluation
+    │             index.npy       int64 [sentences, 2]: end of each sentence, in tokens; number of its document
+    └── heldout/  the same files      documents held out for evaluation
 
     ends, documents = np.load("train/index.npy", mmap_mode="r").T
     tokens = np.concatenate([np.fromfile(shard, "<u2") for shard in sorted(Path("train").glob("*.bin"))])
     sentence_7 = tokens[ends[6]:ends[7]]
 
-Token numbers run through all shards of a split. Sentences hold no special tokens.
+Tokens are numbered through all shards of a split. Sentences contain no special tokens.
 """
 
 import contextlib
@@ -44,17 +44,17 @@ _SPLIT = {**_COUNTS, "shards": [_SHARD], "index_sha256": str, "index_blocks?": s
 _MANIFEST = {"vocabulary": int, "tokenizer_sha256": str, "splits": dict.fromkeys(SPLITS, _SPLIT)}
 """What every reader of a corpus may rely on."""
 _REMEDY = "Restore it from a copy, or remove the corpus and prepare it again."
-_WATCH_SECONDS = 1.0
-SHARD_BYTES = 128 * 2**20  # bounded, so that one shard is one request to remote storage
+_WATCH_SECONDS = 1.0  # minimum interval between two checks of the mapped files
+SHARD_BYTES = 128 * 2**20  # small enough for a single request to remote storage
 
 
 def token_type(vocabulary: int) -> np.dtype[Any]:
-    """The narrowest little-endian type that holds every id of a vocabulary."""
+    """Returns the narrowest little-endian type that holds all ids of a vocabulary of this size."""
     return np.dtype("<u2") if vocabulary <= 2**16 else np.dtype("<u4")
 
 
 class SplitWriter:
-    """Writes one split, a document at a time, in bounded memory; `close` completes it and returns its counts."""
+    """Writes one split document by document, in bounded memory. `close` completes the split and returns its counts."""
 
     def __init__(self, folder: Path, vocabulary: int, shard_bytes: int = SHARD_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,8 +65,13 @@ class SplitWriter:
         self._index = (folder / "index.rows").open("wb")
 
     def add(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any], documents: npt.NDArray[Any]) -> None:
-        """Appends whole documents: their ids [T], the lengths of their sentences [n], none of them zero, and the
-        document of each sentence [n], numbered from 0 within this call without gaps."""
+        """Appends whole documents.
+
+        Args:
+            ids: Token ids of all documents [T].
+            lengths: Number of tokens of each sentence [n], all positive.
+            documents: Number of the document of each sentence [n], consecutive from 0 within this call.
+        """
         rows = np.empty((len(lengths), 2), dtype="<i8")
         rows[:, 0] = self.tokens + np.cumsum(lengths)
         rows[:, 1] = self.documents + documents
@@ -95,14 +100,15 @@ class SplitWriter:
         self._shard = None
 
     def abandon(self) -> None:
-        """Lets go of the open files without completing anything, for when writing failed."""
+        """Closes the files after a failed write, without completing the split."""
         for file in (self._shard, self._index):
             with contextlib.suppress(OSError):
                 if file is not None:
                     file.close()
 
     def close(self) -> dict[str, Any]:
-        """Completes shard and index. Returns documents, sentences, tokens and the list of shards for the manifest."""
+        """Completes the last shard and the index. Returns the split's entry in the manifest: the numbers of documents,
+        sentences and tokens, and the shards."""
         if self._shard is not None:
             self._close_shard()
         self._index.close()
@@ -124,7 +130,12 @@ class SplitWriter:
 class Split:
     """One split of a prepared corpus, memory-mapped.
 
-    `ends` [sentences] are the tokens' ends, `documents` [sentences] the document numbers.
+    Attributes:
+        ends: Number of the token after the last one of each sentence [sentences].
+        documents: Number of the document of each sentence [sentences].
+
+    Raises:
+        DataError: A file of the split is missing, or does not match the manifest.
     """
 
     def __init__(self, corpus: Path, name: str = "train") -> None:
@@ -136,7 +147,7 @@ class Split:
         dtype = token_type(self.vocabulary)
         self._files = _files(corpus, name, entry)
         self._stamps = [file.stamp() for file in self._files]
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         *shards, index_file = self._files
         self._maps: list[npt.NDArray[Any]] = []
         for file, shard in zip(shards, entry["shards"], strict=True):
@@ -156,7 +167,7 @@ class Split:
         self.tokens = int(self._starts[-1])
 
     def take(self, start: int, end: int) -> npt.NDArray[Any]:
-        """Token ids number `start` to `end` of the split; within a document this is a view, never a copy."""
+        """Returns the token ids from `start` to `end` - 1: a view, or a copy if they span several shards."""
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         offset = int(self._starts[shard])
         if end <= self._starts[shard + 1]:
@@ -170,7 +181,7 @@ class Split:
         return np.concatenate(parts)
 
     def check_ids(self, start: int, end: int) -> None:
-        """Raises DataError that names the place of the first token from `start` to `end` beyond the vocabulary."""
+        """Raises DataError, which names the position, if a token from `start` to `end` - 1 exceeds the vocabulary."""
         for shard in range(len(self._maps)):
             first = int(self._starts[shard])
             ids = self._maps[shard][max(start - first, 0) : max(end - first, 0)]
@@ -183,28 +194,28 @@ class Split:
                 )
 
     def watch(self) -> None:
-        """Raises DataError where a mapped file has been written to since it was opened, and holds something else now.
-        Looks once a second at most. A file that was removed or replaced stays mapped as it was."""
-        if time.monotonic() - self._looked < _WATCH_SECONDS:
+        """Raises DataError if the content of a mapped file has changed since it was opened. Checks at most once per
+        second. If a file was removed or replaced, the mapping keeps its former content, so that is not an error."""
+        if time.monotonic() - self._checked < _WATCH_SECONDS:
             return
         for number, file in enumerate(self._files):
             before, now = self._stamps[number], file.stamp()
             if before and now and now[0] == before[0] and now != before:
                 file.check()
                 self._stamps[number] = now
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
 
 
 def _files(corpus: Path, name: str, entry: Mapping[str, Any]) -> list[HashedFile]:
-    """The shards of a split, then its index."""
+    """Returns the shards of a split, then its index."""
     folder = corpus / name
     shards = [HashedFile(folder / shard["file"], shard["sha256"], shard.get("blocks", "")) for shard in entry["shards"]]
     return [*shards, HashedFile(folder / "index.npy", entry["index_sha256"], entry.get("index_blocks", ""))]
 
 
 def check_corpus(corpus: Path, *, whole: bool = False) -> None:
-    """Compares a corpus with the hashes in its manifest: all of a small one, a sample of another, all of it with
-    `whole`; sizes always. Raises DataError that names the file that is another or missing."""
+    """Compares the files of a corpus with the sizes and hashes in its manifest: all content with `whole` or of a small
+    corpus, otherwise a random sample. Raises DataError, which names the file, if one is missing or has changed."""
     manifest = read_manifest(corpus)
     splits = manifest["splits"]
     for name in splits:
@@ -217,7 +228,7 @@ def check_corpus(corpus: Path, *, whole: bool = False) -> None:
 
 
 def content_hash(manifest: Mapping[str, Any]) -> str:
-    """A hash of the tokens and sentences of a corpus, wherever it lies and whatever it was prepared from."""
+    """Returns a hash of the tokens and sentences of a corpus, independent of its path and its inputs."""
     return _digest(
         {
             name: [[shard["sha256"] for shard in entry["shards"]], entry["index_sha256"]]
@@ -227,7 +238,7 @@ def content_hash(manifest: Mapping[str, Any]) -> str:
 
 
 def with_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with a hash of itself."""
+    """Returns the manifest with a hash of itself added."""
     return {**manifest, _MANIFEST_HASH: _digest(manifest)}
 
 
@@ -236,11 +247,11 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def read_manifest(corpus: Path) -> dict[str, Any]:
-    """The manifest of a prepared corpus. Raises DataError where there is none, it is damaged or of another format."""
+    """Returns the manifest of a prepared corpus. Raises DataError if it is missing, damaged or of another format."""
     path = corpus / "manifest.json"
     if not path.is_file():
         near: Sequence[str] = sorted(str(p.parent) for p in corpus.parent.glob("*/manifest.json"))[:3]
-        hint = f" Nearby: {', '.join(near)}." if near else " Make one with `lambert prepare`."
+        hint = f" Nearby: {', '.join(near)}." if near else " Create one with `lambert prepare`."
         raise DataError(f"No prepared corpus at {corpus} (no manifest.json).{hint}")
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

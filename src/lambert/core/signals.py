@@ -1,7 +1,7 @@
-"""What a signal does before anything of Lambert's runs: the process leaves with one line and the code of that signal.
+"""Signal handling before a run begins: a signal ends the process with one line and an exit code.
 
-It imports next to nothing, since it comes before everything else; `engine/signals.py` takes over where there is
-something to save.
+This module is imported first, so it imports almost nothing. `engine/signals.py` handles signals during work that can be
+saved.
 """
 
 import os
@@ -10,17 +10,18 @@ from types import FrameType
 from typing import NoReturn
 
 LAUNCHED = "LAMBERT_LAUNCHER"
-"""Process id of the launcher, in the environment of the processes that it starts."""
+"""Environment variable with the process id of the launcher, set in the processes that it starts."""
 _CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 if hasattr(signal, "SIGUSR1"):
     _CODES[signal.SIGUSR1] = 75
 
 
 def exit_on_signals() -> None:
-    """From here on SIGTERM, SIGUSR1 and SIGINT end this process at once, in one line: nothing half-written has a good
-    name. Call `restore_keyboard_interrupt` where SIGINT may raise KeyboardInterrupt again.
+    """Installs handlers by which SIGTERM, SIGUSR1 and SIGINT end this process at once, with one line. That is safe
+    because all writes are atomic. Signals that `block_signals` blocked are delivered now.
 
-    Not so in a process of `lambert launch`, which hears how its processes end and speaks for them.
+    In a process that `lambert launch` started, no handlers are installed, because the launcher reports how its
+    processes end.
     """
     if LAUNCHED not in os.environ:
         own = os.getpid()
@@ -28,7 +29,7 @@ def exit_on_signals() -> None:
         def leave(number: int, frame: FrameType | None) -> None:
             if os.getpid() == own:
                 _leave(number)
-            signal.signal(number, signal.SIG_DFL)  # a process that was forked since then
+            signal.signal(number, signal.SIG_DFL)  # this is a fork of that process
             os.kill(os.getpid(), number)
 
         for number in _CODES:
@@ -38,18 +39,18 @@ def exit_on_signals() -> None:
 
 
 def restore_keyboard_interrupt() -> None:
-    """SIGINT raises KeyboardInterrupt, as Python has it."""
+    """Restores Python's handler of SIGINT, which raises KeyboardInterrupt."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def block_signals() -> None:
-    """The signals wait until `exit_on_signals` is called, even if this process is another program by then."""
+    """Blocks the signals until `unblock_signals` or `exit_on_signals` is called, even across an exec."""
     _mask("SIG_BLOCK")
 
 
 def unblock_signals() -> None:
-    """The signals that were held back come now."""
+    """Unblocks the signals; those that arrived meanwhile are delivered now."""
     _mask("SIG_UNBLOCK")
 
 
@@ -61,6 +62,6 @@ def _mask(how: str) -> None:
 def _leave(number: int) -> NoReturn:
     line = f"lambert: Stopped by {signal.Signals(number).name}. To continue: the same command again.\n"
     try:
-        os.write(2, line.encode())  # not print, whose lock may be held
+        os.write(2, line.encode())  # print could wait for a lock that the interrupted code holds
     finally:
         os._exit(_CODES[signal.Signals(number)])

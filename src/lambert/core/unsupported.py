@@ -1,4 +1,4 @@
-"""Recognises files and folders that Lambert does not read, and says what they are and what to do with them instead."""
+"""Recognises unsupported files and folders, so that errors say what they are and how to convert them."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ ARROW = ("dataset_dict.json", "state.json", "dataset_info.json")
 
 
 def refuse_archive(path: Path) -> None:
-    """Raises DataError where the path is an archive of several files, by its name."""
+    """Raises DataError if the file name is that of an archive of several files."""
     if path.name.lower().endswith(ARCHIVES) and not path.is_dir():
-        raise DataError(f"{path} is an archive, which is not unpacked here. Unpack it and name what it holds.")
+        raise DataError(f"{path} is an archive, which is not unpacked here. Unpack it and name its content.")
 
 
 def refuse_arrow(path: Path) -> None:
-    """Raises DataError where the path is a data set of Hugging Face in Arrow format, a file or a folder."""
+    """Raises DataError if the path is a Hugging Face data set in Arrow format, a file or a folder."""
     if path.suffix == ".arrow" or (path.is_dir() and _is_arrow(path)):
         raise DataError(
             f"{path} is a Hugging Face data set in Arrow format, which is not supported. Write each split as Parquet: "
@@ -37,12 +37,12 @@ NOT_DOWNLOADED = (
 
 
 def refuse_model(path: Path) -> None:
-    """Raises DataError where the path is a model that is not a folder in the layout of Hugging Face: an archive, a file
-    or a checkpoint of TensorFlow."""
+    """Raises DataError if the path is a model in another form than a Hugging Face folder: an archive, a file or a
+    TensorFlow checkpoint."""
     refuse_archive(path)
     if _is_tensorflow(path):
         raise DataError(
-            f"{path} is a TensorFlow checkpoint, which is not supported yet. Take the same model in the layout of "
+            f"{path} is a TensorFlow checkpoint, which is not supported yet. Use the same model in the layout of "
             "Hugging Face (config.json, model.safetensors, vocab.txt), or convert it with the script "
             "convert_bert_original_tf_checkpoint_to_pytorch of transformers 4."
         )
@@ -51,12 +51,12 @@ def refuse_model(path: Path) -> None:
 
 
 def _is_tensorflow(path: Path) -> bool:
-    """Whether the path is a folder with a TensorFlow checkpoint alone, or one of its files, or what their names begin
-    with."""
+    """Returns whether the path is a folder that contains only a TensorFlow checkpoint, one of its files, or the common
+    prefix of their names."""
     if path.is_dir():
         return any(path.glob("*.ckpt*.index")) and not any((*path.glob("*.safetensors"), *path.glob("*.bin")))
-    begins = f"{path.name.partition('.ckpt')[0]}.ckpt"
-    return begins in path.name and any(file.name.startswith(begins) for file in path.parent.glob("*.index"))
+    prefix = f"{path.name.partition('.ckpt')[0]}.ckpt"
+    return prefix in path.name and any(file.name.startswith(prefix) for file in path.parent.glob("*.index"))
 
 
 _MARKUP = {
@@ -70,7 +70,8 @@ _MARKUP = {
 
 
 def markup(beginning: bytes) -> str:
-    """What a file of markup with this beginning is and what to do with it, as the end of a sentence; "" for others."""
+    """Returns, as the end of a sentence, which markup a file with this beginning contains and what to do with it; ""
+    for other files."""
     text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith(b"<?xml"):
         text = text.partition(b"?>")[2].lstrip()

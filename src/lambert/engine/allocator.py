@@ -29,7 +29,7 @@ def keep_memory() -> None:
         return
     os.environ |= tunables
     sys.stdout.flush()
-    block_signals()  # a signal that comes now is for the command that starts again
+    block_signals()  # a signal that arrives now is delivered to the new program
     with suppress(OSError):  # the command then runs without tunables, and slower
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     unblock_signals()

@@ -15,15 +15,15 @@ from lambert.engine.guard import Incident
 
 INCIDENTS = "incidents.jsonl"
 
-MOST_ROWS, MOST_BYTES = 1000, 1 << 25
+MAX_ROWS, MAX_BYTES = 1000, 1 << 25
 """Limits of the size of incidents.jsonl. The values are our choice: further rows would add no information."""
 
 _log = logging.getLogger("lambert.incidents")
 
 
 class Incidents:
-    """Appends a row for each Incident to incidents.jsonl in the folder `run`, up to MOST_ROWS rows and about
-    MOST_BYTES. Rows remain when a run is resumed or rolled back. Only rank 0 writes.
+    """Appends a row for each Incident to incidents.jsonl in the folder `run`, up to MAX_ROWS rows and about
+    MAX_BYTES. Rows remain when a run is resumed or rolled back. Only rank 0 writes.
 
     A row has the keys step, time (seconds since 1970), what, loss and grad_norm (null if not finite), parameter and
     ranks (those with a non-finite gradient), sequences ([first, last], numbered over the whole run from 0) and samples
@@ -51,7 +51,7 @@ class Incidents:
             with self._path.open("a+b") as file:
                 if self._rows < 0:
                     self._rows = _mended(file)
-                if self._rows >= MOST_ROWS or file.tell() >= MOST_BYTES:
+                if self._rows >= MAX_ROWS or file.tell() >= MAX_BYTES:
                     self._open = False
                     _log.warning("%s is full: what goes wrong from here on is not written there.", self._path)
                     return

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, Source
-from lambert.core.contents import sha256
+from lambert.core.contents import model_files, sha256
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import check_named
 from lambert.core.settings import check
@@ -36,8 +36,6 @@ _PARTS = 8
 """Batches that little data is cut into, so that each of several ranks has some: as many as a machine has, or more."""
 _FAST_TOKENS = 1024
 """Tokens with which a processor is as fast as with more. A GPU is not, so there little data stays in few batches."""
-_DECISIVE = (".safetensors", ".bin", ".json", ".txt")
-"""Endings of the files of a model folder that decide what it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +130,7 @@ def compare_ranks(world: World, model: Path, data: Path | None = None) -> None:
     would answer for a share of another whole."""
     if world.size == 1:
         return
-    files = [path for path in sorted(model_folder(model).iterdir()) if path.suffix in _DECISIVE]
-    facts = {f"the model's {path.name}": sha256(path) for path in files}
+    facts = {f"the model's {path.name}": sha256(path) for path in model_files(model_folder(model))}
     compare(world, software() | facts | ({"the data": sha256(data)} if data else {}))
 
 
