@@ -54,7 +54,7 @@ def test_one_two_and_four_ranks_take_the_same_ten_steps(tmp_path: Path) -> None:
 
 def test_who_runs_out_of_memory_while_ranks_meet_accuses_nobody() -> None:
     nobody: Any = None  # to ask
-    with pytest.raises(RuntimeError, match="not enough memory"), Group(0, 2, detector=nobody).collective("at a sum"):
+    with pytest.raises(RuntimeError, match="not enough memory"), Group(0, 2, detector=nobody).collective("summing"):
         raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes.")
 
 

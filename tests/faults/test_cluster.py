@@ -168,7 +168,7 @@ def test_a_killed_rank_is_replaced(start: Launch, tmp_path: Path, expected: tupl
     assert re.fullmatch(
         r"lambert launch: rank 1 \(pid \d+\) was killed by SIGKILL; restart 1 of 3, from update 10", said[0]
     )
-    assert re.search(r"lost the others .*: rank 1 left: it was killed by SIGKILL$", (out / "log.txt").read_text(), re.M)
+    assert re.search(r"lost its peers .*: rank 1 left: it was killed by SIGKILL$", (out / "log.txt").read_text(), re.M)
     assert "Traceback" not in launched.text
     assert left(out) == expected
 
@@ -291,7 +291,7 @@ def test_a_hung_rank_is_replaced(start: Launch, tmp_path: Path, expected: tuple[
     assert launched.code() == 0
     said = launched.lines()
     assert len(said) == 1, launched.text
-    assert re.search(r"rank 0: Rank 0 lost the others [a-z0-9 ]+: rank 1 does not answer", said[0])
+    assert re.search(r"rank 0: Rank 0 lost its peers [a-z0-9 ]+: rank 1 does not answer", said[0])
     assert said[0].endswith("; restart 1 of 3, from update 10")
     assert left(out) == expected
 

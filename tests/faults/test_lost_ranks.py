@@ -47,7 +47,7 @@ def strike(fault: Callable[[], object]) -> None:
     [
         (raises, 1, 1, "rank 1 left: ZeroDivisionError: division by zero"),
         (is_killed, 2, -9, "rank 2 does not answer: killed, hung or cut off"),
-        (leaves, 0, 7, "rank 0, where all meet, does not answer: killed, hung or cut off"),
+        (leaves, 0, 7, "rank 0, which hosts the rendezvous store, does not answer: killed, hung or cut off"),
     ],
 )
 def test_a_rank_that_is_lost(
@@ -57,7 +57,7 @@ def test_a_rank_that_is_lost(
     lost = ranks.pop(who)
     assert lost.code == code
     assert_all(ranks, 4, gist)
-    assert all(f"Rank {n} lost the others" in rank.line for n, rank in zip({0, 1, 2} - {who}, ranks, strict=True))
+    assert all(f"Rank {n} lost its peers" in rank.line for n, rank in zip({0, 1, 2} - {who}, ranks, strict=True))
     assert max((cluster.folder / "run" / "checkpoints").glob("step-??????")).name in ("step-000002", "step-000004")
     if fault is raises:
         assert lost.line.startswith("bug: ZeroDivisionError: division by zero")

@@ -123,7 +123,7 @@ def test_a_partition_ends_both_ranks_in_time_and_the_run_goes_on_once_it_is_heal
         assert 7.5 < end - struck < patient(11), (rank, end - struck, said)
         assert code == 4, said
         line = said.strip().splitlines()[-1]
-        assert line.startswith(f"lambert: Rank {rank} lost the others "), said
+        assert line.startswith(f"lambert: Rank {rank} lost its peers "), said
         assert f"rank {1 - rank}" in line
         assert "Traceback" not in said
     assert STRUCK <= run.rows()[-1]["step"] < STEPS

@@ -252,7 +252,7 @@ def test_what_fails_on_one_rank_ends_both(ran: Any) -> None:
     assert [said.code for said in other] == [2, 2]
     assert all("Rank 1 differs from rank 0 in the data" in said.err for said in other)
     assert [said.code for said in memory] == [4, 4]
-    assert "Rank 0 lost the others" in memory[0].err
+    assert "Rank 0 lost its peers" in memory[0].err
     assert "rank 1 left" in memory[0].err
     assert "Out of memory" in memory[1].err
     assert not any("Traceback" in said.err or said.out for said in (*bad, *other, *memory))

@@ -118,7 +118,7 @@ def test_one_process_beside_ranks(tmp_path: Path) -> None:
 
 def test_of_many_incidents_the_ends_are_shown_and_what_was_done_stays(tmp_path: Path) -> None:
     run = logged(
-        folder(tmp_path / "run"), "Lost: Rank 0 lost the others at a sum: rank 3 does not answer.", "Traceback"
+        folder(tmp_path / "run"), "PeerLost: Rank 0 lost its peers while summing: rank 3 does not answer.", "Traceback"
     )
     with (run / "incidents.jsonl").open("w") as file:
         rows = ({"step": step, "time": 1e9 + step, "what": "spike"} for step in range(999))

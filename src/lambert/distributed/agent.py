@@ -22,7 +22,7 @@ from torch.distributed.elastic.utils.store import barrier
 
 from lambert.core.errors import STOPPED, MachineError
 from lambert.core.launcher import FINAL, End, read_ends
-from lambert.distributed.failure_detector import bounded, report
+from lambert.distributed.failure_detector import report, within_deadline
 from lambert.engine import archive
 
 BROKEN_SECONDS = 5
@@ -217,7 +217,7 @@ class Agent(LocalElasticAgent):
             for rank, line in silent.items():
                 report(PrefixStore(str(count), store), rank, f"it {line}", MachineError.exit_code)
 
-        bounded(tell)
+        within_deadline(tell)
 
     def _standing(self) -> str:
         """Where a group that starts again goes on."""

@@ -17,14 +17,14 @@ from lambert.engine import state
 def compare(world: World, facts: Mapping[str, object]) -> None:
     """Raises UsageError on all ranks if `facts` (plain values by name) differ between ranks. The error names the first
     key that differs and the rank."""
-    said = [json.loads(text) for text in world.gather_text(json.dumps(dict(facts), default=str, sort_keys=True))]
-    for rank, theirs in enumerate(said[1:], 1):
-        differing = [key for key in sorted(said[0] | theirs) if said[0].get(key) != theirs.get(key)]
+    reports = [json.loads(text) for text in world.gather_text(json.dumps(dict(facts), default=str, sort_keys=True))]
+    for rank, theirs in enumerate(reports[1:], 1):
+        differing = [key for key in sorted(reports[0] | theirs) if reports[0].get(key) != theirs.get(key)]
         if differing:
             key, more = differing[0], f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             raise UsageError(
                 f"Rank {rank} differs from rank 0 in {key}{more}: {theirs.get(key, 'not set')} instead of "
-                f"{said[0].get(key, 'not set')}. All ranks need the same recipe, data and code."
+                f"{reports[0].get(key, 'not set')}. All ranks need the same recipe, data and code."
             )
 
 
@@ -57,21 +57,21 @@ def compare_weights(world: World, model: nn.Module, update: int) -> None:
         return
     sums = {name: tensor.detach() for name, tensor in state.tensors(model).items()}
     digests = [
-        int(tensor.contiguous().view(torch.uint8).view(_WORD[tensor.element_size()]).sum(dtype=torch.int64))
+        int(tensor.contiguous().view(torch.uint8).view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64))
         for tensor in sums.values()
     ]
-    said = [json.loads(text) for text in world.gather_text(json.dumps(digests))]
-    if all(theirs == said[0] for theirs in said):
+    reports = [json.loads(text) for text in world.gather_text(json.dumps(digests))]
+    if all(theirs == reports[0] for theirs in reports):
         return
-    usual = max(said, key=said.count)
-    wrong = [rank for rank, theirs in enumerate(said) if theirs != usual]
-    name = next(name for name, *values in zip(sums, *said, strict=True) if len(set(values)) > 1)
+    usual = max(reports, key=reports.count)
+    wrong = [rank for rank, theirs in enumerate(reports) if theirs != usual]
+    name = next(name for name, *values in zip(sums, *reports, strict=True) if len(set(values)) > 1)
     ranks = ", ".join(map(str, wrong))
     raise MachineError(
-        f"After update {update:,} the weights of rank {ranks} are not the others', first in {name}: faulty memory or "
-        "network? Go on from the last checkpoint; if it happens again, without that machine."
+        f"After update {update:,} the weights of rank {ranks} differ from those of the other ranks, first in {name}: "
+        "faulty memory or network? Continue from the last checkpoint; if it happens again, leave out that node."
     )
 
 
-_WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type of each element size in bytes. A sum of such integers changes if any bit of one element changes."""

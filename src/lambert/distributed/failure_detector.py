@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from torch._C._distributed_c10d import Store
 
-Said = dict[int, tuple[str, int]]
-"""Maps each rank that answered to the reason why it leaves and its exit code; to "" and 0 if it lives."""
+Answers = dict[int, tuple[str, int]]
+"""For each rank that answered: the reason why it left and its exit code, or "" and 0 if it is alive."""
 
 _SECONDS = 2.0
 """How long living ranks have to answer an alarm, and then to read rank 0's verdict."""
@@ -30,37 +30,40 @@ class FailureDetector:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
-        self._said: Said | None = None
+        self._verdict: Answers | None = None
         self._stopped = False
-        self._woken, self._learnt = threading.Event(), threading.Event()
+        self._wake, self._verdict_known = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="lambert-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread."""
         self._stopped = True
-        self._woken.set()
+        self._wake.set()
         self._thread.join(_SECONDS)
 
     def leave(self, why: str, code: int) -> None:
         """Reports to the other ranks `why` this rank leaves and its exit code, so that they do not wait for it."""
-        bounded(lambda: report(self._store, self._rank, why, code))
-        self._alarm()
+        within_deadline(lambda: report(self._store, self._rank, why, code))
+        self._await_answers()
 
-    def ask(self) -> Said | None:
-        """Raises an alarm and returns the answers of the other ranks; None if the store cannot be reached. For a rank
-        whose collective failed."""
-        self._alarm()
-        return None if self._said is None else {rank: said for rank, said in self._said.items() if rank != self._rank}
+    def answers(self) -> Answers | None:
+        """Raises an alarm and returns the answers of the other ranks; None if the store cannot be reached. Called by a
+        rank whose collective failed."""
+        self._await_answers()
+        if self._verdict is None:
+            return None
+        return {rank: answer for rank, answer in self._verdict.items() if rank != self._rank}
 
-    def _alarm(self) -> None:
-        if bounded(self._raise):
-            self._woken.set()
-            self._learnt.wait(2 * _SECONDS)
+    def _await_answers(self) -> None:
+        """Raises an alarm and waits for the verdict; rank 0 also waits until all living ranks have read the verdict."""
+        if within_deadline(self._raise_alarm):
+            self._wake.set()
+            self._verdict_known.wait(2 * _SECONDS)
             if self._rank == 0:
-                bounded(self._read)
+                within_deadline(self._await_readers)
 
-    def _raise(self) -> None:
+    def _raise_alarm(self) -> None:
         self._store.set(_ALARM, "")
         self._store.check([_ALARM])  # waits for the store's reply; `set` does not
 
@@ -68,16 +71,16 @@ class FailureDetector:
         # A RuntimeError means that the store cannot be reached: its host is gone, and no answers will come.
         with suppress(RuntimeError):
             while not self._store.check([_ALARM]):
-                self._woken.wait(_PAUSE_SECONDS)
+                self._wake.wait(_PAUSE_SECONDS)
                 if self._stopped:
                     return
             self._store.set(_alive(self._rank), "")
-            self._said = self._collected() if self._rank == 0 else self._told()
-            self._store.set(_heard(self._rank), "")
-        self._learnt.set()
+            self._verdict = self._collect_verdict() if self._rank == 0 else self._await_verdict()
+            self._store.set(_has_read(self._rank), "")
+        self._verdict_known.set()
 
-    def _found(self) -> Said:
-        found: Said = {}
+    def _answers(self) -> Answers:
+        found: Answers = {}
         for rank in range(self._size):
             if self._store.check([_left(rank)]):
                 why, code = json.loads(self._store.get(_left(rank)))
@@ -86,27 +89,27 @@ class FailureDetector:
                 found[rank] = "", 0
         return found
 
-    def _collected(self) -> Said:
+    def _collect_verdict(self) -> Answers:
         until = time.monotonic() + _SECONDS
-        while len(said := self._found()) < self._size and time.monotonic() < until:
+        while len(answers := self._answers()) < self._size and time.monotonic() < until:
             time.sleep(0.05)
-        self._store.set(_VERDICT, json.dumps(said))
-        return said
+        self._store.set(_VERDICT, json.dumps(answers))
+        return answers
 
-    def _told(self) -> Said:
+    def _await_verdict(self) -> Answers:
         """Returns rank 0's verdict. If rank 0 gives none and the launcher hosts the store, returns the answers that
         this rank finds in the store."""
         until = time.monotonic() + 1.5 * _SECONDS
         while not self._store.check([_VERDICT]):
             if time.monotonic() > until:
-                return self._found()
+                return self._answers()
             time.sleep(0.02)
-        said = json.loads(self._store.get(_VERDICT))
-        return {int(rank): (why, code) for rank, (why, code) in said.items()}
+        answers = json.loads(self._store.get(_VERDICT))
+        return {int(rank): (why, code) for rank, (why, code) in answers.items()}
 
-    def _read(self) -> None:
+    def _await_readers(self) -> None:
         """Waits until all living ranks have read the verdict."""
-        living = [_heard(rank) for rank in range(self._size) if self._store.check([_alive(rank)])]
+        living = [_has_read(rank) for rank in range(self._size) if self._store.check([_alive(rank)])]
         while living and not self._store.check(living):
             time.sleep(0.02)
 
@@ -117,8 +120,8 @@ def report(store: Store, rank: int, why: str, code: int) -> None:
     store.set(_left(rank), json.dumps([why, code]))
 
 
-def bounded(work: Callable[[], None]) -> bool:
-    """Runs `work` in a thread and returns whether it succeeded within the time that ranks wait for one another. A
+def within_deadline(work: Callable[[], None]) -> bool:
+    """Runs `work` in a thread and returns whether it succeeded within the time that ranks wait for each other. A
     request to a store whose host is gone may never return."""
     done: list[bool] = []
 
@@ -141,5 +144,5 @@ def _alive(rank: int) -> str:
     return f"lambert/alive/{rank}"
 
 
-def _heard(rank: int) -> str:
+def _has_read(rank: int) -> str:
     return f"lambert/read/{rank}"

@@ -1,4 +1,4 @@
-"""Several processes that train together, on `torch.distributed`; `core.world.World` is one process alone."""
+"""The World of several processes that train together, on `torch.distributed`; `core.world.World` is that of one."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from types import TracebackType
 import torch
 import torch.distributed
 
-# The first step of most optimizers imports this. Imported with a group at hand, its default arguments would hold the
-# group, and a thread of it that meets the end of the interpreter aborts the process, one run in ten.
+# The first step of most optimizers imports this module. If a process group exists by then, the module's default
+# arguments keep a reference to it, and one run in ten aborts at exit because a thread of the group is still running.
 import torch.distributed.nn.functional
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -27,33 +27,38 @@ from lambert.core.errors import (
     UsageError,
 )
 from lambert.core.world import World
-from lambert.distributed.failure_detector import FailureDetector, bounded
+from lambert.distributed.failure_detector import FailureDetector, within_deadline
 from lambert.distributed.launch_environment import ProcessInfo, process_info
 from lambert.distributed.rendezvous import meet, roll_call
 from lambert.engine.device import card_of, device_named
 from lambert.engine.device_memory import ran_out
 
 TIMEOUT_SECONDS = 120.0
-"""How long a collective waits for a rank that hangs. Torch's own default is 30 minutes, paid in idle machines."""
-_MEETING_SECONDS = 50.0
-"""How long the ranks wait for one another at the start."""
+"""How long a collective waits for a rank that hangs. With torch's default, 30 minutes, all nodes would stand idle."""
+_JOIN_SECONDS = 50.0
+"""How long the ranks wait for each other at the start."""
 
 
-class Lost(MachineError):
-    """A collective failed: other ranks are gone, or do not answer. What is left of the group answers to nobody."""
+class PeerLost(MachineError):
+    """A collective failed because other ranks are gone or do not answer. The group cannot be used any more."""
 
 
 def detect(device: str = "auto", timeout: float = TIMEOUT_SECONDS) -> World:
-    """The world this process was started in: alone, or as one of several (`distributed/launch_environment.py`).
+    """Returns the world of this process: a Group if the environment says that it is one of several processes
+    (`distributed/launch_environment.py`), otherwise a World.
 
-    `device` is "auto" (a GPU where there is one), "cpu", "cuda", "cuda:N" or "mps"; `timeout` in seconds is how long a
-    collective waits. Raises UsageError for a device that is unknown or absent, MachineError where the processes cannot
-    meet.
+    Args:
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:N" or "mps".
+        timeout: How long a collective waits, in seconds.
+
+    Raises:
+        UsageError: The device is unknown or absent.
+        MachineError: The processes cannot connect to each other.
     """
     here = process_info()
     if here.size == 1:
         return World(device=device_named(device, here.local_rank), reason=here.reason)
-    where, store = _met(here, device, timeout)
+    where, store = _join(here, device, timeout)
     detector = FailureDetector(store, here.rank, here.size)
     group = Group(
         here.rank, here.size, here.local_rank, here.local_size, where, here.reason, timeout, detector=detector
@@ -64,38 +69,38 @@ def detect(device: str = "auto", timeout: float = TIMEOUT_SECONDS) -> World:
 
 @dataclass(frozen=True, slots=True)
 class Group(World):
-    """Several processes on `torch.distributed`: NCCL between GPUs, Gloo between hosts.
+    """The World of one of several processes, on `torch.distributed`: NCCL between GPUs, Gloo between hosts.
 
-    A collective that fails raises Lost, which names the ranks that left, and why, or that do not answer; or
-    SavedAndStopped where they were asked to stop.
+    A collective that fails raises PeerLost, which names the ranks that left, with their reasons, or the ranks that do
+    not answer; it raises SavedAndStopped if the ranks that left had been asked to stop.
     """
 
     detector: FailureDetector = field(kw_only=True)
-    """It tells who leaves, and why."""
+    """Reports which ranks left, and why."""
     timeout: float = TIMEOUT_SECONDS
-    """Seconds that a collective waits."""
+    """How long a collective waits, in seconds."""
 
     def sum(self, tensor: Tensor) -> Tensor:
-        with self.collective("at a sum"):
+        with self.collective("summing"):
             torch.distributed.all_reduce(tensor)
         return tensor
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        with self.collective("at a broadcast"):
+        with self.collective("broadcasting"):
             for tensor in tensors:
                 torch.distributed.broadcast(tensor.detach(), src=0)
 
     def broadcast_text(self, text: str, seconds: float | None = None) -> str:
         content = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
         length = torch.tensor([len(text.encode())])
-        with self.collective("at a broadcast"):
-            self._broadcast_patiently(length, self.timeout if seconds is None else seconds)
+        with self.collective("broadcasting"):
+            self._broadcast_within(length, self.timeout if seconds is None else seconds)
             if not self.is_first:
                 content = torch.zeros(max(1, int(length)), dtype=torch.uint8)
             torch.distributed.broadcast(content, src=0)
         return content[: int(length)].numpy().tobytes().decode()
 
-    def _broadcast_patiently(self, tensor: Tensor, seconds: float) -> None:
+    def _broadcast_within(self, tensor: Tensor, seconds: float) -> None:
         options = torch.distributed.BroadcastOptions()
         options.timeout = timedelta(seconds=seconds)
         group = torch.distributed.group.WORLD
@@ -108,7 +113,7 @@ class Group(World):
         padded = torch.zeros(width, dtype=torch.uint8)
         padded[: len(content)] = content
         texts = [torch.empty_like(padded) for _ in range(self.size)]
-        with self.collective("at a gathering"):
+        with self.collective("gathering"):
             torch.distributed.all_gather(texts, padded)
         return [bytes(found.tolist()).rstrip(b"\0").decode() for found in texts]
 
@@ -123,7 +128,7 @@ class Group(World):
                     name: torch.empty(shape, dtype=getattr(torch, dtype))
                     for name, (dtype, shape) in json.loads(text).items()
                 }
-            with self.collective("at a gathering"):
+            with self.collective("gathering"):
                 for tensor in found.values():
                     if tensor.numel():
                         torch.distributed.broadcast(tensor.reshape(-1).view(torch.uint8), src=rank)
@@ -149,24 +154,24 @@ class Group(World):
             yield
         except LambertError as error:
             own = error
-        said = self.gather_text(json.dumps([str(own), own.exit_code]) if own else "")
-        failed = [(rank, *json.loads(text)) for rank, text in enumerate(said) if text]
+        answers = self.gather_text(json.dumps([str(own), own.exit_code]) if own else "")
+        failed = [(rank, *json.loads(text)) for rank, text in enumerate(answers) if text]
         if own is not None and len(failed) == self.size:
             raise own
         if failed:
             rank, text, code = failed[0]
-            raise _again(f"Rank {rank} failed {what}: {text}", code) from own
+            raise _error_of_peer(f"Rank {rank} failed {what}: {text}", code) from own
 
     @contextmanager
     def collective(self, what: str) -> Iterator[None]:
-        """In here ranks meet. Raises Lost, which says who did not come, where torch raises RuntimeError that is not for
-        want of memory here."""
+        """A context for collectives. If torch raises a RuntimeError in it, other than for lack of memory, an error that
+        names the rank that caused it is raised instead. `what` says in that error what this rank was doing."""
         try:
             yield
         except RuntimeError as error:
             if ran_out(error):
                 raise
-            raise self._blame(what, error) from error
+            raise self._explain(what, error) from error
 
     def close(self) -> None:
         self.detector.stop()
@@ -175,50 +180,50 @@ class Group(World):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or isinstance(error, GeneratorExit):  # a generator that is closed ends as its caller meant
+        if error is None or isinstance(error, GeneratorExit):  # closing a generator is not a failure
             self.close()
-        elif not isinstance(error, Lost):
-            self.detector.leave(_why(error), getattr(error, "exit_code", 1))
-            bounded(self.close)
+        elif not isinstance(error, PeerLost):
+            self.detector.leave(_reason(error), getattr(error, "exit_code", 1))
+            within_deadline(self.close)
 
-    def _blame(self, what: str, error: RuntimeError) -> LambertError:
-        """Names the ranks that left, and what they said, or that do not answer. Where they were asked to stop, so is
-        this one."""
-        lost = f"Rank {self.rank} lost the others {what}"
-        said = self.detector.ask()
-        if said is None:
-            return Lost(f"{lost}: rank 0, where all meet, does not answer: killed, hung or cut off ({_line(error)}).")
-        left = [(rank, text, code) for rank, (text, code) in sorted(said.items()) if text]
+    def _explain(self, what: str, error: RuntimeError) -> LambertError:
+        """Returns the error that names the ranks that left, with their reasons, or the ranks that do not answer. It is
+        a SavedAndStopped if they left because they were asked to stop."""
+        lost = f"Rank {self.rank} lost its peers while {what}"
+        answers = self.detector.answers()
+        if answers is None:
+            host = "rank 0, which hosts the rendezvous store,"
+            return PeerLost(f"{lost}: {host} does not answer: killed, hung or cut off ({_summary(error)}).")
+        left = [(rank, text, code) for rank, (text, code) in sorted(answers.items()) if text]
         if left:
-            told = "; ".join(f"rank {rank} left: {text}" for rank, text, _ in left)
-            code = left[0][2]
-            return _again(told, code) if code in STOPPED else Lost(f"{lost}: {told}")
-        silent = [rank for rank in range(self.size) if rank != self.rank and rank not in said]
+            text, code = "; ".join(f"rank {rank} left: {text}" for rank, text, _ in left), left[0][2]
+            return _error_of_peer(text, code) if code in STOPPED else PeerLost(f"{lost}: {text}")
+        silent = [rank for rank in range(self.size) if rank != self.rank and rank not in answers]
         if silent:
             names = ", ".join(map(str, silent))
-            return Lost(f"{lost}: rank {names} does not answer: killed, hung or cut off ({_line(error)}).")
-        return Lost(f"{lost}, who lost it too ({_line(error)}). Look at the network between them.")
+            return PeerLost(f"{lost}: rank {names} does not answer: killed, hung or cut off ({_summary(error)}).")
+        return PeerLost(f"{lost}, and they lost it ({_summary(error)}). Check the network between the nodes.")
 
 
-def _again(text: str, code: int) -> LambertError:
-    """The error of another rank, which left with this exit code."""
+def _error_of_peer(text: str, code: int) -> LambertError:
+    """Returns the error of another rank that left with this exit code."""
     if code in STOPPED:
         return SavedAndStopped(text, code)
     return {kind.exit_code: kind for kind in (UsageError, DataError, DivergedError)}.get(code, MachineError)(text)
 
 
-def _met(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device, Store]:
-    """Where this rank computes, and the ranks' common store, once all are there and torch's default group stands."""
+def _join(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device, Store]:
+    """Returns this rank's device and the store of all ranks, after all have joined torch's default process group."""
     where, problem = torch.device("cpu"), None
     try:
         where = device_named(device, here.local_rank)
     except UsageError as error:
         problem = error
-    seconds = min(timeout, _MEETING_SECONDS)
+    seconds = min(timeout, _JOIN_SECONDS)
     store = meet(here, seconds)
     text, code = roll_call(here, store, where.type, problem, seconds, card=card_of(where))
     if text:
-        raise _again(text, code)
+        raise _error_of_peer(text, code)
     try:
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo",
@@ -230,19 +235,19 @@ def _met(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device, 
         )
     except (RuntimeError, ValueError) as error:
         raise MachineError(
-            f"Rank {here.rank} of {here.size} met the others at {here.address}:{here.port}, and cannot reach them: "
-            f"{_line(error)}. May the machines open connections to one another?"
+            f"Rank {here.rank} of {here.size} found its peers at {here.address}:{here.port}, but cannot reach them: "
+            f"{_summary(error)}. Does a firewall block connections between the nodes?"
         ) from error
     return where, store
 
 
-def _why(error: BaseException) -> str:
-    """In one line; of what was not meant for the user with its kind."""
-    line = _line(error)
+def _reason(error: BaseException) -> str:
+    """Returns the reason for which this rank leaves, in one line: an error that is not a LambertError with its type."""
+    line = _summary(error)
     return line if line and isinstance(error, LambertError) else f"{type(error).__name__}: {line}".rstrip(": ")
 
 
-def _line(error: BaseException) -> str:
-    """Of what Gloo says the first sentence, without the place in its sources."""
+def _summary(error: BaseException) -> str:
+    """Returns one line of at most 300 characters: of an error of torch, its first sentence without source locations."""
     text = re.sub(r"\[[^\]]*\.(cc|cpp|h|hpp):\d+\] ?", "", " ".join(str(error).split()))
     return (text if isinstance(error, LambertError) else text.split(". ")[0])[:300].rstrip(".")

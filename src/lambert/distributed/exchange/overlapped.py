@@ -153,7 +153,7 @@ class DistributedExchange(Exchange):
         reports_WN = own_N.new_empty(self.world.size, len(own_N))
         # Gather and broadcast take 0.15 ms for these few bytes. An all-reduce takes 1.5 ms: when two ranks with one
         # core each send to each other at the same time, Gloo's threads wait for each other in a busy loop.
-        with self.world.collective("at a report"):
+        with self.world.collective("reporting"):
             torch.distributed.gather(own_N, [*reports_WN] if self.world.is_first else None)
             torch.distributed.broadcast(reports_WN, src=0)
         rows_WN, ranks_W2, flags_WN = torch.split(reports_WN, [rows_SK.numel(), 2, len(beside)], dim=1)
