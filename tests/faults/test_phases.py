@@ -18,8 +18,8 @@ from lambert.data.stream import sequential
 from lambert.engine import compiler
 from lambert.inference import text_model
 from lambert.inference.outputs import outputs
-from lambert.model import weights
-from lambert.runs import publish, updates
+from lambert.model import publish, weights
+from lambert.runs import updates
 from lambert.runs.microbatch import MicrobatchSize
 from lambert.runs.run import Run
 from lambert.verbs import finetune, pretrain

@@ -9,16 +9,16 @@ from lambert.core.errors import UsageError
 from lambert.model.config import EncoderConfig
 from lambert.runs.defaults import (
     FinetuneOptimConfig,
-    FinetuneTaskConfig,
     FinetuneTrainConfig,
     FreshEncoderConfig,
     finetuning_lr,
     init_range,
 )
+from lambert.tasks import TaskConfig
 
 
-def shape(hidden: int = 128, positions: int = 512) -> EncoderConfig:
-    return EncoderConfig(hidden=hidden, positions=positions)
+def shape(hidden: int = 128) -> EncoderConfig:
+    return EncoderConfig(hidden=hidden)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_fresh_weights_of_a_narrow_encoder_are_larger(width: int, std: float) ->
 
 def test_what_a_recipe_names_is_kept() -> None:
     assert FreshEncoderConfig(init_range=0.02).shape(100) == EncoderConfig(vocabulary=100, init_range=0.02)
-    assert FinetuneTaskConfig(max_length=64).resolved(shape()).max_length == 64
+    assert TaskConfig(max_length=64).resolved(32).max_length == 64
     assert FinetuneOptimConfig(lr=3e-5).resolved(shape()).lr == 3e-5
     for given in ({"steps": 7}, {"epochs": 0.5}, {"steps": 7, "epochs": 2.0}):
         settings: dict[str, Any] = dict(given)
@@ -53,7 +53,7 @@ def test_the_learning_rate_falls_with_the_width() -> None:
     [("classify", 512, 512), ("tag", 64, 64), ("squad", 512, 384), ("classify", 2048, 512)],
 )
 def test_the_length_is_the_models(task: str, positions: int, length: int) -> None:
-    assert FinetuneTaskConfig(name=task).resolved(shape(positions=positions)).max_length == length
+    assert TaskConfig(name=task).resolved(positions).max_length == length
 
 
 @pytest.mark.parametrize(("sequences", "steps"), [(48, 300), (3200, 300), (3201, 301), (32_000, 3000)])
@@ -62,9 +62,9 @@ def test_three_epochs_and_at_least_three_hundred_updates(sequences: int, steps: 
 
 
 def test_resolved_settings_stay_as_they_are() -> None:
-    task, optim = FinetuneTaskConfig().resolved(shape()), FinetuneOptimConfig().resolved(shape())
+    task, optim = TaskConfig().resolved(), FinetuneOptimConfig().resolved(shape())
     train = FinetuneTrainConfig().resolved(100)
-    assert (task.resolved(shape(768)), optim.resolved(shape(768)), train.resolved(10**6)) == (task, optim, train)
+    assert (task.resolved(768), optim.resolved(shape(768)), train.resolved(10**6)) == (task, optim, train)
 
 
 def test_warmup_steps_take_the_place_of_the_share() -> None:
@@ -74,7 +74,7 @@ def test_warmup_steps_take_the_place_of_the_share() -> None:
 @pytest.mark.parametrize(
     ("kind", "wrong"),
     [
-        (FinetuneTaskConfig, {"max_length": 4}), (FinetuneTrainConfig, {"batch_size": 0}),
+        (TaskConfig, {"max_length": 4}), (FinetuneTrainConfig, {"batch_size": 0}),
         (FinetuneOptimConfig, {"lr": -1.0}), (FinetuneOptimConfig, {"warmup_ratio": 1.0}),
         (FreshEncoderConfig, {"heads": 3}), (FreshEncoderConfig, {"init_range": -0.1}),
     ],

@@ -41,7 +41,7 @@ def test_the_bar_is_what_frequencies_alone_give() -> None:
     assert beside_unigrams({"mlm": 1.0}, {"splits": {"heldout": {"unigram_cross_entropy": 0.0}}}) == ""
 
 
-def test_a_short_run_says_so_at_its_start_and_at_its_end(
+def test_a_short_run_warns_at_its_first_start_and_at_its_end(
     corpus: Path, small: dict[str, object], tmp_path: Path, lambert: Callable[..., Any]
 ) -> None:
     done = lambert("pretrain", corpus=corpus, out=tmp_path / "run", **small, train__steps=2)
@@ -49,3 +49,5 @@ def test_a_short_run_says_so_at_its_start_and_at_its_end(
     assert first.startswith("warning: 2 updates in all are few")
     assert model.startswith("model  ")
     assert "the encoder does not use context yet" in last
+    again = lambert("pretrain", corpus=corpus, out=tmp_path / "run", **small, train__steps=2)
+    assert "few to learn from" not in again.out

@@ -21,6 +21,7 @@ from lambert.core.errors import UsageError
 from lambert.core.world import World
 from lambert.distributed.exchange import Exchange
 from lambert.distributed.exchange.methods import ExchangeConfig, Name
+from lambert.engine.guard import GuardConfig
 from lambert.runs import updates
 from lambert.runs.config import TrainConfig, check_together
 from lambert.runs.folder import FREE
@@ -291,7 +292,8 @@ def test_what_is_sent_seldom_or_rounded_contradicts_a_deterministic_run(
     refused = lambert("pretrain", out=tmp_path / "run", **same, train__deterministic=True, exchange__sync_every=2)
     last_line(refused, 2, "train.deterministic", "exchange.sync_every")
     for method in get_args(Name):
-        config: Any = SimpleNamespace(train=TrainConfig(deterministic=True), exchange=ExchangeConfig(method=method))
+        options, exchange = TrainConfig(deterministic=True), ExchangeConfig(method=method)
+        config: Any = SimpleNamespace(train=options, exchange=exchange, guard=GuardConfig())
         if method == "float32":
             check_together(config)
             continue

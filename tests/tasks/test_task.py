@@ -196,7 +196,7 @@ def test_masks(words: Tokenizer) -> None:
     assert [[best[0]["token"] for best in row["masks"]] for row in rows] == [["rome"], ["ann", "rome"]]
     assert all(len(best) == 2 for row in rows for best in row["masks"])
     assert rows[0]["masks"][0][0]["probability"] == pytest.approx(np.exp(2) / (np.exp(2) + 11))
-    with pytest.raises(DataError, match=r"line 1: no \[MASK\] in the first 382 tokens"):
+    with pytest.raises(DataError, match=r"line 1: no \[MASK\] in the first 510 tokens"):
         list(predict(task, outputs, ['{"text": "Ann"}']))
     for call in (lambda: task.read(Path("x")), lambda: learn(TaskConfig(name="mask"), words, Path("x"))):
         with pytest.raises(UsageError, match="only predicts"):

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.contents import model_files, sha256
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import UsageError
 from lambert.core.registry import check_named
 from lambert.core.settings import check
-from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.core.world import World
 from lambert.corpus import tokenizer as tokenizers
 from lambert.data.stream import split
@@ -28,6 +27,7 @@ from lambert.engine.precision import Precision
 from lambert.inference.cpu import for_cpu
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.tasks import Task, TaskConfig, create, described, needed_pieces
 from lambert.tasks.config import OtherColumns
@@ -54,31 +54,21 @@ class InferenceConfig:
         check(self, "inference.", micro_tokens="[1, inf)")
 
 
-def model_folder(path: Path) -> Path:
-    """The model folder that `path` is, or that the run folder `path` holds. Raises DataError where there is neither."""
-    folder = path / "model" if (path / "model").is_dir() else path
-    refuse_model(folder)
-    if not folder.is_dir():
-        raise DataError(f"No such model folder: {path}. {NOT_DOWNLOADED}")
-    return folder
-
-
 def load_task(
     path: Path, name: str, code: Collection[str] = (), columns: OtherColumns | None = None
-) -> tuple[Model, Task[Any, Any]]:
-    """The model in a folder and the task it was fine-tuned for; `name`, where given, must be that task. `code` has the
-    names of what the folder may import, `columns` those of the data where they are not the model's. Raises DataError
-    where the folder lacks the task's head."""
-    model, task, missing = load_any(path, name, code, columns)
-    if missing:
-        raise DataError(missing)
-    return model, task
+) -> tuple[Model, Any, Task[Any, Any], str]:
+    """Loads a model that was fine-tuned for a task, or a Hugging Face folder with a task head.
 
+    Args:
+        path: Run folder or model folder.
+        name: The expected task; empty: the task that the folder describes.
+        code: Names of code from outside that the folder may import.
+        columns: Columns of the data, where they differ from those that the model was fine-tuned on.
 
-def load_any(
-    path: Path, name: str, code: Collection[str] = (), columns: OtherColumns | None = None
-) -> tuple[Model, Task[Any, Any], str]:
-    """As `load_task`, also of a folder that lacks the task's head, and what it lacks, in a line; the head is fresh."""
+    Returns:
+        The model, its tokenizer, the task, and an error message, empty if the folder has a head for the task. Without
+        one the head has fresh weights.
+    """
     folder = model_folder(path)
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
@@ -88,12 +78,13 @@ def load_any(
     if columns is not None:
         config = replace(config, columns=columns.over(config.columns))
     positions = layout.encoder_config(settings, folder, code).positions
-    task = create(replace(config, max_length=min(config.max_length, positions)), tokenizer)
+    length = min(config.resolved(positions).max_length, positions)
+    task = create(replace(config, max_length=length), tokenizer)
     heads, pieces = {task.head: task.labels}, tokenizer.get_vocab_size()
     model, report = weights.load_with_report(folder, heads, pieces, code=code)
     check_segments(task.config, model)
     lacking = [f"{folder} has no head for {task.config.name!r} (no {name}): fine-tune it." for name in report.missing]
-    return model.eval(), task, next(iter(lacking), "")
+    return model.eval(), tokenizer, task, next(iter(lacking), "")
 
 
 def check_positions(max_length: int, model: Model) -> None:

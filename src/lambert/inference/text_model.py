@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
@@ -11,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Source
-from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import atomic_folder, json_text
+from lambert.core.files import json_text
 from lambert.core.registry import choose
 from lambert.core.world import World
 from lambert.corpus import tokenizer as tokenizers
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
 from lambert.engine.precision import Precision
-from lambert.inference.outputs import InferenceConfig, load_any, model_folder, outputs, ready
-from lambert.model import weights
+from lambert.inference.outputs import InferenceConfig, load_task, outputs, ready
 from lambert.model.encoder import Encoder
+from lambert.model.folder import model_folder
 from lambert.model.heads import Model
+from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, answers
 from lambert.tasks.classify import tokenised
 from lambert.tasks.config import OtherColumns
@@ -70,11 +71,11 @@ class TextModel:
         computes a share, and all call all of it."""
         self.path, self.folder = path, model_folder(path)
         """The path that was given, and the model folder there."""
-        model, self._task, self._missing = load_any(self.folder, task, code, columns)
-        self.tokenizer: Any = tokenizers.load(self.folder)
+        self.tokenizer: Any
         """The `tokenizers.Tokenizer` of the model."""
         self._model: Model
         self._precision: Precision
+        model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns)
         self._model, self._precision = ready(model, inference.precision, world.device)
         self._inference, self._world = inference, world
 
@@ -146,17 +147,17 @@ class TextModel:
         return self.task.score(read, self.task.predictions(read, self.outputs(read)))
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the model as it is now, trained further or not, into a new model folder, complete or absent.
+        """Writes the model with its current weights to a new model folder, which is complete or absent. The folder is
+        read back and its outputs are compared with the model's before it appears.
 
-        Raises UsageError for a model that was loaded in bfloat16 or int8.
+        Raises:
+            DataError: The outputs differ or are not finite.
+            UsageError: The model was loaded in bfloat16 or int8.
         """
         if self._inference.precision != "float32":
             raise UsageError(f"A model loaded in {self._inference.precision} cannot be saved: load it in float32.")
         extra = {} if self._task.config.name == "mask" else self._task.model_config()
-        with atomic_folder(Path(folder)) as aside:
-            weights.save(self._model, aside, extra)
-            tokenizers.save(self.tokenizer, aside)
-            write_sums(aside)
+        publish(self._model, Path(folder), partial(tokenizers.save, self.tokenizer), extra)
         return Path(folder)
 
     def read(self, path: Path) -> Any:

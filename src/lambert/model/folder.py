@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.registry import check_named, nearest
+from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
 from lambert.model.encoder import BLOCKS
 from lambert.model.files import json_object
@@ -82,6 +83,15 @@ def config_of(model: Model) -> dict[str, Any]:
     if "value" in model.labels:
         out["problem_type"] = "regression"
     return out
+
+
+def model_folder(path: Path) -> Path:
+    """Returns the model folder `path`, or that of the run folder `path`. Raises DataError if there is none."""
+    folder = path / "model" if (path / "model").is_dir() else path
+    refuse_model(folder)
+    if not folder.is_dir():
+        raise DataError(f"No such model folder: {path}. {NOT_DOWNLOADED}")
+    return folder
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -160,3 +160,5 @@ def check_together(config: RunConfig) -> None:
             "exchange.sync_every > 1 needs another train.precision than float16: each rank would skip updates and "
             "scale its loss as its own gradients ask for. Take bfloat16."
         )
+    if config.guard.action == "roll back" and not options.save_every:
+        raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")

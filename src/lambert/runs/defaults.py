@@ -9,7 +9,6 @@ from typing import Self
 from lambert.model.config import EncoderConfig
 from lambert.optim.config import OptimConfig
 from lambert.runs.config import TrainConfig
-from lambert.tasks import TaskConfig
 
 BASE_WIDTH, BASE_LR, BASE_INIT = 768, 2e-5, 0.02
 """BERT-base: its width, a fine-tuning learning rate (Devlin et al., 2018, appendix A.3), and the standard deviation of
@@ -19,8 +18,6 @@ LARGEST_LR = 1e-3
 EPOCHS, LEAST_UPDATES = 3, 300
 """Length of a fine-tuning run: three epochs as in Devlin et al., 2018, and on few examples more, since runs of fewer
 updates end before they have converged (Zhang et al., 2021, "Revisiting Few-sample BERT Fine-tuning", section 5)."""
-LONGEST, LONGEST_SQUAD = 512, 384
-"""Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +36,6 @@ class FreshEncoderConfig(EncoderConfig):
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["init_range"] = self.init_range or init_range(self.hidden)
         return EncoderConfig(**values | {"vocabulary": vocabulary})
-
-
-@dataclass(frozen=True, slots=True)
-class FinetuneTaskConfig(TaskConfig):
-    """The task; stored in the model folder, so that evaluate and predict need nothing else."""
-
-    max_length: int = 0
-    """Tokens of a sequence, special tokens included; longer text is cut, or seen through several windows (squad).
-    Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has positions, up to 384
-    for squad and 512 otherwise."""
-
-    def __post_init__(self) -> None:
-        TaskConfig.__post_init__(self if self.max_length else dataclasses.replace(self, max_length=LONGEST))
-
-    def resolved(self, shape: EncoderConfig) -> Self:
-        """Returns these settings with `max_length` for an encoder of that shape."""
-        longest = LONGEST_SQUAD if self.name == "squad" else LONGEST
-        return dataclasses.replace(self, max_length=self.max_length or min(longest, shape.positions))
 
 
 @dataclass(frozen=True, slots=True)

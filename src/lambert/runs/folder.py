@@ -16,7 +16,7 @@ from lambert.distributed import agreement
 from lambert.engine import lock
 from lambert.engine.metrics_file import METRICS
 from lambert.model.heads import Model
-from lambert.runs.config import RunConfig, check_together
+from lambert.runs.config import RunConfig
 
 CONFIG = "config.toml"
 DATA = "data.json"
@@ -62,7 +62,6 @@ def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Ite
     other settings or other `data` (see `seen`), or holds something else; and where ranks differ in settings, `data`,
     code or libraries.
     """
-    check_together(config)
     agreement.compare(world, settings.dotted(settings.as_dict(config)) | dict(data) | agreement.software())
     problem = world.broadcast_text(_foreign(config, data) if world.is_first else "")
     if problem:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from lambert.core.batch import Source
-from lambert.core.errors import UsageError
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch, places, stream
 from lambert.distributed import agreement
@@ -26,7 +26,7 @@ from lambert.engine.log import RunLog
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.metrics_file import METRICS, last_update
 from lambert.engine.precision import PRECISIONS, Precision
-from lambert.engine.signals import StopRequest
+from lambert.engine.signals import StopRequest, graceful_stop
 from lambert.engine.step import Step
 from lambert.model import attention
 from lambert.model.heads import Model
@@ -35,7 +35,7 @@ from lambert.planning import operations
 from lambert.runs.config import RunConfig, TrainConfig
 from lambert.runs.exchange_autotune import autotune
 from lambert.runs.plateau import plateau
-from lambert.runs.result import Say, silent
+from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -46,6 +46,18 @@ Score = Callable[[Model, Precision, int], dict[str, float]]
 Updates = Generator[Step, None, dict[str, float] | None]
 """Yields a Step after each update, with held-out scores where some were taken; returns the final scores, or None where
 the run had ended before."""
+
+
+def run_to_end(updates: Callable[[Any, StopRequest, Say], Iterator[Step]], config: RunConfig, say: Say) -> Result:
+    """Runs all updates that `updates(config, stop, say)` yields and returns the result of the run.
+
+    Raises SavedAndStopped after a signal, whenever it comes.
+    """
+    done = archive.last(config.out)
+    with graceful_stop(f"; {_left(done)}" if done else " before the first update; nothing new to save") as stop:
+        for _ in updates(config, stop, say):
+            pass
+    return Result.of_run(config.out)
 
 
 def run_updates(
@@ -69,8 +81,6 @@ def run_updates(
     and restored at its end.
     """
     options, out = config.train, config.out
-    if config.guard.action == "roll back" and not options.save_every:
-        raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")
     steps = options.updates(source.size(0))
     scores: dict[str, float] | None = None
     quiet = say is silent if config.log.console is None else not config.log.console
@@ -238,12 +248,6 @@ def threads(options: TrainConfig, world: World) -> int:
     would wait for it, and what all compute alike, as PowerSGD's bases, would round by their own number."""
     fewest = -world.largest(-torch.get_num_threads())
     return options.threads or (1 if options.deterministic else fewest)
-
-
-def status(out: Path) -> str:
-    """What a run in the folder `out` leaves that is stopped before its first update, as `graceful_stop` takes it."""
-    done = archive.last(out)
-    return f"; {_left(done)}" if done else " before the first update; nothing new to save"
 
 
 def _left(done: int) -> str:

@@ -1,4 +1,4 @@
-"""Labelled text: what to learn, how to score.
+"""Labelled text: the objectives, predictions and scores of fine-tuning tasks.
 
 task, train = learn(config.task, tokenizer, train_file)             # fine-tuning: labels come from the file
 task = create(described(model_config), tokenizer)                   # later: the model folder knows its task
@@ -47,17 +47,18 @@ def _class(config: TaskConfig) -> Any:
 
 
 def needed_pieces(name: str) -> tuple[str, ...]:
-    """The special pieces that the task of this name needs in a vocabulary."""
+    """Returns the special pieces that the vocabulary must have for the task of this name."""
     return ("[CLS]", "[SEP]", "[MASK]") if name == "mask" else ("[CLS]", "[SEP]")
 
 
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:
-    """The task of a complete description (labels known), as `described` reads it from a model folder."""
-    task: Task[Any, Any] = _class(config)(config, tokenizer)
+    """Returns the task of a complete description, with labels, as `described` reads it from a model folder."""
+    task: Task[Any, Any] = _class(config)(config.resolved(), tokenizer)
     return task
 
 
 def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[Any, Any], Any]:
-    """The task as the training file completes its description, and the training data (a Source with targets)."""
-    learnt: tuple[Task[Any, Any], Any] = _class(config).learn(config, tokenizer, path)
+    """Returns the task, its description completed from the training file, and the training data: a Source with
+    targets."""
+    learnt: tuple[Task[Any, Any], Any] = _class(config).learn(config.resolved(), tokenizer, path)
     return learnt

@@ -1,18 +1,18 @@
-"""What a task can be told; light to import, since the command line's help reads it."""
+"""The settings of tasks. This module is light to import, since the help of the command line reads it."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Literal, Self
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
 
-MAX_LENGTH = 384
-"""google-research/bert, run_squad.py."""
+LONGEST, LONGEST_SQUAD = 512, 384
+"""Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where a row holds what: names of columns, or their numbers counted from 1 in a file without a header."""
+    """The columns of labelled rows: their names, or their numbers from 1 in a file without a header."""
 
     text: str = "text"
     """Column of the sentence, or of the first of a pair."""
@@ -21,12 +21,13 @@ class Columns:
     label: str = "label"
     """Column of the label or value."""
     header: bool | None = None
-    """Whether a TSV or CSV file begins with the columns' names; not set: it does unless columns are given by number."""
+    """Whether a TSV or CSV file begins with the columns' names. Unset: true unless columns are given by number."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherColumns:
-    """Columns of a file that has other names for them than the model was fine-tuned with; not set: the model's."""
+    """The columns of a data file, where they differ from those of the file that the model was fine-tuned on. Unset: the
+    same."""
 
     text: str | None = None
     """Column of the sentence, or of the first of a pair."""
@@ -38,27 +39,28 @@ class OtherColumns:
     """Whether a TSV or CSV file begins with the columns' names."""
 
     def over(self, columns: Columns) -> Columns:
-        """`columns` with what is set here in its place."""
+        """Returns `columns` with the columns that are set here replaced."""
         given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         return replace(columns, **given)
 
 
 @dataclass(frozen=True, slots=True)
 class SquadConfig:
-    """Question answering; the defaults are those of Devlin et al. as released (google-research/bert, run_squad.py)."""
+    """Question answering. The defaults are those of google-research/bert, run_squad.py (Devlin et al.)."""
 
     version: Literal["", "1.1", "2.0"] = ""
-    """2.0 knows questions without answer; empty: as the file says."""
+    """Version of SQuAD; 2.0 has questions without an answer. Empty: as the file says."""
     stride: int = 128
     """Tokens between the starts of two windows over a paragraph that is too long for one sequence."""
     max_query: int = 64
-    """Tokens of the question that are kept."""
+    """Maximum tokens of a question; longer ones are cut."""
     max_answer: int = 30
-    """Longest answer, in tokens."""
+    """Maximum tokens of an answer."""
     best: int = 20
-    """Starts and ends looked at in each window, and answers kept for each question."""
+    """Number of start and end tokens considered in each window, and of answers kept for each question."""
     null_threshold: float = 0.0
-    """2.0: no answer where (score of none - score of the best) is above this; `evaluate` reports the best value."""
+    """Version 2.0: "no answer" is predicted where its score minus that of the best answer exceeds this threshold.
+    `evaluate` reports the threshold with the best scores."""
 
     def __post_init__(self) -> None:
         count = "[1, inf)"
@@ -72,22 +74,28 @@ class SquadConfig:
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """The task; stored in the model folder, so that evaluate and predict need nothing else."""
+    """The task. It is stored in the model folder, so that evaluate and predict need no task settings."""
 
     name: str = "classify"
     """classify, regress, squad, tag, mask, or "package.module:Class"."""
-    max_length: int = MAX_LENGTH
-    """Tokens of a sequence, special tokens included; longer text is cut, or seen through several windows (squad).
-    Nothing is padded, so a high limit costs nothing for short text. The default is lowered to the encoder's positions
-    where it has fewer."""
+    max_length: int = 0
+    """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad).
+    Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has positions, up to 384
+    for squad and 512 otherwise."""
     labels: tuple[str, ...] = ()
-    """Names of the classes in the order of the head's outputs; empty: those of the training file, sorted."""
+    """Names of the classes in the order of the head's outputs. Empty: the sorted labels of the training file."""
     top: int = 5
-    """mask: candidates listed for each [MASK]."""
+    """mask: number of candidates listed for each [MASK]."""
     columns: Columns = field(default_factory=Columns)
     squad: SquadConfig = field(default_factory=SquadConfig)
 
     def __post_init__(self) -> None:
-        check(self, "task.", max_length="[8, inf)", top="[1, inf)")
+        length = {"max_length": "[8, inf)"} if self.max_length else {}
+        check(self, "task.", top="[1, inf)", **length)
         if len(set(self.labels)) < len(self.labels):
             raise UsageError("task.labels names a label twice.")
+
+    def resolved(self, positions: int = LONGEST) -> Self:
+        """Returns these settings with `max_length` for an encoder of that many positions."""
+        longest = LONGEST_SQUAD if self.name == "squad" else LONGEST
+        return replace(self, max_length=self.max_length or min(longest, positions))

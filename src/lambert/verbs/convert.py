@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.corpus import tokenizer as tokenizers
 from lambert.model import folder as layout
 from lambert.model import weights
-from lambert.runs.publish import publish
+from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
 
 
@@ -75,7 +76,8 @@ def _imported(config: ImportConfig) -> Iterator[str]:
     kept = layout.read_config(config.source)
     extra: dict[str, Any] = {name: kept[name] for name in KEPT if kept.get(name) is not None}
     _check_kept(extra, config.source / layout.CONFIG)
-    yield publish(model, tokenizer, config.out, extra, compare=True)
+    write_tokenizer = partial(tokenizers.save, tokenizer)
+    yield publish(model, config.out, write_tokenizer, extra, replace=True, compare=True)
     yield f"model  {config.out}"
 
 

@@ -12,21 +12,22 @@ from lambert.distributed.exchange.methods import ExchangeConfig
 from lambert.distributed.group import detect
 from lambert.engine.guard import GuardConfig
 from lambert.engine.precision import Precision
-from lambert.engine.signals import Interrupted, StopRequest, graceful_stop
+from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
-from lambert.inference.outputs import check_positions, check_segments, model_folder, outputs
+from lambert.inference.outputs import check_positions, check_segments, outputs
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.files import fingerprint
+from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.runs.config import LogConfig
-from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTaskConfig, FinetuneTrainConfig
+from lambert.runs.config import LogConfig, check_together
+from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTrainConfig
 from lambert.runs.folder import INITIAL_WEIGHTS, open_run, seen
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
-from lambert.runs.updates import run_updates, status
-from lambert.tasks import learn, needed_pieces
+from lambert.runs.updates import run_to_end, run_updates
+from lambert.tasks import TaskConfig, learn, needed_pieces
 
 COMMON = (
     "init", "data", "dev", "out", "seed", "task.name", "task.max_length", "task.columns.text", "task.columns.text_b",
@@ -56,7 +57,7 @@ class FinetuneConfig:
     """Begin anew where all checkpoints in `out` are damaged; otherwise that is refused, with a list of them."""
     seed: int = 42
     """Decides the fresh head, the order of the data and dropout."""
-    task: FinetuneTaskConfig = field(default_factory=FinetuneTaskConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     optim: FinetuneOptimConfig = field(default_factory=FinetuneOptimConfig)
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
@@ -65,6 +66,7 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         check(self, seed=SEEDS)
+        check_together(self)
 
 
 def run(config: FinetuneConfig, say: Say = silent) -> Result:
@@ -72,10 +74,7 @@ def run(config: FinetuneConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal, whenever the signal comes.
     """
-    with graceful_stop(status(config.out)) as stop:
-        for _ in updates(config, stop, say):
-            pass
-    return Result.of_run(config.out)
+    return run_to_end(updates, config, say)
 
 
 def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
@@ -92,7 +91,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
             given, config = (
                 config,
-                replace(config, task=config.task.resolved(shape), optim=config.optim.resolved(shape)),
+                replace(config, task=config.task.resolved(shape.positions), optim=config.optim.resolved(shape)),
             )
             task, data = learn(config.task, tokenizer, config.data)
             config = replace(config, train=config.train.resolved(data.size(0)))

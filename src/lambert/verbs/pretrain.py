@@ -20,25 +20,26 @@ from lambert.data.source import CorpusSource
 from lambert.data.stream import places, sequential
 from lambert.distributed.exchange.methods import ExchangeConfig
 from lambert.distributed.group import detect
+from lambert.engine import archive
 from lambert.engine.guard import GuardConfig
 from lambert.engine.loop import evaluate
 from lambert.engine.precision import Precision
-from lambert.engine.signals import StopRequest, graceful_stop
+from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step
-from lambert.inference.outputs import model_folder
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.files import fingerprint
+from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
-from lambert.runs.config import LogConfig, TrainConfig
+from lambert.runs.config import LogConfig, TrainConfig, check_together
 from lambert.runs.defaults import FreshEncoderConfig
 from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, open_run, seen
 from lambert.runs.microbatch import check_model
 from lambert.runs.plateau import beside_unigrams, few_updates
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
-from lambert.runs.updates import run_updates, status
+from lambert.runs.updates import run_to_end, run_updates
 
 COMMON = (
     "corpus", "out", "init", "seed", "model.layers", "model.hidden", "model.heads", "model.intermediate",
@@ -83,6 +84,7 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         check(self, seed=SEEDS)
+        check_together(self)
 
 
 def run(config: PretrainConfig, say: Say = silent) -> Result:
@@ -90,10 +92,7 @@ def run(config: PretrainConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal, whenever the signal comes.
     """
-    with graceful_stop(status(config.out)) as stop:
-        for _ in updates(config, stop, say):
-            pass
-    return Result.of_run(config.out)
+    return run_to_end(updates, config, say)
 
 
 def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
@@ -139,7 +138,8 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             batches = sequential(heldout, micro_tokens=micro_tokens, rank=world.rank, world=world.size, sequences=limit)
             return evaluate(model, batches, precision, world, stop)
 
-        if world.is_first and (warning := few_updates(config.train, source.size(0))):
+        first_start = world.is_first and not archive.last(config.out)
+        if first_start and (warning := few_updates(config.train, source.size(0))):
             say(warning)
         with open_run(config, world, seen(model, tokenizer, data)):
             entropy = manifest["splits"]["train"].get("unigram_entropy")

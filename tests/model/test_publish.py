@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 
 from lambert.core.errors import DataError
 from lambert.corpus import tokenizer as tokenizers
+from lambert.model import publish as module
 from lambert.model import weights
 from lambert.model.heads import Model
-from lambert.runs import publish as module
-from lambert.runs.publish import publish
+from lambert.model.publish import publish
+from lambert.runs.publish import card
 from lambert.verbs.finetune import FinetuneConfig
 
 
@@ -23,19 +25,19 @@ def model(pretrained: Path) -> Model:
 
 
 @pytest.fixture
-def tokenizer(pretrained: Path) -> Any:
-    return tokenizers.load(pretrained / "model")
+def write(pretrained: Path) -> Callable[[Path], None]:
+    return partial(tokenizers.save, tokenizers.load(pretrained / "model"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_it_replaces_what_was_there(model: Model, tokenizer: Any, tmp_path: Path) -> None:
+def test_it_replaces_what_was_there(model: Model, write: Callable[[Path], None], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "old").touch()
-    said = publish(model, tokenizer, folder, {"lambert": {"note": 1}}, "# card\n")
+    said = publish(model, folder, write, {"lambert": {"note": 1}}, card="# card\n", replace=True)
     assert "bit for bit" in said
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
     assert not (folder / "old").exists()
@@ -59,7 +61,7 @@ def test_a_card_shows_names_from_outside_as_they_stand(name: str, model: Model, 
     from markdown_it import MarkdownIt
 
     out = tmp_path / name.replace("/", "∕")
-    text = module.card(model, FinetuneConfig(data=Path(name), out=out, init=Path(name)), {name: 0.5, "f1": 0.25})
+    text = card(model, FinetuneConfig(data=Path(name), out=out, init=Path(name)), {name: 0.5, "f1": 0.25})
     front, _, rest = text.removeprefix("---\n").partition("\n---\n")
     assert front == "library_name: transformers\ntags: [bert, lambert]"
     tokens = MarkdownIt("commonmark").enable("table").parse(rest)
@@ -86,22 +88,22 @@ def bent(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_changed_weight_is_noticed(
-    model: Model, tokenizer: Any, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, write: Callable[[Path], None], pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(pretrained / "model", tmp_path / "model")
     before = contents(tmp_path / "model")
     monkeypatch.setattr(module.weights, "load", bent(weights.load))
     with pytest.raises(DataError, match="nothing was written"):
-        publish(model, tokenizer, tmp_path / "model", {})
+        publish(model, tmp_path / "model", write, {}, replace=True)
     assert contents(tmp_path / "model") == before
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
 def test_an_encoder_without_heads_is_verified_by_its_states(
-    tokenizer: Any, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Callable[[Path], None], pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = weights.load(pretrained / "model", {})
-    assert "largest difference from transformers" in publish(bare, tokenizer, tmp_path / "one", {}, compare=True)
+    assert "largest difference from transformers" in publish(bare, tmp_path / "one", write, {}, compare=True)
     original = weights.load
 
     def turned(*arguments: Any, **settings: Any) -> Model:
@@ -111,23 +113,23 @@ def test_an_encoder_without_heads_is_verified_by_its_states(
         return found
 
     monkeypatch.setattr(module.weights, "load", turned)
-    with pytest.raises(DataError, match="'states' changed"):
-        publish(bare, tokenizer, tmp_path / "two", {})
+    with pytest.raises(DataError, match="'states' of the model that was read back differs"):
+        publish(bare, tmp_path / "two", write, {})
     assert {path.name for path in tmp_path.iterdir()} == {"one"}
 
 
 def test_another_result_of_transformers_is_noticed(
-    model: Model, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import BertForPreTraining
 
     original = BertForPreTraining.from_pretrained
     wrong = bent(lambda *arguments, **settings: _with_encoder(original(*arguments, **settings)))
     monkeypatch.setattr(BertForPreTraining, "from_pretrained", wrong)
-    publish(model, tokenizer, tmp_path / "close", {}, compare=True)  # a millionth is rounding
+    publish(model, tmp_path / "close", write, {}, compare=True)  # a millionth is rounding
     monkeypatch.setattr(module, "TOLERANCE", 1e-9)
     with pytest.raises(DataError, match="transformers computes other logits"):
-        publish(model, tokenizer, tmp_path / "model", {}, compare=True)
+        publish(model, tmp_path / "model", write, {}, compare=True)
     assert {path.name for path in tmp_path.iterdir()} == {"close"}
 
 

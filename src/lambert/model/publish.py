@@ -1,0 +1,136 @@
+"""Writes model folders that are complete or absent, and verifies their outputs before they appear."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambert.core.batch import Batch, Target, flat_batch
+from lambert.core.contents import write_sums
+from lambert.core.errors import DataError
+from lambert.core.files import atomic_folder
+from lambert.core.randomness import below, key, words
+from lambert.model import folder as layout
+from lambert.model import weights
+from lambert.model.heads import Model
+
+TOLERANCE = 2e-5
+"""Maximum difference of a float32 logit from transformers: four times the rounding noise of float32 for BERT-Base."""
+
+
+def publish(
+    model: Model,
+    folder: Path,
+    write_tokenizer: Callable[[Path], None],
+    extra: Mapping[str, Any],
+    *,
+    card: str = "",
+    replace: bool = False,
+    compare: bool = False,
+) -> str:
+    """Writes a model folder beside `folder`, reads it back, compares its outputs with the model's, and renames it.
+
+    Args:
+        write_tokenizer: Writes the tokenizer's files to the folder that it is given.
+        extra: Added to config.json.
+        card: Text of README.md; empty: none is written.
+        replace: Whether an existing folder is replaced.
+        compare: Also compare the outputs with those of transformers, where it is installed.
+
+    Returns:
+        A line that says what was verified.
+
+    Raises:
+        DataError: An output is not finite or differs. `folder` is unchanged.
+    """
+    training = model.training
+    with atomic_folder(folder, replace=replace) as aside:
+        weights.save(model, aside, extra)
+        write_tokenizer(aside)
+        if card:
+            (aside / "README.md").write_text(card, encoding="utf-8")
+        write_sums(aside)
+        try:
+            return _verified(model.eval(), aside, compare)
+        finally:
+            model.train(training)
+
+
+def _verified(model: Model, folder: Path, compare: bool) -> str:
+    device = next(model.parameters()).device
+    batch = _sample(model).to(device)
+    with torch.inference_mode():
+        expected = _outputs(model, batch)
+        pooler, code = model.pooler is not None, (model.config.block,)
+        read = weights.load(folder, heads=model.labels, code=code, pooler=pooler)
+        again = _outputs(read.eval().to(device), batch)
+        for name, logits in expected.items():
+            if not torch.isfinite(logits).all():
+                raise DataError(f"The output {name!r} is not finite: the weights are too large. Nothing was written.")
+            if not torch.equal(logits, again[name]):
+                raise DataError(
+                    f"{folder}: the output {name!r} of the model that was read back differs; nothing was written."
+                )
+        if not compare or model.config.block != "bert":
+            return "verified: reads back bit for bit"
+        if importlib.util.find_spec("transformers") is None:
+            return "verified: reads back bit for bit (pip install transformers to compare with it too)"
+        found = _by_transformers(folder, batch).items()
+        difference = max(_difference(expected[name], logits) for name, logits in found if name in expected)
+    if difference > TOLERANCE:
+        raise DataError(
+            f"transformers computes other logits from the folder: they differ by {difference:.1e}; nothing was written."
+        )
+    return f"verified: reads back bit for bit; largest difference from transformers {difference:.1e}"
+
+
+def _sample(model: Model) -> Batch:
+    """Returns two sequences of random pieces in two segments, with every token a masked-LM target."""
+    lengths = np.array([min(48, model.config.positions), min(17, model.config.positions)])
+    ids = below(words(key(0, 0), int(lengths.sum())), model.config.vocabulary)
+    types = np.concatenate([np.arange(n) * 2 // n for n in lengths]) % model.config.segment_types
+    everywhere = torch.arange(int(lengths.sum()))
+    return flat_batch(ids, types, lengths, {"mlm": Target(everywhere, torch.from_numpy(ids))})
+
+
+def _outputs(model: Model, batch: Batch) -> dict[str, Tensor]:
+    """Returns the states, the pooled states if the model has a pooler, and the outputs of every head."""
+    states_TD = model.encoder(batch)
+    pooled = {} if model.pooler is None else {"pooled": model.pooled(states_TD, batch)}
+    return {"states": states_TD, **pooled, **model.outputs(batch)}
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return float((found.reshape(expected.shape) - expected).abs().max())
+
+
+def _by_transformers(folder: Path, batch: Batch) -> dict[str, Tensor]:
+    """Returns the outputs of transformers for the folder and the same sequences, with the names of `_outputs`."""
+    import transformers
+
+    architecture = layout.read_config(folder)["architectures"][0]
+    quiet = transformers.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    net = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()
+    bounds = batch.bounds_S1.tolist()
+    rows = [net(input_ids=batch.ids_T[None, a:b], token_type_ids=batch.types_T[None, a:b]) for a, b in pairwise(bounds)]
+    tokens = {"BertForPreTraining": {"mlm": "prediction_logits", "nsp": "seq_relationship_logits"}}
+    tokens |= {"BertForMaskedLM": {"mlm": "logits"}, "BertForTokenClassification": {"tag": "logits"}}
+    tokens |= {
+        "BertForNextSentencePrediction": {"nsp": "logits"},
+        "BertModel": {"states": "last_hidden_state", "pooled": "pooler_output"},
+    }
+    if architecture == "BertForQuestionAnswering":
+        return {"span": torch.cat([torch.stack([r.start_logits[0], r.end_logits[0]], -1) for r in rows])}
+    if architecture == "BertForSequenceClassification":
+        head = "value" if net.config.num_labels == 1 else "label"
+        return {head: torch.cat([row.logits for row in rows])}
+    return {
+        name: torch.cat([row[output].flatten(0, -2) for row in rows]) for name, output in tokens[architecture].items()
+    }
