@@ -301,8 +301,8 @@ def test_a_recipe_may_be_written_as_a_path_from_here(recipe: Path, monkeypatch: 
 
 
 def test_a_recipe_behind_the_flags_is_not_passed_over(recipe: Path, lambert: Lambert) -> None:
-    one_line(lambert("bench", "--rounds", 1, recipe), 2, "right after the verb")
-    one_line(lambert("pretrain", "--corpus=c", "--out=r", recipe), 2, "right after the verb")
+    one_line(lambert("bench", "--rounds", 1, recipe), 2, "directly after the verb")
+    one_line(lambert("pretrain", "--corpus=c", "--out=r", recipe), 2, "directly after the verb")
 
 
 def failing(error: BaseException) -> Any:

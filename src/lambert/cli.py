@@ -1,14 +1,14 @@
 """The command line: verbs, recipes with dotted overrides, and every failure as one line with an exit code.
 
-A verb is a module of `lambert.verbs` with a settings dataclass and a function `run`. It is imported only when it is
-called for, so that `lambert --help` does not wait for torch.
+A verb is a module of `lambert.verbs` with a settings dataclass and a function `run`. Only the module of the called verb
+is imported, so `lambert --help` does not import torch.
 """
 
 import dataclasses
 import errno
+import functools
 import importlib
 import os
-import resource
 import sys
 import traceback
 import types
@@ -23,26 +23,27 @@ from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTo
 
 from lambert import __version__
 from lambert.core import launcher, signals
-from lambert.core.errors import LambertError, MachineError, UsageError
+from lambert.core.errors import LambertError, UsageError
+from lambert.core.limits import check_limits
 from lambert.core.settings import check_names, dotted, read, without
 from lambert.engine.allocator import keep_memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """Where a verb lives, the line that explains it, and what it takes before its flags."""
+    """A verb: its module, its settings dataclass, the line that explains it, and its arguments before the flags."""
 
     module: str
     settings: str
     line: str
     takes: str = "recipe"
-    """"recipe": an optional TOML file; "runs": run folders; "verb": behind its flags another verb; "script":
-    everything, without settings of ours; "": nothing."""
+    """"recipe": an optional TOML file; "runs": run folders; "verb": after its flags, another verb; "script": arguments
+    that are not Lambert's; "": none."""
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
 Runs = Annotated[list[Path], Parameter(help="Run folders.")]
-Inner = Annotated[str, Parameter(help="What each process runs; all behind it is its own.")]
+Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 VERBS = {
     "prepare": Verb("prepare", "PrepareConfig", "Raw text to a tokenizer and token shards."),
@@ -65,26 +66,23 @@ NOT_YET = {
     "embed": "In Python, lambert.load(FOLDER).encode(texts) gives a vector for each text (docs/library.md).",
     "plan": "`lambert bench` measures speed and memory on this device.",
 }
-"""Verbs that users expect and that do not exist yet, with what to do today."""
+"""Verbs that users may expect but that do not exist, with what to do instead."""
 
 HELP_FLAGS = {"--help", "-h"}
+_SAY = functools.partial(print, flush=True)
 RUNS = ("pretrain", "finetune")
 """Verbs that train."""
 COMPUTES = ("pretrain", "finetune", "evaluate", "predict", "bench")
-"""Verbs that run a net."""
+"""Verbs that run a model."""
 
 ONE_OF = {
     "pretrain": (("init", "model."), ("train.steps", "train.epochs")),
 }
-"""Settings, and tables, of which one at least must be given."""
+"""Groups of settings or tables of which at least one must be given."""
 
-LEAST_ADDRESS_SPACE = 700_000_000
-"""Bytes. Measured: importing torch 2.13 for CPUs takes 606 MB; below that the C++ library aborts the process."""
-LEAST_FILES = 16
-"""Measured: a run of one process begins with 16 and not with 8."""
 WRONG_PATH = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.EIO)
-"""Failures of the system that are nobody's bug: a path that cannot be, and a disk that refuses."""
+"""Errors of the operating system that are not bugs: impossible paths, and disks that refuse to write."""
 
 _SMALLER = "or take a smaller model, if its weights alone do not fit"
 LESS_MEMORY = {
@@ -95,7 +93,7 @@ LESS_MEMORY = {
     "predict": f"Lower inference.micro_tokens or chunk; {_SMALLER}.",
     "bench": "Lower sequences, length or size.",
 }
-"""What to do where a verb runs out of memory."""
+"""Advice for each verb that runs out of memory."""
 
 HELP = """Pre-train and fine-tune BERT-family encoders, from raw text to an answer.
 
@@ -105,24 +103,23 @@ Every verb takes an optional TOML recipe, then dotted flags that override it:
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs the command line and leaves with its exit code: 0 ok, 1 bug, 2 usage, 3 bad data, 4 machine, 5 diverged,
-    75 saved and please requeue, 130 interrupted and saved."""
+    """Runs the command line and exits: 0 ok, 1 bug, 2 usage, 3 bad data, 4 machine, 5 diverged, 75 saved and to be
+    requeued, 130 interrupted and saved."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         signals.exit_on_signals()
         signals.restore_keyboard_interrupt()
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and tokens and tokens[0] in COMPUTES:
-        keep_memory()
-    if arguments is None:
-        # torch tells a rank that lost the others so in twenty lines of its own, and in a user's one anyway.
+        if tokens and tokens[0] in COMPUTES:
+            keep_memory()
+        # When a rank loses its peers, torch prints about twenty lines. Lambert reports the failure in one line.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         launcher.follow()
     debug = "--debug" in tokens
-    if tokens[:1] != ["launch"]:  # which hands it on
+    if tokens[:1] != ["launch"]:  # launch passes --debug to its ranks
         tokens = [token for token in tokens if token != "--debug"]
     try:
         if tokens and tokens[0] in COMPUTES:
-            _check_limits()
+            check_limits()
         call(tokens)
     except CycloptsError as error:
         _leave(str(error), 2, debug)
@@ -131,13 +128,15 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         _leave("Interrupted.", 130, debug)
     except BrokenPipeError:
-        # The reader of our output has left; at exit Python would flush into the pipe once more and complain.
+        # The reader of standard output is gone. Without this, Python would flush into the pipe again at exit and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
     except MemoryError:
         _leave(_no_memory(tokens), 4, debug)
-    except RuntimeError as error:  # torch's allocators have no class of their own on a CPU
-        if not _ran_out(error):
+    except RuntimeError as error:  # torch's CPU allocator raises no class of its own
+        from lambert.engine.device_memory import ran_out
+
+        if not ran_out(error):
             _crash(tokens)
         _leave(_no_memory(tokens), 4, debug)
     except OSError as error:
@@ -147,14 +146,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if error.errno not in MACHINE:
             _crash(tokens)
         _leave(f"{error.strerror}: {place}. Free space or choose another folder.", 4, debug)
-    except Exception:  # a bug of ours: the one place that catches everything
+    except Exception:  # a bug in Lambert: the only place that catches everything
         _crash(tokens)
     sys.exit(0)
 
 
 def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mapping[str, Any] | None = None) -> Any:
-    """Does what the command line says; with `run` its settings are given to that instead. Gives what that gives.
-    `values` are nested settings that override the recipe; None in them stands for a setting that is not set."""
+    """Parses a command line and calls `run` of its verb, or `run` if given, with the settings. Returns its result.
+
+    `values` are nested settings that override the recipe. None unsets a setting.
+    """
     chosen = tokens[0] if tokens else ""
     if chosen in NOT_YET and chosen not in VERBS:
         raise UsageError(f"There is no verb {chosen} yet. {NOT_YET[chosen]}")
@@ -191,9 +192,9 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
         check_names(given, str(recipe))
         sources.append(Dict(without(found, values or {}), source=str(recipe.absolute()), use_commands_as_keys=False))
     app.config = tuple(sources)
+    flags = {token[2:].partition("=")[0].replace("-", "_") for token in tokens if token.startswith("--")}
     if chosen in RUNS:
-        flags = (token.removeprefix("--").partition("=")[0] for token in tokens if token.startswith("--"))
-        check_names((flag.replace("-", "_") for flag in flags), "The command")
+        check_names(flags, "The command")
     if chosen == "launch":
         from lambert.verbs.launch import own
 
@@ -201,16 +202,14 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     try:
         return app(tokens, exit_on_error=False, print_error=False)
     except MissingArgumentError as error:
-        flags = (token.partition("=")[0] for token in tokens if token.startswith("--"))
-        given.update(flag.removeprefix("--").replace("-", "_") for flag in flags)
-        raise _missing(error, chosen, given) from error
+        raise _missing(error, chosen, given | flags) from error
     except UnusedCliTokensError as error:
         raise _stray(tokens, (error.unused_tokens or tokens[-1:])[0]) from error
 
 
 def settings(tokens: list[str], values: Mapping[str, Any] | None = None) -> Any:
-    """The settings that a command line comes to, `values` as `call` takes them; None where it asks for help instead,
-    which is printed."""
+    """Returns the settings of a command line, or None if it asks for help, which is printed. `values` are as in
+    `call`."""
     return call([token for token in tokens if token != "--debug"], run=lambda config, **_: config, values=values)
 
 
@@ -232,7 +231,7 @@ def _no_recipe(recipe: Path, verb: str) -> LambertError:
 
 
 def _missing(error: MissingArgumentError, verb: str, given: Collection[str]) -> LambertError:
-    """The answer to a flag without its value, or all settings that are required and not given."""
+    """Returns the error for a flag without its value, or for all required settings that are missing."""
     if error.keyword is not None:
         return UsageError(f"{error.keyword} requires a value, and none follows it.")
     takes = VERBS[verb].takes
@@ -250,8 +249,8 @@ def _missing(error: MissingArgumentError, verb: str, given: Collection[str]) -> 
 
 
 def _required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str]:
-    """The flags of settings without default that are not `given`, by dotted name; those of an optional table where it
-    is given in part."""
+    """Yields the flags of settings that have no default and are not `given` (dotted names). The settings of an optional
+    table are required if any of them is given."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         hint, flag = hints[field.name], f"{table}{field.name}"
@@ -267,11 +266,11 @@ def _required(kind: Any, given: Collection[str], table: str = "") -> Iterator[st
 
 
 def _stray(tokens: list[str], word: str) -> LambertError:
-    """The answer to a word that belongs to no flag."""
+    """Returns the error for a word that belongs to no flag."""
     at = len(tokens) - 1 - tokens[::-1].index(word)
     flag = next((place for place in range(at, 0, -1) if tokens[place].startswith("--")), 0)
     if not flag or word.endswith(".toml"):
-        return UsageError(f"{word} stands behind the flags: a recipe comes right after the verb.")
+        return UsageError(f"{word} follows a flag. A recipe must come directly after the verb.")
     name, _, value = tokens[flag].partition("=")
     end = next((place for place in range(flag + 1, len(tokens)) if tokens[place].startswith("-")), len(tokens))
     values = [*([value] if value else []), *tokens[flag + 1 : end]]
@@ -290,18 +289,18 @@ def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> C
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and Path(tokens[1]) != recipe:
             raise _stray(tokens, str(recipe))
-        return run(config or kind(), say=_print)
+        return run(config or kind(), say=_SAY)
 
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
-        return run(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_print)
+        return run(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_SAY)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
-        return run(config or kind(), tokens, settings, say=_print)
+        return run(config or kind(), tokens, settings, say=_SAY)
 
-    def bare(*, config: Any) -> Any:
-        return run(config or kind(), say=_print)
+    def flags_only(*, config: Any) -> Any:
+        return run(config or kind(), say=_SAY)
 
-    command: Any = {"recipe": with_recipe, "runs": with_runs, "verb": with_verb, "": bare}[verb.takes]
+    command: Any = {"recipe": with_recipe, "runs": with_runs, "verb": with_verb, "": flags_only}[verb.takes]
     command.__annotations__["config"] = Annotated[kind, Parameter(name="*")]
     command.__doc__ = verb.line
     if not any(field.default is field.default_factory for field in dataclasses.fields(kind)):
@@ -309,48 +308,22 @@ def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> C
     return cast(Callable[..., Any], command)
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
-def _ran_out(error: RuntimeError) -> bool:
-    from lambert.engine.device_memory import ran_out
-
-    return ran_out(error)
-
-
-def _check_limits() -> None:
-    """Raises MachineError under limits that end torch's import, or the first files read, in words of their own."""
-    space, files = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
-    if 0 <= space < LEAST_ADDRESS_SPACE:
-        raise MachineError(
-            f"An address space of {space / 1e6:,.0f} MB is too small: torch alone takes about "
-            f"{LEAST_ADDRESS_SPACE / 1e6:,.0f} MB. Raise it with ulimit -v."
-        )
-    if 0 <= files < LEAST_FILES:
-        raise MachineError(f"{files} open files are too few: at least {LEAST_FILES} are needed. Raise ulimit -n.")
-
-
 def _no_memory(tokens: list[str]) -> str:
-    return f"Out of memory. {LESS_MEMORY.get(tokens[0] if tokens else '', 'Free memory that other programs take.')}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return f"Out of memory. {LESS_MEMORY.get(tokens[0] if tokens else '', 'Free memory that other programs use.')}"
 
 
 def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exc()
-    _exit(launcher.report_end(exit_code, _one_line(message)))
+    _exit(launcher.report_end(exit_code, " ".join(message.split())))
 
 
 def _exit(code: int) -> NoReturn:
-    """As sys.exit; at once where torch's threads would hang or abort at the interpreter's end: those of a process group
-    that still stands when others of it are gone, and those of its launcher."""
+    """Exits as sys.exit does. In a launcher, and if a process group still exists, the process ends at once, because
+    torch's threads may hang or abort when the interpreter shuts down after other ranks have left."""
     distributed = sys.modules.get("torch.distributed")
-    stands = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if stands or sys.argv[1:2] == ["launch"]:
+    in_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if in_group or sys.argv[1:2] == ["launch"]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -364,4 +337,4 @@ def _crash(tokens: list[str]) -> NoReturn:
         where = "The traceback is in crash.txt: please report it."
     except OSError:
         where = text
-    _exit(launcher.report_end(1, f"bug: {_one_line(text.splitlines()[-1])}. {where}"))
+    _exit(launcher.report_end(1, f"bug: {' '.join(text.splitlines()[-1].split())}. {where}"))
