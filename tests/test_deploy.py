@@ -73,7 +73,7 @@ def test_slurm_queues_again_what_was_saved(code: int, queued: bool, tmp_path: Pa
     assert (asked.read_text() if asked.exists() else "") == ("requeue 4242\n" if queued else "")
 
 
-def test_slurm_asks_for_a_signal_that_is_heeded() -> None:
+def test_slurm_asks_for_a_signal_that_is_handled() -> None:
     text = SCRIPTS[0].read_text()
     assert "#SBATCH --signal=USR1@120\n" in text
     assert "#SBATCH --ntasks-per-node=1\n" in text

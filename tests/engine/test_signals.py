@@ -51,7 +51,7 @@ def test_a_signal_is_a_request(number: signal.Signals, code: int, capfd: pytest.
     assert threading.active_count() == threads
     assert caught.value.exit_code == code
     assert str(caught.value) == f"Stopped by {number.name}; step 7 is saved. To continue: lambert pretrain r.toml"
-    assert capfd.readouterr().err.count("once more leaves at once") == 1
+    assert capfd.readouterr().err.count("a second signal exits at once") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), CODES)

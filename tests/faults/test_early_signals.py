@@ -28,7 +28,7 @@ def heeds(pid: int) -> bool:
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def wait_until_heeded(process: "subprocess.Popen[str]") -> None:
+def wait_for_handlers(process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + HANGS
     while not heeds(process.pid):
         assert process.poll() is None
@@ -69,7 +69,7 @@ COMMANDS = {
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_heeds_a_signal_before_it_imports_anything(verb: str, tmp_path: Path) -> None:
     process = start(tmp_path, *COMMANDS[verb])
-    wait_until_heeded(process)
+    wait_for_handlers(process)
     assert processor_seconds(process.pid) < 0.25, "torch alone takes a second"
     assert stopped(process) == "lambert: Stopped by SIGTERM. To continue: the same command again.\n"
 
@@ -79,7 +79,7 @@ def test_a_signal_at_any_time_of_the_first_half_second(tmp_path: Path, corpus: P
     flags = [f"--{name.replace('__', '.').replace('_', '-')}={value}" for name, value in small.items()]
     for number in range(11):
         process = start(tmp_path, "pretrain", f"--corpus={corpus}", f"--out={tmp_path}/{number}", *flags)
-        wait_until_heeded(process)
+        wait_for_handlers(process)
         time.sleep(0.05 * number)
         stopped(process)
 

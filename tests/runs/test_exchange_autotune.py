@@ -74,6 +74,6 @@ def test_a_candidate_that_runs_out_of_memory_is_timed_again_with_smaller_micro_b
 
 def test_a_signal_breaks_it_off(autotune: Tune) -> None:
     stop = StopRequest()
-    stop._heard = 15
+    stop._received = 15
     with pytest.raises(Interrupted, match="SIGTERM"):
         autotune({"float32": 0.4, "int8": 0.1}, stop=stop)
