@@ -4,11 +4,11 @@ import errno
 import os
 import platform
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
+from lambert.core import files
 from lambert.core.errors import MachineError
 from lambert.core.files import (
     atomic_folder,
@@ -92,9 +92,20 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_temporary_files_of_a_killed_process_go_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / beside("work", dead())).mkdir()
     with scratch_folder("work") as folder:
         (folder / "file").touch()
         assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_temporary_files_go_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    monkeypatch.setenv("TEMP", str(tmp_path))
+    with scratch_folder("work") as folder:
+        assert folder.parent == tmp_path
+    monkeypatch.setattr(files, "_temporary_places", lambda: [tmp_path / "absent"])
+    with pytest.raises(MachineError, match="TMPDIR"), scratch_folder("work"):
+        pass
     assert list(tmp_path.iterdir()) == []

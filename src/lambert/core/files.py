@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -120,15 +119,35 @@ def make_folder(path: Path) -> None:
 @contextmanager
 def scratch_folder(name: str) -> Iterator[Path]:
     """A context with a folder for temporary files, which is deleted at the end. The next context of the same `name`
-    deletes the folders of killed processes."""
-    place = Path(tempfile.gettempdir(), name)
-    remove_leftovers(place)
-    folder = _temporary(place, _NEW)
-    folder.mkdir(mode=0o700)
+    deletes the folders of killed processes. Raises MachineError if no folder for temporary files can be written."""
+    folder = next(filter(None, (_created(place / name) for place in _temporary_places())), None)
+    if folder is None:
+        raise MachineError("No folder for temporary files can be written: name one in the environment, as TMPDIR.")
     try:
         yield folder
     finally:
         _delete(folder)
+
+
+def _temporary_places() -> list[Path]:
+    """Returns the places that Python's tempfile tries. It is not used: a process that is killed while tempfile tries
+    them leaves a file there."""
+    named = filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP")))
+    return [Path(place).absolute() for place in (*named, "/tmp", "/var/tmp", "/usr/tmp", ".")]
+
+
+def _created(path: Path) -> Path | None:
+    """Creates a folder with a temporary name for `path`. Returns None if the disk refuses it or a file in it."""
+    folder = _temporary(path, _NEW)
+    try:
+        remove_leftovers(path)
+        folder.mkdir(mode=0o700)
+        (folder / "room").write_bytes(b"for data")
+        (folder / "room").unlink()
+    except OSError:
+        _delete(folder)
+        return None
+    return folder
 
 
 def remove_leftovers(path: Path) -> None:
