@@ -273,17 +273,6 @@ def test_a_deterministic_run_goes_on_with_ranks_that_its_shares_fit_alone() -> N
             TrainConfig(deterministic=True, deterministic_parts=8).check_ranks(16, done)
 
 
-def test_ranks_compute_with_as_many_threads_as_the_rank_that_has_fewest() -> None:
-    class Unequal(World):
-        def largest(self, number: int) -> int:
-            return max(number, -1)  # the other rank's answer
-
-    assert updates.threads(TrainConfig(), World()) == torch.get_num_threads()
-    assert updates.threads(TrainConfig(), Unequal()) == 1
-    assert updates.threads(TrainConfig(deterministic=True), Unequal()) == 1
-    assert updates.threads(TrainConfig(threads=3), Unequal()) == 3
-
-
 def test_what_is_sent_seldom_or_rounded_contradicts_a_deterministic_run(
     lambert: Lambert, same: dict[str, object], tmp_path: Path
 ) -> None:

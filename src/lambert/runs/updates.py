@@ -1,6 +1,5 @@
 """The updates of a run: trained, logged, scored and saved, whatever the model and the data are."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -25,6 +24,7 @@ from lambert.engine.incidents import Incidents
 from lambert.engine.log import RunLog
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.metrics_file import METRICS, last_update
+from lambert.engine.numerics import numerics
 from lambert.engine.precision import PRECISIONS, Precision
 from lambert.engine.signals import StopRequest, graceful_stop
 from lambert.engine.step import Step
@@ -32,13 +32,12 @@ from lambert.model import attention
 from lambert.model.heads import Model
 from lambert.optim.schedule import schedule
 from lambert.planning import operations
-from lambert.runs.config import RunConfig, TrainConfig
+from lambert.runs.config import RunConfig
 from lambert.runs.exchange_autotune import autotune
 from lambert.runs.plateau import plateau
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
 
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _TRIED = 4
 """Sequences that compiling is tried on."""
 Score = Callable[[Model, Precision, int], dict[str, float]]
@@ -84,7 +83,7 @@ def run_updates(
     steps = options.updates(source.size(0))
     scores: dict[str, float] | None = None
     quiet = say is silent if config.log.console is None else not config.log.console
-    with numerics(options, world) as callers:
+    with numerics(world, threads=options.threads, deterministic=options.deterministic) as outer:
         run = Run.begin(config, model, world, steps)
         run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
         done, logged = run.resume()
@@ -163,7 +162,7 @@ def run_updates(
                     if done == steps:
                         step.scores = scores = _final_scores(run, score, log, done, stop)
                     try:
-                        with callers.outside():
+                        with outer.outside():
                             yield step
                     except GeneratorExit:
                         if not saving and run.guard.judge_last() == "go on":
@@ -182,72 +181,6 @@ def _final_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequ
         raise stop.stopped(_left(done))
     log.scores(done, scores)
     return scores
-
-
-class Numerics:
-    """The settings of the process that decide how torch computes: threads, determinism, its generators. Made, it holds
-    those of this moment."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._read()
-
-    def _read(self) -> None:
-        device = self._device
-        self._threads, self._random = torch.get_num_threads(), torch.random.get_rng_state()
-        self._deterministic = torch.are_deterministic_algorithms_enabled()
-        self._warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        self._workspace = os.environ.get(_WORKSPACE)
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def set(self) -> None:
-        """Sets them as they were at its making."""
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-        now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        if now != (self._deterministic, self._warn_only):  # torch imports its compiler for it
-            torch.use_deterministic_algorithms(self._deterministic, warn_only=self._warn_only)
-        torch.random.set_rng_state(self._random)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
-        if self._workspace is None:
-            os.environ.pop(_WORKSPACE, None)
-        else:
-            os.environ[_WORKSPACE] = self._workspace
-
-    @contextmanager
-    def outside(self) -> Iterator[None]:
-        """Within it these hold, and what its caller changes of them is kept; at its end those of the run hold again."""
-        own = Numerics(self._device)
-        self.set()
-        try:
-            yield
-        finally:
-            self._read()
-            own.set()
-
-
-@contextmanager
-def numerics(options: TrainConfig, world: World) -> Iterator[Numerics]:
-    """Threads, determinism and torch's generators as a run needs them, and at the end as they were before. Gives those
-    from before."""
-    before = Numerics(world.device)
-    if options.deterministic:
-        os.environ.setdefault(_WORKSPACE, ":4096:8")  # before cuBLAS is first called
-        torch.use_deterministic_algorithms(True)
-    if options.deterministic or options.threads or world.size > 1:
-        torch.set_num_threads(threads(options, world))
-    try:
-        yield before
-    finally:
-        before.set()
-
-
-def threads(options: TrainConfig, world: World) -> int:
-    """Threads of each rank. Where the recipe leaves them open, as many as the rank has that has the fewest: the others
-    would wait for it, and what all compute alike, as PowerSGD's bases, would round by their own number."""
-    fewest = -world.largest(-torch.get_num_threads())
-    return options.threads or (1 if options.deterministic else fewest)
 
 
 def _left(done: int) -> str:
