@@ -14,7 +14,7 @@ from lambert.core.errors import MachineError, UsageError
 from lambert.distributed.launch_environment import PORTS, ProcessInfo, hosts_of, process_info
 from lambert.distributed.rendezvous import meet, roll_call
 
-SPOKEN = re.compile(r"RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|OMPI_|PMIX_|JOB_COMPLETION|TORCHELASTIC|LAMBERT_")
+SPOKEN = re.compile(r"HOROVOD_|RANK|WORLD_SIZE|LOCAL_|MASTER_|SLURM_|OMPI_|PMIX_|JOB_COMPLETION|TORCHELASTIC|LAMBERT_")
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "head",
     "MASTER_PORT": "4711", "TORCHELASTIC_RUN_ID": "a",
@@ -56,6 +56,16 @@ def test_torchrun_and_lambert_launch(environment: dict[str, str]) -> None:
     assert process_info() == ProcessInfo(5, 8, 1, 4, "head", 4711, "torchrun (RANK, WORLD_SIZE)")
     environment["LAMBERT_LAUNCHER"] = "1"
     assert process_info().reason == "lambert launch (RANK, WORLD_SIZE)"
+
+
+def test_horovodrun(environment: dict[str, str]) -> None:
+    environment |= {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "head"}
+    reason = "horovodrun (HOROVOD_RANK, HOROVOD_SIZE)"
+    assert process_info() == ProcessInfo(3, 4, 0, 1, "head", 29500, reason)
+    environment |= {"HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"}
+    assert process_info() == ProcessInfo(3, 4, 1, 2, "head", 4711, reason)
+    environment |= {"MASTER_ADDR": "other", "MASTER_PORT": "4712", "RANK": "0", "WORLD_SIZE": "1"}
+    assert process_info() == ProcessInfo(3, 4, 1, 2, "other", 4712, reason), "Horovod's variables come first"
 
 
 def test_kubeflow_has_one_process_in_a_container(environment: dict[str, str]) -> None:
@@ -125,23 +135,24 @@ def test_an_indexed_job_of_kubernetes(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        (TORCHRUN | {"RANK": "8"}, "rank 8 is not below the 8"),
-        (TORCHRUN | {"RANK": "-1"}, "RANK=-1"),
-        (TORCHRUN | {"RANK": "one"}, "RANK=one"),
-        (TORCHRUN | {"WORLD_SIZE": ""}, r"WORLD_SIZE=\(nothing\)"),
-        (TORCHRUN | {"WORLD_SIZE": "0"}, "not below the 0"),
+        (TORCHRUN | {"RANK": "8"}, "rank 8 is not below size 8"),
+        (TORCHRUN | {"RANK": "-1"}, "RANK='-1'"),
+        (TORCHRUN | {"RANK": "one"}, "RANK='one'"),
+        (TORCHRUN | {"WORLD_SIZE": ""}, "WORLD_SIZE=''"),
+        (TORCHRUN | {"WORLD_SIZE": "0"}, "not below size 0"),
         (TORCHRUN | {"LOCAL_RANK": "4"}, "local rank 4 of 4"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "9"}, "of 9 on this machine"),
         (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999"),
-        (TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT=http"),
+        (TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT='http'"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR"),
         ({"RANK": "0"}, "WORLD_SIZE is not"),
+        ({"HOROVOD_RANK": "0"}, "HOROVOD_SIZE is not"),
         ({"WORLD_SIZE": "2"}, "which rank"),
         (SRUN | {"SLURM_PROCID": "9"}, "rank 9"),
-        (SRUN | {"SLURM_PROCID": "x"}, "SLURM_PROCID=x"),
+        (SRUN | {"SLURM_PROCID": "x"}, "SLURM_PROCID='x'"),
         (SRUN | {"SLURM_STEP_NODELIST": "gpu[07-"}, "list of hosts"),
         (SRUN | {"SLURM_STEP_NODELIST": "gpu[9-7]"}, "range"),
-        (MPI | {"OMPI_COMM_WORLD_SIZE": "two"}, "OMPI_COMM_WORLD_SIZE=two"),
+        (MPI | {"OMPI_COMM_WORLD_SIZE": "two"}, "OMPI_COMM_WORLD_SIZE='two'"),
         (JOB | {"JOB_COMPLETION_INDEX": "3"}, "rank 3"),
         (JOB | {"MASTER_ADDR": ""}, "MASTER_ADDR"),
     ],

@@ -23,6 +23,7 @@ GRACE_SECONDS = 4.0
 """How long a process may take to save and leave when its launcher is gone; ours."""
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,22 @@ class End:
     """When, in seconds since 1970."""
 
 
+def signal_at_parent_death(number: int) -> None:
+    """Makes the kernel send the signal `number` to this process when its parent dies. Linux only; elsewhere this does
+    nothing. Makes one system call, so it may run between fork and exec."""
+    if _prctl is not None:
+        _prctl(_DEATH_SIGNAL, number)
+
+
 def follow() -> None:
     """Ties this process to the `lambert launch` that started it, if one did: when its launcher dies it is asked to save
     and leave (SIGTERM), and it is gone GRACE_SECONDS later, even out of a collective that waits for others."""
     launcher = _launcher()
     if not launcher:
         return
-    if sys.platform == "linux":
-        # A stopped process must wake up to leave. Not SIGTERM: the kernel sends it once for each thread of the
-        # launcher, and a second one would end the process before it has saved.
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGCONT)
+    # A stopped process must wake up to leave. Not SIGTERM: the kernel sends the signal once for each thread of the
+    # launcher, and a second SIGTERM would end the process before it has saved.
+    signal_at_parent_death(signal.SIGCONT)
     threading.Thread(target=_follow, args=(launcher,), name="lambert-launcher", daemon=True).start()
 
 

@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -23,6 +22,7 @@ from torch.distributed.elastic.utils.store import barrier
 from lambert.core.errors import STOPPED, MachineError
 from lambert.core.launcher import FINAL, End, read_ends
 from lambert.distributed.failure_detector import report, within_deadline
+from lambert.distributed.rendezvous import connect
 from lambert.engine import archive
 
 BROKEN_SECONDS = 5
@@ -210,10 +210,7 @@ class Agent(LocalElasticAgent):
             return
 
         def tell() -> None:
-            store = TCPStore(
-                str(group.master_addr), int(group.master_port or 0), is_master=False, wait_for_workers=False,
-                timeout=timedelta(seconds=1),
-            )  # fmt: skip
+            store = connect(f"{group.master_addr}:{group.master_port}", 1)
             for rank, line in silent.items():
                 report(PrefixStore(str(count), store), rank, f"it {line}", MachineError.exit_code)
 

@@ -28,8 +28,7 @@ def meet(here: ProcessInfo, seconds: float) -> Store:
     until = time.monotonic() + seconds
 
     def connect() -> None:
-        # Under torchrun, torchrun's agent hosts the store.
-        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's agent hosts the store
         try:
             if here.rank > 0:
                 _knock(here, until)
@@ -46,11 +45,18 @@ def meet(here: ProcessInfo, seconds: float) -> Store:
 
     # If another program listens on the port, torch waits forever for a reply in the store's protocol. So a thread
     # connects, and this function stops waiting when the time is over.
-    threading.Thread(target=connect, name="lambert-meeting", daemon=True).start()
+    threading.Thread(target=connect, name="lambert-rendezvous", daemon=True).start()
     try:
         return promise.result(seconds + _REPLY_SECONDS)
     except (RuntimeError, ValueError, TimeoutError) as error:
         raise MachineError(_no_store(here, seconds, str(error))) from error
+
+
+def connect(address: str, seconds: float) -> Store:
+    """Returns a client of the store at `address`, HOST:PORT. Raises RuntimeError if it does not answer within
+    `seconds`."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds))
 
 
 def _knock(here: ProcessInfo, until: float) -> None:

@@ -143,7 +143,7 @@ def broadcast_async(
 ) -> int:
     """Starts `broadcast` and returns a handle for `poll` and `synchronize`."""
     output = _new(tensor)
-    if root_rank == session.current().launch.rank:
+    if root_rank == session.current().process.rank:
         output.copy_(tensor.detach())
     return _submit(_broadcast(tensor, root_rank, name, process_set), [tensor], [output])
 
@@ -311,8 +311,8 @@ def _request(
     postscale: float = 1.0,
 ) -> Request:
     now = session.current()
-    if now.launch.rank not in registered_ranks(process_set):
-        raise ValueError(f"{kind}: rank {now.launch.rank} is not a member of {process_set}")
+    if now.process.rank not in registered_ranks(process_set):
+        raise ValueError(f"{kind}: rank {now.process.rank} is not a member of {process_set}")
     if kind != "barrier" and not tensors:
         raise ValueError(f"{kind} got no tensors")
     kinds = []

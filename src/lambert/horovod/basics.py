@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed
 
+from lambert.core.errors import UsageError
+from lambert.distributed.launch_environment import integer
 from lambert.horovod import session
-from lambert.horovod.launch import Launch, integer
 from lambert.horovod.process_sets import ProcessSet, add_process_set, global_process_set
 from lambert.horovod.timeline import start_from_environment, timeline
 
@@ -31,9 +32,9 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
         raise ValueError("hvd.init(comm=...) takes a list of ranks; MPI communicators are not supported")
     if session.is_open():
         return
-    now = session.open_session(Launch.detect(comm or ()))
+    now = session.open_session(comm or ())
     global_process_set.ranks = now.sets[0]
-    start_from_environment(now.launch.rank)
+    start_from_environment(now.process.rank)
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return
     if isinstance(process_sets, str):
@@ -49,7 +50,7 @@ def shutdown() -> None:
     `init` may be called again; it waits until all ranks have called it.
     """
     if session.is_open():
-        session.close_session(f"rank {session.current().launch.rank} has called shutdown() or has ended")
+        session.close_session(f"rank {session.current().process.rank} has called shutdown() or has ended")
         timeline.stop()
 
 
@@ -64,7 +65,7 @@ def is_initialized() -> bool:
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Starts a timeline of the collectives on rank 0, in a file for chrome://tracing. Raises ValueError before
     `init`."""
-    if session.current().launch.rank == 0:
+    if session.current().process.rank == 0:
         timeline.start(file_path, mark_cycles)
 
 
@@ -76,39 +77,42 @@ def stop_timeline() -> None:
 
 def rank() -> int:
     """Returns the rank of this process among all ranks, from 0."""
-    return session.current().launch.rank
+    return session.current().process.rank
 
 
 def size() -> int:
     """Returns the number of ranks."""
-    return session.current().launch.size
+    return session.current().process.size
 
 
 def local_rank() -> int:
     """Returns the rank of this process among those of its host, which is the index of the GPU to use."""
     now = session.current()
-    given = integer("HOROVOD_LOCAL_RANK", "LOCAL_RANK")
-    return _peers(now).index(now.launch.rank) if given is None else given
+    return _given("HOROVOD_LOCAL_RANK", "LOCAL_RANK", _peers(now).index(now.process.rank))
 
 
 def local_size() -> int:
     """Returns the number of ranks on this host."""
-    given = integer("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE")
-    return len(_peers(session.current())) if given is None else given
+    return _given("HOROVOD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", len(_peers(session.current())))
 
 
 def cross_rank() -> int:
     """Returns the index of this host among the hosts that have a process with the same local rank."""
     now = session.current()
-    given = integer("HOROVOD_CROSS_RANK", "GROUP_RANK")
-    return _hosts_with_local_rank(now).index(now.hosts[now.launch.rank]) if given is None else given
+    return _given("HOROVOD_CROSS_RANK", "GROUP_RANK", _hosts_with_local_rank(now).index(now.hosts[now.process.rank]))
 
 
 def cross_size() -> int:
     """Returns the number of hosts that have a process with the same local rank."""
-    now = session.current()
-    given = integer("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE")
-    return len(_hosts_with_local_rank(now)) if given is None else given
+    return _given("HOROVOD_CROSS_SIZE", "GROUP_WORLD_SIZE", len(_hosts_with_local_rank(session.current())))
+
+
+def _given(horovod: str, torchrun: str, derived: int) -> int:
+    """Returns the value of Horovod's variable, or of torchrun's, or the value derived from the ranks' hosts."""
+    try:
+        return integer(horovod, integer(torchrun, derived))
+    except UsageError as error:
+        raise ValueError(str(error)) from None
 
 
 def is_homogeneous() -> bool:
@@ -118,11 +122,11 @@ def is_homogeneous() -> bool:
 
 
 def _peers(now: session.Session) -> list[int]:
-    return [rank for rank, host in enumerate(now.hosts) if host == now.hosts[now.launch.rank]]
+    return [rank for rank, host in enumerate(now.hosts) if host == now.hosts[now.process.rank]]
 
 
 def _hosts_with_local_rank(now: session.Session) -> list[str]:
-    local = _peers(now).index(now.launch.rank)
+    local = _peers(now).index(now.process.rank)
     return [host for host in dict.fromkeys(now.hosts) if now.hosts.count(host) > local]
 
 
@@ -131,24 +135,18 @@ def mpi_threads_supported() -> bool:
     raise ValueError("Horovod MPI is not enabled: Lambert communicates over Gloo and NCCL.")
 
 
-def mpi_enabled() -> bool:
-    """Returns False."""
+def _no() -> bool:
+    """Returns False: Lambert communicates over Gloo and NCCL."""
     return False
 
 
-def mpi_built() -> bool:
-    """Returns False."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """Returns True, because Gloo is a part of torch."""
+def _yes() -> bool:
+    """Returns True: Gloo is a part of torch."""
     return True
 
 
-def gloo_built() -> bool:
-    """Returns True, because Gloo is a part of torch."""
-    return True
+mpi_enabled = mpi_built = ddl_built = ccl_built = _no
+gloo_enabled = gloo_built = _yes
 
 
 def nccl_built() -> int:
@@ -157,16 +155,6 @@ def nccl_built() -> int:
         return 0
     major, minor, patch = (*torch.cuda.nccl.version(), 0, 0)[:3]  # type: ignore[no-untyped-call]
     return int(major) * 10000 + int(minor) * 100 + int(patch)
-
-
-def ddl_built() -> bool:
-    """Returns False."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Returns False."""
-    return False
 
 
 def cuda_built() -> bool:

@@ -207,7 +207,7 @@ class _Allgather(torch.autograd.Function):
 class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
-        ctx.is_root = session.current().launch.rank == root_rank
+        ctx.is_root = session.current().process.rank == root_rank
         ctx.process_set = process_set
         return _tensor(synchronize(broadcast_async(tensor, root_rank, name, process_set)))
 

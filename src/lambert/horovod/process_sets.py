@@ -37,14 +37,14 @@ class ProcessSet:
         if self.process_set_id is None:
             return None
         ranks = registered_ranks(self)
-        me = session.current().launch.rank
+        me = session.current().process.rank
         if me not in ranks:
             raise ValueError(f"rank {me} is not a member of {self}")
         return ranks.index(me)
 
     def included(self) -> bool | None:
         """Returns whether this process is a member, or None if the ranks are not known."""
-        return None if self.ranks is None else session.current().launch.rank in self.ranks
+        return None if self.ranks is None else session.current().process.rank in self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -75,8 +75,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set = ProcessSet(process_set)
     now = session.current()
     ranks = process_set.ranks or []
-    if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < now.launch.size:
-        raise ValueError(f"{process_set} needs different ranks between 0 and {now.launch.size - 1}")
+    if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < now.process.size:
+        raise ValueError(f"{process_set} needs different ranks between 0 and {now.process.size - 1}")
     if ranks in now.sets.values():
         raise ValueError(f"a process set of these ranks exists already: {process_set}")
     process_set.process_set_id = _agree("add_process_set", ranks)

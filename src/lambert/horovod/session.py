@@ -6,18 +6,20 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from lambert.core.errors import LambertError, UsageError
+from lambert.distributed.launch_environment import ProcessInfo, address_toward, process_info
+from lambert.distributed.rendezvous import meet
 from lambert.horovod.channel import Channel
 from lambert.horovod.coordinator import Coordinator, Settings
 from lambert.horovod.exceptions import HorovodInternalError
 from lambert.horovod.execution import Executor
-from lambert.horovod.launch import Launch
-from lambert.horovod.negotiation import Negotiator
+from lambert.horovod.negotiation import Negotiator, one_line
 from lambert.horovod.requests import Request
 
 HOROVOD_CYCLE_TIME = 1.0
@@ -53,7 +55,8 @@ GOODBYE_SECONDS = 10.0
 class Session:
     """The objects that `init` creates."""
 
-    launch: Launch
+    process: ProcessInfo
+    """The rank of this process and the number of ranks, among those of `init(comm=...)`."""
     hosts: list[str]
     """Name of each rank's host. Ranks of one host have equal names."""
     sets: dict[int, list[int]]
@@ -67,8 +70,9 @@ class Session:
 _open: list[Session] = []
 """Contains the open session, if there is one."""
 _lock = threading.RLock()
-_stores: dict[tuple[str, int], TCPStore] = {}
-_meetings: Counter[str] = Counter()
+_stores: dict[tuple[str, int], Store] = {}
+_sessions: Counter[str] = Counter()
+"""Number of sessions that this process has opened, by the prefix of their keys in the store."""
 
 
 def current() -> Session:
@@ -84,22 +88,33 @@ def is_open() -> bool:
     return bool(_open)
 
 
-def open_session(launch: Launch) -> Session:
+def open_session(comm: Sequence[int] = ()) -> Session:
     """Returns the session of this process, and connects to the other ranks if no session is open.
 
+    Args:
+        comm: The ranks that take part; empty: all ranks.
+
     Raises:
+        ValueError: A variable of the environment is missing or invalid, or `comm` is.
         HorovodInternalError: The other ranks did not connect within HOROVOD_START_TIMEOUT seconds.
     """
     with _lock:
         if not _open:
             seconds = _number("HOROVOD_START_TIMEOUT", HOROVOD_START_TIMEOUT)
             try:
-                _open.append(_meet(launch, seconds))
-            except (OSError, RuntimeError) as error:
-                text = " ".join(str(error).split())[:300]
-                who = f"rank {launch.rank} of {launch.size}"
+                world = process_info()
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+            process = _among(comm, world) if comm else world
+            prefix = f"lambert.horovod/{os.environ.get('HOROVOD_ELASTIC_GENERATION')}/{','.join(map(str, comm))}"
+            _sessions[prefix] += 1
+            try:
+                store = HashStore() if process.size == 1 else _store(world, seconds)
+                _open.append(_connect(process, PrefixStore(f"{prefix}/{_sessions[prefix]}", store), seconds))
+            except (OSError, RuntimeError, LambertError) as error:
                 raise HorovodInternalError(
-                    f"{who} did not meet the others at {launch.meeting} in {seconds:g} s: {text}"
+                    f"rank {process.rank} of {process.size} did not meet the others at "
+                    f"{(process.address, process.port)} in {seconds:g} s: {one_line(error)[:300]}"
                 ) from error
         return _open[0]
 
@@ -116,19 +131,25 @@ def close_session(reason: str) -> None:
         session.executor.close()
 
 
-def _meet(launch: Launch, seconds: float) -> Session:
+def _among(ranks: Sequence[int], process: ProcessInfo) -> ProcessInfo:
+    """Returns the ProcessInfo of this process among `ranks`."""
+    rank, size = process.rank, process.size
+    if rank not in ranks or not all(0 <= other < size for other in ranks) or len(set(ranks)) != len(ranks):
+        raise ValueError(f"init(comm={list(ranks)}) needs different ranks below {size}, this one, {rank}, among them")
+    return replace(process, rank=list(ranks).index(rank), size=len(ranks))
+
+
+def _connect(process: ProcessInfo, store: PrefixStore, seconds: float) -> Session:
     if "HOROVOD_GLOO_IFACE" in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
     level = LEVELS.get(os.environ.get("HOROVOD_LOG_LEVEL", "").upper())
     if level is not None:
         logging.getLogger("lambert.horovod").setLevel(level)
-    store = PrefixStore(f"lambert.horovod/{launch.attempt}/{_meetings[launch.attempt]}", _store(launch, seconds))
-    _meetings[launch.attempt] += 1
     coordinator = None
-    if launch.rank == 0:
-        listener = socket.create_server((launch.own_address(), 0))
+    if process.rank == 0:
+        listener = socket.create_server((_own_address(process), 0))
         token = secrets.token_hex(16)
-        coordinator = Coordinator(listener, launch.size, token, _settings())
+        coordinator = Coordinator(listener, process.size, token, _settings())
         coordinator.start()
         address, port = listener.getsockname()[:2]
         store.set("coordinator", f"{address} {port} {token}")
@@ -136,9 +157,9 @@ def _meet(launch: Launch, seconds: float) -> Session:
     connection = socket.create_connection((address, int(port)), timeout=seconds)
     channel = Channel(connection)
     connection.settimeout(None)
-    channel.send(["hello", token, launch.rank, launch.host])
+    channel.send(["hello", token, process.rank, os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()])
     executor = Executor(
-        launch.rank,
+        process.rank,
         store,
         _number("HOROVOD_GLOO_TIMEOUT_SECONDS", HOROVOD_GLOO_TIMEOUT_SECONDS),
         int(_number("HOROVOD_FUSION_THRESHOLD", HOROVOD_FUSION_THRESHOLD)),
@@ -156,28 +177,30 @@ def _meet(launch: Launch, seconds: float) -> Session:
         change(number, list(request.numbers) if request.kind == "add_process_set" else None)
         return number
 
-    change(0, list(range(launch.size)))
+    change(0, list(range(process.size)))
     cycle = _number("HOROVOD_CYCLE_TIME", HOROVOD_CYCLE_TIME) / 1000
     negotiator = Negotiator(channel, executor, cycle, changed)
     hosts = negotiator.meet(seconds)
-    return Session(launch, hosts, sets, negotiator, executor, coordinator)
+    return Session(process, hosts, sets, negotiator, executor, coordinator)
 
 
-def _store(launch: Launch, seconds: float) -> HashStore | TCPStore:
+def _store(process: ProcessInfo, seconds: float) -> Store:
     """Returns the rendezvous store. It is kept until the process ends, because the next `init` uses the same store."""
-    if launch.meeting is None:
-        return HashStore()
-    store = _stores.get(launch.meeting)
-    if store is None:
-        store = _stores[launch.meeting] = TCPStore(
-            *launch.meeting,
-            launch.world_size,
-            is_master=launch.hosts_store,
-            timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    return store
+    address = process.address, process.port
+    if address not in _stores:
+        _stores[address] = meet(process, seconds)
+    return _stores[address]
+
+
+def _own_address(process: ProcessInfo) -> str:
+    """Returns the address at which the other ranks reach this host: that of the interface toward the store."""
+    if process.local_size >= process.size:
+        return "127.0.0.1"
+    address = address_toward(process.address, process.port)
+    if address.startswith("127.") and process.address not in ("127.0.0.1", "localhost"):
+        # Some systems assign a loopback address to their own name. Other hosts reach the outward interface.
+        address = address_toward("192.0.2.1")  # reserved for documentation, RFC 5737
+    return address
 
 
 def _settings() -> Settings:

@@ -18,7 +18,7 @@ from lambert.core.files import scratch_folder
 from lambert.core.launcher import ENDS
 from lambert.core.settings import check
 from lambert.core.signals import LAUNCHED
-from lambert.distributed.launch_environment import slurm_meeting
+from lambert.distributed.launch_environment import address_toward, slurm_rendezvous
 from lambert.engine import allocator
 from lambert.runs.result import Say, silent
 
@@ -75,7 +75,7 @@ class LaunchConfig:
             return host.strip("[]"), int(port)
         if self.machines[1] == 1:
             return "127.0.0.1", 0
-        host, port_number = slurm_meeting()
+        host, port_number = slurm_rendezvous()
         if not host:
             raise UsageError(
                 f"--nnodes {self.nnodes} machines must meet somewhere: set --endpoint HOST:PORT, the same on all, HOST "
@@ -241,9 +241,7 @@ def _processes(config: LaunchConfig) -> int:
 def _own_address(host: str) -> str | None:
     """This machine's address on the way to `host`, or None where only its name is known."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing: it only chooses the way
-            address = str(probe.getsockname()[0])
+        address = address_toward(host)
     except OSError:
         return None
     # Many a system calls itself 127.0.1.1, which others cannot reach.

@@ -13,6 +13,8 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+from lambert.distributed.rendezvous import connect
+
 STORE = "HOROVOD_ELASTIC_STORE"
 WORKER = "HOROVOD_ELASTIC_WORKER"
 GENERATION = "HOROVOD_ELASTIC_GENERATION"
@@ -61,10 +63,7 @@ class Membership:
 
     def _connected(self) -> Any:
         if self._store is None:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-            host, _, port = os.environ[STORE].rpartition(":")
-            self._store = TCPStore(host, int(port), is_master=False)
+            self._store = connect(os.environ[STORE], 300)
         return self._store
 
 

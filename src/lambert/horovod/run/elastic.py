@@ -17,8 +17,8 @@ from typing import Any
 
 from lambert.core.errors import DataError
 from lambert.horovod.elastic.membership import GENERATION, HOSTS_SEEN, STORE, WORKER
-from lambert.horovod.run.hosts import Host, discover, is_local, meeting_point, slots_of
-from lambert.horovod.run.job import POLL_SECONDS, Start, ended, hosts_of, say, signals, starter
+from lambert.horovod.run.hosts import Host, discover, is_local, rendezvous_address, slots_of
+from lambert.horovod.run.job import POLL_SECONDS, Start, hosts_of, say, starter, supervised
 from lambert.horovod.run.workers import Worker, end
 
 DISCOVERY_SECONDS = 1.0
@@ -107,7 +107,7 @@ class Job:
         new = self.free_slots()[: most - len(staying)]
         ranks = slots_of([worker.host for worker in staying] + new)
         say(f"generation {self.generation}: {len(ranks)} ranks, {len(new)} of them new, {len(leaving)} leave")
-        master, port = meeting_point(ranks)
+        master, port = rendezvous_address(ranks)
         own = {
             STORE: self.address,
             GENERATION: str(self.generation),
@@ -144,12 +144,12 @@ def run(args: argparse.Namespace) -> int:
 
     hosts = discover(args.host_discovery_script, args.slots) if args.host_discovery_script else hosts_of(args)
     least = args.min_np or args.num_proc
-    patience = args.elastic_timeout or 600
+    patience = args.HOROVOD_ELASTIC_TIMEOUT or 600
     here = "127.0.0.1" if all(is_local(host.name) for host in hosts) else socket.gethostname()
     store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
     job = Job(args, starter(args), store, f"{here}:{store.port}", hosts)
     job.announce(grown=False)
-    with signals(), ended(job.workers):
+    with supervised(job.workers):
         return _supervise(job, least, patience)
 
 

@@ -138,7 +138,7 @@ def is_local(name: str) -> bool:
     return True
 
 
-def meeting_point(ranks: Sequence[Slot]) -> tuple[str, int]:
+def rendezvous_address(ranks: Sequence[Slot]) -> tuple[str, int]:
     """Returns the address and a free port at which rank 0 listens: the loopback address if all ranks run on this
     host."""
     first = ranks[0].host

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from lambert.core.errors import DataError
-from lambert.horovod.run.hosts import Host, Slot, fill, is_local, meeting_point, parse_hosts, read_hostfile
+from lambert.horovod.run.hosts import Host, Slot, fill, is_local, parse_hosts, read_hostfile, rendezvous_address
 from lambert.horovod.run.options import variables
 from lambert.horovod.run.workers import Worker, end, forwarded, remote_script, ssh_command
 
@@ -41,15 +41,8 @@ def starter(args: argparse.Namespace) -> Start:
     common, ssh = variables(args) | alias_variables(args), ssh_command(args.ssh_port, args.ssh_identity_file)
 
     def start(slot: Slot, own: Mapping[str, str]) -> Worker:
-        folder = output_folder(args, slot)
-        return Worker(
-            args.command,
-            slot.host,
-            {**common, **own},
-            ssh,
-            folder=folder,
-            timestamps=args.prefix_output_with_timestamp,
-        )
+        output = {"folder": output_folder(args, slot), "timestamps": args.prefix_output_with_timestamp}
+        return Worker(args.command, slot.host, {**common, **own}, ssh, **output)
 
     return start
 
@@ -77,14 +70,14 @@ def output_folder(args: argparse.Namespace, slot: Slot) -> Path | None:
 def run(args: argparse.Namespace) -> int:
     """Runs the job. Returns 0 or the exit code of the rank that failed first."""
     ranks = fill(hosts_of(args), args.num_proc)
-    master, port = meeting_point(ranks)
+    master, port = rendezvous_address(ranks)
     if args.dry_run or args.verbose:
         show(args, ranks, master, port)
     if args.dry_run:
         return 0
     start = starter(args)
     workers: list[Worker] = []
-    with signals(), ended(workers):
+    with supervised(workers):
         workers.extend(start(slot, slot.variables(master, port)) for slot in ranks)
         while True:
             codes = [worker.poll() for worker in workers]
@@ -100,35 +93,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def signals() -> Iterator[None]:
-    """Returns a context manager in which SIGINT and SIGTERM raise `Stop`."""
+def supervised(workers: Sequence[Worker]) -> Iterator[None]:
+    """Returns a context manager that terminates the workers at its end. SIGINT and SIGTERM raise `Stop` within it, and
+    are sent to the workers."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    number, numbers = signal.SIGTERM, (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.signal(each, stop) for each in numbers}
     try:
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def ended(workers: Sequence[Worker]) -> Iterator[None]:
-    """Returns a context manager that terminates the workers at its end. If a signal stopped the block, the workers get
-    the same signal."""
-    number = signal.SIGTERM
-    try:
-        yield
-    except Stop as stop:
-        number = signal.Signals(stop.number)
+    except Stop as stopped:
+        number = signal.Signals(stopped.number)
         raise
     finally:
-        # A second Ctrl-C must not leave workers behind.
-        for ignored in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(ignored, signal.SIG_IGN)
+        for each in numbers:  # a second Ctrl-C must not leave workers behind
+            signal.signal(each, signal.SIG_IGN)
         end(workers, number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def show(args: argparse.Namespace, ranks: Sequence[Slot], master: str, port: int) -> None:

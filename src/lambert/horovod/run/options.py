@@ -7,52 +7,17 @@ from typing import NoReturn
 
 from lambert.core.errors import UsageError
 
-_MIB = 1024 * 1024
-
-UNDERSTOOD = {
-    "fusion_threshold_mb": "HOROVOD_FUSION_THRESHOLD",
-    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
-    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
-    "timeline_filename": "HOROVOD_TIMELINE",
-    "timeline_mark_cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
-    "no_stall_check": "HOROVOD_STALL_CHECK_DISABLE",
-    "stall_check_warning_time_seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
-    "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-    "gloo_timeout_seconds": "HOROVOD_GLOO_TIMEOUT_SECONDS",
-    "elastic_timeout": "HOROVOD_ELASTIC_TIMEOUT",
-    "log_level": "HOROVOD_LOG_LEVEL",
-}
-"""Options that are passed to the ranks as environment variables."""
-
 FLAGS_IGNORED = [
-    "--disable-cache",
-    "--hierarchical-allreduce",
-    "--no-hierarchical-allreduce",
-    "--hierarchical-allgather",
-    "--no-hierarchical-allgather",
-    "--torus-allreduce",
-    "--no-torus-allreduce",
-    "--autotune",
-    "--no-autotune",
-    "--tcp",
-    "--mpi-threads-disable",
-    "--no-mpi-threads-disable",
-    "--log-with-timestamp",
-    "--log-without-timestamp",
-    "--log-hide-timestamp",
-    "--no-log-hide-timestamp",
-]
+    "--disable-cache", "--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather",
+    "--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce", "--autotune", "--no-autotune", "--tcp",
+    "--mpi-threads-disable", "--no-mpi-threads-disable", "--log-with-timestamp", "--log-without-timestamp",
+    "--log-hide-timestamp", "--no-log-hide-timestamp",
+]  # fmt: skip
 VALUES_IGNORED = [
-    "--autotune-log-file",
-    "--autotune-warmup-samples",
-    "--autotune-steps-per-sample",
-    "--autotune-bayes-opt-max-samples",
-    "--autotune-gaussian-process-noise",
-    "--mpi-args",
-    "--binding-args",
-    "--num-nccl-streams",
-    "--thread-affinity",
-]
+    "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample",
+    "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--mpi-args", "--binding-args",
+    "--num-nccl-streams", "--thread-affinity",
+]  # fmt: skip
 """Options of Horovod that have no effect. They are accepted, and reported with --verbose."""
 
 
@@ -72,7 +37,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--alias", action="store_true", help="make `import horovod.torch` mean lambert.horovod in the command"
     )
-    p.add_argument("--start-timeout", type=whole_number, help="seconds in which the ranks have to meet (default: 120)")
+    p.add_argument(
+        "--start-timeout", dest="HOROVOD_START_TIMEOUT", type=whole_number, metavar="SECONDS",
+        help="in which the ranks must connect (default: 120)",
+    )  # fmt: skip
     p.add_argument("--output-filename", metavar="FOLDER", help="also write FOLDER/rank.N/stdout and stderr")
     p.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="time before lines")
     p.add_argument("--network-interface", "--network-interfaces", dest="nics", action="append", help="to talk over")
@@ -105,7 +73,10 @@ def _add_elastic(p: argparse.ArgumentParser) -> None:
     elastic.add_argument("--min-np", "--min-num-proc", dest="min_np", type=whole_number, help="go on with as few ranks")
     elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=whole_number, help="grow to as many ranks")
     elastic.add_argument("--slots-per-host", dest="slots", type=whole_number, help="where the script prints no slots")
-    elastic.add_argument("--elastic-timeout", type=whole_number, help="seconds to wait for enough ranks (default: 600)")
+    elastic.add_argument(
+        "--elastic-timeout", dest="HOROVOD_ELASTIC_TIMEOUT", type=whole_number, metavar="SECONDS",
+        help="to wait for enough ranks (default: 600)",
+    )  # fmt: skip
     elastic.add_argument("--reset-limit", type=whole_number, help="give up after so many changes of the ranks")
     elastic.add_argument(
         "--blacklist-cooldown-range",
@@ -118,19 +89,20 @@ def _add_elastic(p: argparse.ArgumentParser) -> None:
 
 
 def _add_variables(p: argparse.ArgumentParser) -> None:
-    tuned = p.add_argument_group("passed to the ranks as HOROVOD_* variables")
-    tuned.add_argument("--fusion-threshold-mb", type=number)
-    tuned.add_argument("--cycle-time-ms", type=number)
-    tuned.add_argument("--cache-capacity", type=whole_number)
-    tuned.add_argument("--timeline-filename")
-    tuned.add_argument("--timeline-mark-cycles", action="store_true")
-    tuned.add_argument("--no-timeline-mark-cycles", dest="timeline_mark_cycles", action="store_false")
-    tuned.add_argument("--no-stall-check", action="store_true")
-    tuned.add_argument("--stall-check", dest="no_stall_check", action="store_false")
-    tuned.add_argument("--stall-check-warning-time-seconds", type=number)
-    tuned.add_argument("--stall-check-shutdown-time-seconds", type=number)
-    tuned.add_argument("--gloo-timeout-seconds", type=number)
-    tuned.add_argument("--log-level", choices=["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"])
+    tuned = p.add_argument_group("passed to the ranks as environment variables")
+    tuned.add_argument("--fusion-threshold-mb", dest="HOROVOD_FUSION_THRESHOLD", type=_bytes_of_mib)
+    tuned.add_argument("--cycle-time-ms", dest="HOROVOD_CYCLE_TIME", type=number)
+    tuned.add_argument("--cache-capacity", dest="HOROVOD_CACHE_CAPACITY", type=whole_number)
+    tuned.add_argument("--timeline-filename", dest="HOROVOD_TIMELINE")
+    tuned.add_argument("--timeline-mark-cycles", dest="HOROVOD_TIMELINE_MARK_CYCLES", action="store_true")
+    tuned.add_argument("--no-timeline-mark-cycles", dest="HOROVOD_TIMELINE_MARK_CYCLES", action="store_false")
+    tuned.add_argument("--no-stall-check", dest="HOROVOD_STALL_CHECK_DISABLE", action="store_true")
+    tuned.add_argument("--stall-check", dest="HOROVOD_STALL_CHECK_DISABLE", action="store_false")
+    tuned.add_argument("--stall-check-warning-time-seconds", dest="HOROVOD_STALL_CHECK_TIME_SECONDS", type=number)
+    tuned.add_argument("--stall-check-shutdown-time-seconds", dest="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", type=number)
+    tuned.add_argument("--gloo-timeout-seconds", dest="HOROVOD_GLOO_TIMEOUT_SECONDS", type=number)
+    levels = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
+    tuned.add_argument("--log-level", dest="HOROVOD_LOG_LEVEL", choices=levels)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -164,19 +136,17 @@ def is_elastic(args: argparse.Namespace) -> bool:
 def variables(args: argparse.Namespace) -> dict[str, str]:
     """Returns the environment variables that are the same for all ranks."""
     found = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "PYTHONUNBUFFERED": "1"}
-    for option, variable in UNDERSTOOD.items():
-        value = getattr(args, option)
-        if value is None or value is False:
-            continue
-        if option == "fusion_threshold_mb":
-            value = int(value * _MIB)
-        found[variable] = "1" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+    for name, value in vars(args).items():
+        if name.startswith("HOROVOD_") and value is not None and value is not False:
+            found[name] = "1" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
     if args.nics:
         names = ",".join(args.nics)
         found |= {"HOROVOD_GLOO_IFACE": names.split(",")[0], "GLOO_SOCKET_IFNAME": names, "NCCL_SOCKET_IFNAME": names}
-    if args.start_timeout:
-        found["HOROVOD_START_TIMEOUT"] = str(args.start_timeout)
     return found
+
+
+def _bytes_of_mib(text: str) -> int:
+    return int(number(text) * 2**20)
 
 
 def whole_number(text: str) -> int:

@@ -2,7 +2,6 @@
 launcher."""
 
 import contextlib
-import ctypes
 import os
 import re
 import shlex
@@ -11,17 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lambert.core.errors import UsageError
+from lambert.core.launcher import signal_at_parent_death
 from lambert.horovod.run.hosts import is_local
 
 GRACE_SECONDS = 5.0
 """Seconds between the first signal and SIGKILL."""
 
-_PR_SET_PDEATHSIG = 1
 _OF_THIS_MACHINE = re.compile(
     r"(BASH_FUNC_.*|SSH_.*|DBUS_.*|XDG_.*|HOME|USER|LOGNAME|SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|TMPDIR|DISPLAY|_)"
 )
@@ -43,7 +43,7 @@ class Worker:
         folder: Path | None = None,
         timestamps: bool = False,
     ) -> None:
-        self.host = host
+        self.host, self._folder, self._timestamps = host, folder, timestamps
         self.rank = int(variables["HOROVOD_RANK"])
         local = is_local(host)
         argv = list(command) if local else [*ssh, host, "sh", "-s"]
@@ -55,42 +55,31 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509 (it makes two system calls, and takes no lock)
+                preexec_fn=partial(_end_with, os.getpid()),  # noqa: PLW1509 (two system calls, no lock)
             )
         except OSError as error:
             raise UsageError(f"horovodrun: {argv[0]!r} cannot be started: {error.strerror}") from error
         if self.process.stdin is not None:
             self.process.stdin.write(remote_script(command, {**forwarded(), **variables}).encode())
             self.process.stdin.flush()
-        self._pumps = [self._pump(name, stream, folder, timestamps) for name, stream in self._streams()]
+        pipes: dict[str, Any] = {"stdout": self.process.stdout, "stderr": self.process.stderr}
+        self._pumps = [threading.Thread(target=self._pump, args=pipe, daemon=True) for pipe in pipes.items()]
+        for pump in self._pumps:
+            pump.start()
 
-    def _streams(self) -> list[tuple[str, IO[bytes]]]:
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        return [("stdout", self.process.stdout), ("stderr", self.process.stderr)]
-
-    def _pump(self, name: str, stream: IO[bytes], folder: Path | None, timestamps: bool) -> threading.Thread:
-        def copy() -> None:
-            target = getattr(sys, name)
-            copies = open(folder / name, "wb") if folder else None  # noqa: SIM115 (closed below)
-            rest = b""
-            while data := os.read(stream.fileno(), 1 << 16):
-                if copies:
-                    copies.write(data)
-                    copies.flush()
+    def _pump(self, name: str, pipe: IO[bytes]) -> None:
+        """Copies the rank's output line by line until the pipe is closed."""
+        rest = b""
+        with pipe, open(self._folder / name if self._folder else os.devnull, "wb", buffering=0) as copy:
+            while data := os.read(pipe.fileno(), 1 << 16):
+                copy.write(data)
                 *lines, rest = re.split(rb"(?<=\n)|(?<=\r)(?!\n)", rest + data)
-                self._print(lines, name, target, timestamps)
-            self._print([rest + b"\n"] if rest else [], name, target, timestamps)
-            stream.close()
-            if copies:
-                copies.close()
+                self._print(lines, name)
+        self._print([rest + b"\n"] if rest else [], name)
 
-        thread = threading.Thread(target=copy, daemon=True)
-        thread.start()
-        return thread
-
-    def _print(self, lines: list[bytes], name: str, target: IO[str], timestamps: bool) -> None:
-        now = time.strftime("%a %b %d %H:%M:%S %Y") if timestamps else ""
+    def _print(self, lines: list[bytes], name: str) -> None:
+        now = time.strftime("%a %b %d %H:%M:%S %Y") if self._timestamps else ""
+        target = getattr(sys, name)
         with _output:
             for line in lines:
                 target.write(f"{now}[{self.rank}]<{name}>:{line.decode('utf-8', 'replace')}")
@@ -159,16 +148,8 @@ def remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
     )
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """Returns a function to call between fork and exec, or None if this is not Linux. The function makes the kernel
-    terminate the rank when the launcher dies for any reason."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, launcher = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != launcher:
-            os._exit(1)
-
-    return ask
+def _end_with(launcher: int) -> None:
+    """Called between fork and exec: the kernel terminates this process when the launcher ends for any reason."""
+    signal_at_parent_death(signal.SIGTERM)
+    if os.getppid() != launcher:
+        os._exit(1)
