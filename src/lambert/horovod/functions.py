@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lambert.horovod.basics import rank, size
 from lambert.horovod.operations import allgather_async, broadcast_, broadcast_async_, synchronize
@@ -106,48 +107,24 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 def _without_tensors(tree: Any, tensors: list[Tensor]) -> Any:
-    """Returns the nested dicts, lists and tuples of `tree` with a `_Hole` for each tensor, and appends the tensors to
-    `tensors`."""
-    if isinstance(tree, Tensor):
-        tensors.append(tree)
-        return _Hole(len(tensors) - 1, tuple(tree.shape), tree.dtype, tree.device.type == "cpu")
-    if isinstance(tree, dict):
-        return {key: _without_tensors(value, tensors) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_without_tensors(value, tensors) for value in tree)
-    return tree
+    """Returns `tree` with a `_Hole` for each tensor, and appends the tensors to `tensors`."""
+
+    def hole(tensor: Tensor) -> _Hole:
+        tensors.append(tensor)
+        return _Hole(len(tensors) - 1, tuple(tensor.shape), tensor.dtype, tensor.device.type == "cpu")
+
+    return tree_map_only(Tensor, hole, tree)
 
 
 def _with_tensors(tree: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(tree, _Hole):
-        return tensors[tree.index]
-    if isinstance(tree, dict):
-        return {key: _with_tensors(value, tensors) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_with_tensors(value, tensors) for value in tree)
-    return tree
+    return tree_map_only(_Hole, lambda hole: tensors[hole.index], tree)
 
 
 def _tensors_for(tree: Any, own: list[Tensor], device: torch.device) -> list[Tensor]:
     """Returns a tensor for each hole of `tree`. These are the rank's own tensors if all of them fit, so that other
     references to them see the new values."""
-    holes: list[_Hole] = []
-
-    def collect(node: Any) -> None:
-        if isinstance(node, _Hole):
-            holes.append(node)
-        elif isinstance(node, dict):
-            for value in node.values():
-                collect(value)
-        elif type(node) in (list, tuple):
-            for value in node:
-                collect(value)
-
-    collect(tree)
-    fits = len(own) == len(holes) and all(
-        (tuple(tensor.shape), tensor.dtype) == (hole.shape, hole.dtype) for tensor, hole in zip(own, holes, strict=True)
-    )
-    if fits:
+    holes = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, _Hole)]
+    if [(tensor.shape, tensor.dtype) for tensor in own] == [(hole.shape, hole.dtype) for hole in holes]:
         return own
     return [torch.empty(h.shape, dtype=h.dtype, device="cpu" if h.on_host else device) for h in holes]
 
