@@ -1,6 +1,7 @@
 """Frozen models give what the model itself gives, within the rounding of their weights and states."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from lambert.core.errors import MachineError, UsageError
 from lambert.inference import cpu as frozen
 from lambert.inference.cpu import Int8, Packed, for_cpu
 from lambert.model import weights
-from lambert.model.encoder import BLOCKS, EncoderConfig
+from lambert.model.bert.encoder import BertEncoder
+from lambert.model.encoder import EncoderConfig
+from lambert.model.families import FAMILIES
 
 LENGTHS = [17, 40, 3, 17, 64, 96]
 CONFIG = EncoderConfig(layers=3, hidden=64, heads=4, intermediate=256, vocabulary=90, positions=96)
@@ -115,12 +118,17 @@ def test_the_activation_follows_the_product(precision: str, kind: type[nn.Module
 
 
 class OtherBlock(nn.Module):
+    pass
+
+
+class OtherEncoder(BertEncoder):
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
+        super().__init__(config)
+        self.blocks = nn.ModuleList([OtherBlock()])
 
 
 def test_what_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BLOCKS, "other", OtherBlock)
+    monkeypatch.setitem(FAMILIES, "other", replace(FAMILIES["bert"], encoder=OtherEncoder, for_cpu=None))
     other = weights.fresh(EncoderConfig(vocabulary=90, block="other"), {"span": 0})
     with monkeypatch.context() as able:
         able.setattr(frozen, "check", lambda kind: None)

@@ -46,7 +46,7 @@ def test_a_pretrained_model_fills_masks_and_an_encoder_does_not(pretrained: Path
         model(["a [MASK]", "nothing"])
     with pytest.raises(UsageError, match="not fine-tuned"):
         model.evaluate([{"text": "a", "label": "b"}])
-    bare = weights.load(pretrained / "model", {})
+    bare = weights.load(pretrained / "model", {})[0]
     folder = model.save(tmp_path / "whole")
     for name in ("config.json", "SHA256SUMS"):
         (folder / name).unlink()

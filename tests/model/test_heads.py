@@ -9,7 +9,8 @@ from lambert.core.batch import Batch, Target
 from lambert.core.errors import UsageError
 from lambert.model import weights
 from lambert.model.encoder import EncoderConfig
-from lambert.model.heads import HEADS, Model, decoded
+from lambert.model.heads import HEADS, Model
+from lambert.model.objectives import decoded
 
 CONFIG = EncoderConfig(vocabulary=200, dropout=0.0, attention_dropout=0.0)
 LENGTHS = [9, 4, 15, 4]

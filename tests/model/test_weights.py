@@ -75,7 +75,7 @@ def test_hugging_face_reads_ours_and_we_read_its(kind: str, tmp_path: Path) -> N
         torch.testing.assert_close(model.encoder(batch), states, rtol=0, atol=2e-5)
 
     theirs.save_pretrained(tmp_path / "theirs")
-    back, report = weights.load_with_report(tmp_path / "theirs")
+    back, report = weights.load(tmp_path / "theirs")
     assert report == weights.Report((), ())
     assert back.labels == model.labels
     assert equal(back, model)
@@ -89,13 +89,13 @@ def test_auto_model_gives_the_same_states(folder: Path) -> None:
     batch = make_batch([7, 40], 90)
     with torch.no_grad():
         wanted = theirs(**padded(batch)).last_hidden_state[padded(batch)["attention_mask"].bool()]
-        torch.testing.assert_close(weights.load(folder).eval().encoder(batch), wanted, rtol=0, atol=2e-5)
+        torch.testing.assert_close(weights.load(folder)[0].eval().encoder(batch), wanted, rtol=0, atol=2e-5)
 
 
 def test_regression_is_told_from_classes(tmp_path: Path) -> None:
     weights.save(scattered({"value": 0}), tmp_path)
     assert settings(tmp_path)["problem_type"] == "regression"
-    assert weights.load(tmp_path).labels == {"value": 0}
+    assert weights.load(tmp_path)[0].labels == {"value": 0}
     assert transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).num_labels == 1
 
 
@@ -120,12 +120,12 @@ def test_settings_survive(activation: str, tmp_path: Path) -> None:
         activation=activation, dropout=0.2, attention_dropout=0.3, norm_eps=1e-7, init_range=0.05,
     )  # fmt: skip
     weights.save(weights.fresh(config, {"mlm": 0}), tmp_path)
-    assert weights.load(tmp_path).config == config
+    assert weights.load(tmp_path)[0].config == config
 
 
 @pytest.mark.parametrize("legacy_zip", [False, True])
 def test_legacy_files_load(folder: Path, legacy_zip: bool) -> None:
-    model = weights.load(folder)
+    model = weights.load(folder)[0]
     old = {}
     for name, tensor in weights.state(model).items():
         renamed = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
@@ -135,17 +135,17 @@ def test_legacy_files_load(folder: Path, legacy_zip: bool) -> None:
     (folder / "model.safetensors").unlink()
     torch.save(old, folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy_zip)
     change(folder, architectures=None, model_type=None, layer_norm_eps=None, pad_token_id=None)
-    back, report = weights.load_with_report(folder)
+    back, report = weights.load(folder)
     assert report == weights.Report((), ())
     assert back.labels == {"mlm": 0, "nsp": 0}
     assert equal(back, model)
 
 
 def test_backbone_only_files_load_with_fresh_heads(folder: Path) -> None:
-    model = weights.load(folder)
+    model = weights.load(folder)[0]
     bare = {n.removeprefix("bert."): t for n, t in weights.state(model).items() if n.startswith("bert.")}
     safetensors.torch.save_file(bare, folder / "model.safetensors")
-    back, report = weights.load_with_report(folder, {"label": 3}, seed=4)
+    back, report = weights.load(folder, {"label": 3}, seed=4)
     assert report == weights.Report(("classifier.weight", "classifier.bias"), ())
     assert torch.equal(back.encoder.blocks[1].up.weight, model.encoder.blocks[1].up.weight)
     assert torch.equal(
@@ -155,7 +155,7 @@ def test_backbone_only_files_load_with_fresh_heads(folder: Path) -> None:
 
 
 def test_other_heads_are_left_aside_and_reported(folder: Path) -> None:
-    report = weights.load_with_report(folder, {"span": 0})[1]
+    report = weights.load(folder, {"span": 0})[1]
     assert set(report.missing) == {"qa_outputs.weight", "qa_outputs.bias"}
     assert "cls.predictions.bias" in report.unexpected
     assert "bert.pooler.dense.weight" in report.unexpected
@@ -163,7 +163,7 @@ def test_other_heads_are_left_aside_and_reported(folder: Path) -> None:
 
 def test_a_masked_model_without_pooler_may_become_a_classifier(tmp_path: Path) -> None:
     weights.save(scattered({"mlm": 0}), tmp_path)
-    report = weights.load_with_report(tmp_path, {"label": 2})[1]
+    report = weights.load(tmp_path, {"label": 2})[1]
     assert set(report.missing) == {
         "bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias",
     }  # fmt: skip
@@ -172,7 +172,7 @@ def test_a_masked_model_without_pooler_may_become_a_classifier(tmp_path: Path) -
 def test_rows_that_pad_the_vocabulary_are_dropped(tmp_path: Path) -> None:
     model = scattered({"mlm": 0}, EncoderConfig(vocabulary=128, hidden=32, intermediate=48))
     weights.save(model, tmp_path)
-    cut = weights.load(tmp_path, vocabulary=90)
+    cut = weights.load(tmp_path, vocabulary=90)[0]
     assert cut.config.vocabulary == 90
     assert torch.equal(cut.encoder.words.weight, model.encoder.words.weight[:90])
     assert torch.equal(cut.heads["mlm"].bias, model.heads["mlm"].bias[:90])
@@ -218,7 +218,7 @@ def test_a_full_disk_keeps_the_old_model(folder: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_truncated_files_are_refused(folder: Path, name: str, keep: float) -> None:
     if name == "pytorch_model.bin":
-        torch.save(weights.state(weights.load(folder)), folder / name)
+        torch.save(weights.state(weights.load(folder)[0]), folder / name)
         (folder / "model.safetensors").unlink()
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: int(len(data) * keep) if keep == 0.5 else int(keep)])
@@ -323,7 +323,7 @@ def test_a_folder_may_say_an_initial_range_of_0(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text()) | {"initializer_range": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "SHA256SUMS").unlink(missing_ok=True)
-    loaded = weights.load(tmp_path, {"tag": 3})
+    loaded = weights.load(tmp_path, {"tag": 3})[0]
     assert loaded.config.init_range == 0
     assert all(not value.any() for name, value in weights.state(loaded).items() if name.startswith("classifier."))
     with pytest.raises(UsageError, match="init_range = 0"):

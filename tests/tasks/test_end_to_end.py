@@ -90,7 +90,7 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
         optimizer.step()
     weights.save(model, tmp_path / "model", task.model_config())
 
-    model = weights.load(tmp_path / "model").eval()
+    model = weights.load(tmp_path / "model")[0].eval()
     task = create(described(read_config(tmp_path / "model")), words)
 
     def outputs_of(source: Any) -> Any:
@@ -111,7 +111,7 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
 def test_a_pretrained_model_fills_masks(words: Tokenizer, tmp_path: Path) -> None:
     config = EncoderConfig(vocabulary=words.get_vocab_size(), hidden=32, intermediate=64, positions=64)
     weights.save(weights.fresh(config, {"mlm": 0, "nsp": 2}, seed=1), tmp_path, {})
-    model = weights.load(tmp_path).eval()
+    model = weights.load(tmp_path)[0].eval()
     task = create(described(read_config(tmp_path)), words)
     lines = [json.dumps({"text": text}) for text in ("[MASK] lives in [MASK].", "Ann [MASK] in Rome.")]
 

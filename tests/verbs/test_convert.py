@@ -47,7 +47,7 @@ def test_transformers_reads_it_and_computes_the_same(folder: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, net = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    model = weights.load(folder).eval()
+    model = weights.load(folder)[0].eval()
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
     flat, lengths = [piece for row in ids for piece in row], [len(row) for row in ids]
     batch = flat_batch(torch.tensor(flat).numpy(), torch.zeros(len(flat)).long().numpy(), torch.tensor(lengths).numpy())

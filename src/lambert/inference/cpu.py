@@ -4,21 +4,17 @@ The kernels are oneDNN's, by the operators that torch's own compiler calls. Stat
 float32 with int8 ones.
 """
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from lambert.core.batch import Batch
 from lambert.core.errors import MachineError, UsageError
-from lambert.model.attention import Rows, equal_lengths
-from lambert.model.bert.block import BertBlock
-from lambert.model.encoder import Encoder
+from lambert.model.families import FAMILIES, family_of
 from lambert.model.heads import Model
 
 Kind = Literal["bfloat16", "int8"]
-_VECTOR = 32
-"""Elements that torch's bfloat16 softmax takes at once; a row that leaves some over takes up to three times as long."""
 _ZERO = 128
 """What stands for 0 in activations of 8 bits without a sign."""
 _ROWS = 128
@@ -78,69 +74,6 @@ def _largest(states_TD: Tensor) -> Tensor:
     return states_TD.abs().amax(-1, keepdim=True)
 
 
-class CpuBlock(nn.Module):
-    """What a BertBlock computes, without dropout; the scale of the scores is in the weights of the queries."""
-
-    def __init__(self, block: BertBlock, kind: Kind) -> None:
-        super().__init__()
-        self.heads = block.heads
-        scale = (block.query.out_features / block.heads) ** -0.5
-        weight = torch.cat([block.query.weight * scale, block.key.weight, block.value.weight])
-        bias = torch.cat([block.query.bias * scale, block.key.bias, block.value.bias])
-        self.qkv = _product(kind, weight, bias)
-        self.attention_out = _product(kind, block.attention_out.weight, block.attention_out.bias, residual=True)
-        self.up = _product(kind, block.up.weight, block.up.bias, block.approximate)
-        self.down = _product(kind, block.down.weight, block.down.bias, residual=True)
-        self.attention_norm, self.norm = block.attention_norm, block.norm
-
-    def forward(self, states_TD: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
-        qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3 * self.heads, -1)
-        mixed_TD = mixtures(qkv_T3HE, groups).flatten(1)
-        states_TD = self.attention_norm(self.attention_out(mixed_TD).add_(states_TD))
-        out_TD: Tensor = self.norm(self.down(self.up(states_TD)).add_(states_TD))
-        return out_TD
-
-
-def mixtures(qkv_T3HE: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
-    """`model.attention.attention` without gradients, of queries that are scaled already: [T, 3H, E] to [T, H, E]."""
-    T, width, E = qkv_T3HE.shape
-    H = width // 3
-    mixed_THE = qkv_T3HE.new_empty(T, H, E)
-    for rows, G, M in groups:
-        q_BME, k_BME, v_BME = qkv_T3HE[rows].view(G, M, 3 * H, E).permute(2, 0, 1, 3).reshape(3, H * G, M, E)
-        padded_BMP = qkv_T3HE.new_empty(H * G, M, -(-M // _VECTOR) * _VECTOR)
-        padded_BMP[:, :, M:] = -torch.inf
-        weights_BMM = padded_BMP[:, :, :M]
-        torch.bmm(q_BME, k_BME.mT, out=weights_BMM)
-        torch.softmax(padded_BMP, -1, out=padded_BMP)
-        mixed_BME = torch.bmm(weights_BMM, v_BME)
-        mixed_THE[rows] = mixed_BME.view(H, G, M, E).permute(1, 2, 0, 3).reshape(G * M, H, E)
-    return mixed_THE
-
-
-class CpuEncoder(nn.Module):
-    """What an Encoder of BertBlocks computes."""
-
-    def __init__(self, encoder: Encoder, kind: Kind) -> None:
-        super().__init__()
-        self.words, self.positions, self.types, self.norm = (
-            encoder.words, encoder.positions, encoder.types, encoder.norm,
-        )  # fmt: skip
-        self.blocks = nn.ModuleList()
-        for block in encoder.blocks:
-            if not isinstance(block, BertBlock):
-                raise UsageError(f"{kind} knows the block 'bert' alone, not {type(block).__name__}: use float32.")
-            self.blocks.append(CpuBlock(block, kind))
-
-    def forward(self, batch: Batch) -> Tensor:
-        groups = equal_lengths(batch.bounds_S1.tolist())
-        embedded_TD = self.words(batch.ids_T) + self.positions(batch.positions_T) + self.types(batch.types_T)
-        states_TD: Tensor = self.norm(embedded_TD)
-        for block in self.blocks:
-            states_TD = block(states_TD, groups)
-        return states_TD
-
-
 def _product(kind: Kind, weight: Tensor, bias: Tensor, gelu: str = "", residual: bool = False) -> nn.Module:
     if kind == "bfloat16":
         return Packed(weight, bias, gelu)
@@ -175,6 +108,10 @@ def for_cpu(model: Model, kind: Kind) -> Model:
     blocks of another kind than "bert".
     """
     check(kind)
-    encoder = CpuEncoder(model.encoder, kind)
-    model.encoder = encoder  # type: ignore[assignment]
+    convert = family_of(model.config).for_cpu
+    if convert is None or model.config.custom_block:
+        known = ", ".join(repr(name) for name, family in FAMILIES.items() if family.for_cpu)
+        other = type(model.encoder.blocks[0]).__name__
+        raise UsageError(f"{kind} knows the block {known} alone, not {other}: use float32.")
+    model.encoder = convert(model.encoder, partial(_product, kind))  # type: ignore[assignment]
     return model.eval().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)

@@ -40,7 +40,7 @@ class EncoderConfig:
     """Standard deviation of initial weights, truncated at two standard deviations (google-research/bert,
     create_initializer)."""
     block: str = "bert"
-    """Kind of block, or package.module:name of a custom block."""
+    """Family of the encoder (bert), or package.module:name of a block that takes the place of BERT's."""
 
     def __post_init__(self) -> None:
         count = "[1, inf)"
@@ -53,6 +53,11 @@ class EncoderConfig:
             raise UsageError(f"heads = {self.heads} does not divide hidden = {self.hidden}.")
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation = {self.activation!r} is unknown. Known: {', '.join(ACTIVATIONS)}.")
+
+    @property
+    def custom_block(self) -> bool:
+        """Whether the blocks are from outside Lambert."""
+        return ":" in self.block
 
 
 def _size(layers: int, hidden: int, heads: int) -> dict[str, Any]:

@@ -1,39 +1,48 @@
 """The encoder: embeddings followed by a stack of blocks."""
 
+from typing import Self
+
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
-from lambert.core.registry import Kind, lookup
-from lambert.model.bert.block import BertBlock
 from lambert.model.config import SIZES, EncoderConfig
-from lambert.model.dropout import dropout
-from lambert.model.embedding import embed
-from lambert.model.linear import in_product_dtype
 
-__all__ = ["BLOCKS", "SIZES", "Encoder", "EncoderConfig"]
-
-BLOCKS: dict[str, type[nn.Module]] = {"bert": BertBlock}
-KIND = Kind((EncoderConfig,), base=nn.Module, methods={"forward": 2})
+__all__ = ["SIZES", "Encoder", "EncoderConfig"]
 
 
 class Encoder(nn.Module):
-    """Maps a flat batch to states [T, D] (Devlin et al., 2018, section 3 and figure 2)."""
+    """Maps a flat batch to states [T, D]. `Encoder(config)` is the encoder of the family that `config.block` names.
+
+    A family derives its encoder from this class. Its constructor makes `words`, `blocks` and what else the embeddings
+    need, and its `embed` computes the embeddings.
+
+    Source: Devlin et al., 2018, section 3 and figure 2.
+    """
+
+    words: nn.Embedding
+    """Table of word embeddings [V, D], which the masked-LM head reads too."""
+    blocks: nn.ModuleList
+    """Modules from (states [T, D], batch) to states [T, D]."""
+
+    def __new__(cls, *arguments: EncoderConfig, **named: EncoderConfig) -> Self:
+        if cls is not Encoder:  # also of copies, which are made without a configuration
+            return super().__new__(cls)
+        from lambert.model.families import family_of  # families derive from this class
+
+        found: type[Self] = family_of(*arguments, **named).encoder  # type: ignore[assignment]
+        return super().__new__(found)
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.words = nn.Embedding(config.vocabulary, config.hidden)
-        self.positions = nn.Embedding(config.positions, config.hidden)
-        self.types = nn.Embedding(config.segment_types, config.hidden)
-        self.norm = nn.LayerNorm(config.hidden, eps=config.norm_eps)
-        block = lookup(BLOCKS, config.block, "model.block", KIND)
-        self.blocks = nn.ModuleList(block(config) for _ in range(config.layers))
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Returns the embeddings of the tokens, [T, D], which the first block reads."""
+        raise NotImplementedError
 
     def forward(self, batch: Batch) -> Tensor:
-        embedded_TD = embed(batch.ids_T, self.words, batch.compute)
-        embedded_TD = embedded_TD + embed(batch.positions_T, self.positions, batch.compute)
-        embedded_TD = self.norm(embedded_TD + embed(batch.types_T, self.types, batch.compute))
-        states_TD = dropout(in_product_dtype(embedded_TD), self.config.dropout, self.training)
+        """Returns the states of the tokens, [T, D]."""
+        states_TD = self.embed(batch)
         for block in self.blocks:
             states_TD = block(states_TD, batch)
         return states_TD

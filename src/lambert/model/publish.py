@@ -1,7 +1,7 @@
 """Writes model folders that are complete or absent, and verifies their outputs before they appear."""
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from lambert.core.files import atomic_folder
 from lambert.core.randomness import below, key, words
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.families import family_of
 from lambert.model.heads import Model
 
 TOLERANCE = 2e-5
@@ -67,7 +68,7 @@ def _verified(model: Model, folder: Path, compare: bool) -> str:
     with torch.inference_mode():
         expected = _outputs(model, batch)
         pooler, code = model.pooler is not None, (model.config.block,)
-        read = weights.load(folder, heads=model.labels, code=code, pooler=pooler)
+        read, _ = weights.load(folder, heads=model.labels, code=code, pooler=pooler)
         again = _outputs(read.eval().to(device), batch)
         for name, logits in expected.items():
             if not torch.isfinite(logits).all():
@@ -76,12 +77,12 @@ def _verified(model: Model, folder: Path, compare: bool) -> str:
                 raise DataError(
                     f"{folder}: the output {name!r} of the model that was read back differs; nothing was written."
                 )
-        if not compare or model.config.block != "bert":
+        if not compare or model.config.custom_block:
             return "verified: reads back bit for bit"
         if importlib.util.find_spec("transformers") is None:
             return "verified: reads back bit for bit (pip install transformers to compare with it too)"
-        found = _by_transformers(folder, batch).items()
-        difference = max(_difference(expected[name], logits) for name, logits in found if name in expected)
+        found = _by_transformers(model, folder, batch, expected).items()
+        difference = max(_difference(expected[name], logits) for name, logits in found)
     if difference > TOLERANCE:
         raise DataError(
             f"transformers computes other logits from the folder: they differ by {difference:.1e}; nothing was written."
@@ -109,28 +110,29 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return float((found.reshape(expected.shape) - expected).abs().max())
 
 
-def _by_transformers(folder: Path, batch: Batch) -> dict[str, Tensor]:
-    """Returns the outputs of transformers for the folder and the same sequences, with the names of `_outputs`."""
+_OUTPUTS: Mapping[tuple[str, ...], Mapping[str, str]] = {
+    (): {"states": "last_hidden_state", "pooled": "pooler_output"},
+    ("mlm", "nsp"): {"mlm": "prediction_logits", "nsp": "seq_relationship_logits"},
+}
+"""Names of the outputs of transformers' models by the heads of an architecture; `logits` for other heads."""
+
+
+def _by_transformers(model: Model, folder: Path, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
+    """Returns the outputs of transformers for the folder and the same sequences, among the `names` of `_outputs`."""
     import transformers
 
-    architecture = layout.read_config(folder)["architectures"][0]
+    architecture, heads = layout.architecture(model)
     quiet = transformers.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     net = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()
-    bounds = batch.bounds_S1.tolist()
-    rows = [net(input_ids=batch.ids_T[None, a:b], token_type_ids=batch.types_T[None, a:b]) for a, b in pairwise(bounds)]
-    tokens = {"BertForPreTraining": {"mlm": "prediction_logits", "nsp": "seq_relationship_logits"}}
-    tokens |= {"BertForMaskedLM": {"mlm": "logits"}, "BertForTokenClassification": {"tag": "logits"}}
-    tokens |= {
-        "BertForNextSentencePrediction": {"nsp": "logits"},
-        "BertModel": {"states": "last_hidden_state", "pooled": "pooler_output"},
-    }
-    if architecture == "BertForQuestionAnswering":
-        return {"span": torch.cat([torch.stack([r.start_logits[0], r.end_logits[0]], -1) for r in rows])}
-    if architecture == "BertForSequenceClassification":
-        head = "value" if net.config.num_labels == 1 else "label"
-        return {head: torch.cat([row.logits for row in rows])}
+    rows = []
+    for start, end in pairwise(batch.bounds_S1.tolist()):
+        types = {"token_type_ids": batch.types_T[None, start:end]} if family_of(model.config).segments else {}
+        rows.append(net(input_ids=batch.ids_T[None, start:end], **types))
+    if heads == ("span",):
+        return {"span": torch.cat([torch.stack([row.start_logits[0], row.end_logits[0]], -1) for row in rows])}
+    found = _OUTPUTS.get(heads, {"value" if "value" in model.labels else head: "logits" for head in heads})
     return {
-        name: torch.cat([row[output].flatten(0, -2) for row in rows]) for name, output in tokens[architecture].items()
+        name: torch.cat([row[output].flatten(0, -2) for row in rows]) for name, output in found.items() if name in names
     }

@@ -8,6 +8,7 @@ differentiate with respect to.
 from collections.abc import Iterable, Mapping
 
 from lambert.model.config import EncoderConfig
+from lambert.model.families import family_of
 
 _POOLED = {"nsp", "label", "value"}
 _CLASSES = {"nsp": 2, "value": 1, "span": 2}
@@ -16,10 +17,7 @@ _CLASSES = {"nsp": 2, "value": 1, "span": 2}
 
 def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
     """Returns the operations of the encoder's forward pass over sequences of these lengths, in tokens."""
-    lengths = [int(length) for length in lengths]
-    linear = 4 * config.hidden**2 + 2 * config.hidden * config.intermediate
-    products = linear * sum(lengths) + 2 * config.hidden * sum(length**2 for length in lengths)
-    return 2 * config.layers * products
+    return family_of(config).operations(config, [int(length) for length in lengths])
 
 
 def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, int], labels: Mapping[str, int]) -> int:

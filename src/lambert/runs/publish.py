@@ -10,6 +10,7 @@ from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
 from lambert.corpus import tokenizer as tokenizers
 from lambert.engine.log import score_text
+from lambert.model.families import DEFAULT, family_of
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.config import RunConfig
@@ -30,20 +31,21 @@ def publish_run(
 
 def card(model: Model, config: RunConfig, scores: Mapping[str, float]) -> str:
     """Returns the model card: the shape of the model, its held-out scores, how to load it, and its recipe."""
-    shape = model.config
+    shape, family = model.config, family_of(model.config)
+    tag = DEFAULT if shape.custom_block else shape.block
     size = sum(parameter.numel() for parameter in model.parameters())
     rows = "".join(f"| {_plain(name)} | {score_text(name, value)} |\n" for name, value in scores.items())
     use = (
         "```python\nfrom transformers import AutoModel, AutoTokenizer\n\n"
         'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel.from_pretrained(".")\n```\n\n'
-        if shape.block == "bert"
+        if not shape.custom_block
         else f"Its layers are of the class {_plain(shape.block)}, which must be importable and named by `--code`. "
         "Lambert reads this folder, transformers does not.\n\n"
     )
     return (
-        f"---\nlibrary_name: transformers\ntags: [bert, lambert]\n---\n\n# {_plain(config.out.name)}\n\n"
-        f"A BERT encoder of {shape.layers} layers, width {shape.hidden}, {shape.heads} heads, {shape.vocabulary:,} "
-        f"pieces and {size:,} parameters, with the heads {_plain(', '.join(model.objectives))}. "
+        f"---\nlibrary_name: transformers\ntags: [{tag}, lambert]\n---\n\n# {_plain(config.out.name)}\n\n"
+        f"A {family.title} encoder of {shape.layers} layers, width {shape.hidden}, {shape.heads} heads, "
+        f"{shape.vocabulary:,} pieces and {size:,} parameters, with the heads {_plain(', '.join(model.objectives))}. "
         f"Made by Lambert {__version__}.\n\n"
         + (f"## Held-out scores\n\n| score | value |\n|---|---|\n{rows}\n" if scores else "")
         + f"## Use\n\n{use}"

@@ -71,7 +71,7 @@ def _imported(config: ImportConfig) -> Iterator[str]:
         tokenizer, str(tokenizers.file_in(config.source))
     )  # for its error: without [MASK] and its like the folder is of no use later
     pieces = tokenizer.get_vocab_size()
-    model, report = weights.load_with_report(config.source, vocabulary=pieces, code=config.code, pooler=True)
+    model, report = weights.load(config.source, vocabulary=pieces, code=config.code, pooler=True)
     yield from (*report.lines(), *report.warnings())
     kept = layout.read_config(config.source)
     extra: dict[str, Any] = {name: kept[name] for name in KEPT if kept.get(name) is not None}

@@ -101,7 +101,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             heads = {task.head: task.labels}
             check_model(shape, config.train, config.optim.name, world)
             pieces = tokenizer.get_vocab_size()
-            model, report = weights.load_with_report(folder, heads, pieces, config.seed, config.code)
+            model, report = weights.load(folder, heads, pieces, config.seed, config.code)
             check_positions(task.config.max_length, model)
             check_segments(task.config, model)
             if config.random_init:

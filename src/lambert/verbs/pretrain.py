@@ -210,7 +210,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     code = (*config.code, config.model.block) if config.model else config.code
     shape = layout.encoder_config(layout.read_config(folder), folder, code)
     check_model(shape, config.train, config.optim.name, world)
-    model, report = weights.load_with_report(folder, objectives, pieces, config.seed, code)
+    model, report = weights.load(folder, objectives, pieces, config.seed, code)
     for line in report.warnings() if world.is_first else ():
         say(line)
     if config.model is not None:

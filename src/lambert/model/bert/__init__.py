@@ -1,1 +1,23 @@
 """The BERT family (Devlin et al., 2018)."""
+
+from lambert.model.bert import costs, folder
+from lambert.model.bert.cpu import CpuEncoder
+from lambert.model.bert.encoder import BertEncoder
+from lambert.model.family import Family
+
+BERT = Family(
+    title="BERT",
+    encoder=BertEncoder,
+    names=folder.NAMES,
+    layer=folder.LAYER,
+    current_name=folder.current_name,
+    tied=folder.TIED,
+    architectures=folder.ARCHITECTURES,
+    to_json=folder.to_json,
+    from_json=folder.from_json,
+    matrices=costs.matrices,
+    weight_count=costs.weight_count,
+    operations=costs.operations,
+    saved_per_token=costs.saved_per_token,
+    for_cpu=CpuEncoder,
+)

@@ -1,0 +1,51 @@
+"""What BERT's encoder costs: weights, floating-point operations, and memory for the backward pass."""
+
+from collections.abc import Collection
+
+import torch
+
+from lambert.model.config import EncoderConfig
+
+
+def matrices(config: EncoderConfig) -> tuple[tuple[int, int], ...]:
+    """Returns the numbers of (inputs, outputs) of the linear layers of one block, in the order of the forward pass."""
+    width, inner = config.hidden, config.intermediate
+    return (width, 3 * width), (width, width), (width, inner), (inner, width)
+
+
+def weight_count(config: EncoderConfig) -> int:
+    """Returns the number of weights of the encoder. Weights of custom blocks are not counted, because their number is
+    not known here."""
+    tables = (config.vocabulary + config.positions + config.segment_types) * config.hidden
+    block = 0 if config.custom_block else sum((inputs + 1) * outputs for inputs, outputs in matrices(config))
+    norms = 0 if config.custom_block else 4 * config.hidden
+    return tables + 2 * config.hidden + config.layers * (block + norms)
+
+
+def operations(config: EncoderConfig, lengths: Collection[int]) -> int:
+    """Returns the operations of the matrix products of the forward pass over sequences of these lengths, in tokens,
+    with 2 operations per multiply-add."""
+    linear = sum(inputs * outputs for inputs, outputs in matrices(config)) * sum(lengths)
+    attention = 2 * config.hidden * sum(length**2 for length in lengths)
+    return 2 * config.layers * (linear + attention)
+
+
+def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
+    """Returns an estimate of the bytes that the encoder holds per token at the peak of the backward pass: the tensors
+    that its blocks save, and two more blocks for the one being computed.
+
+    Args:
+        config: The encoder.
+        dtype: Type of the matrix products.
+        device: On a CPU the attention probabilities are saved; other devices recompute them.
+        longest: Length of the sequences in tokens, to which the attention probabilities per token are proportional.
+    """
+    size, wide, width, training = dtype.itemsize, torch.float32.itemsize, config.hidden, bool(config.dropout)
+    # Query, key, value and attention output; the feed-forward layer before and after its activation; dropout masks.
+    products = (4 + 2 * training) * width + 2 * config.intermediate
+    if device.type == "cpu":
+        products += (1 + bool(config.attention_dropout)) * config.heads * longest
+    norms = 4 * width  # inputs and outputs of two norms
+    copies = 2 * width * size if size < wide else 0  # rounded outputs of the norms, for the products
+    block = products * size + norms * wide + copies
+    return (config.layers + 2) * block + 3 * width * wide

@@ -1,0 +1,55 @@
+"""BERT's encoder for inference on a CPU, with the linear layers of `inference/cpu.py`."""
+
+import torch
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.model.attention import Rows, equal_lengths, mixtures
+from lambert.model.bert.block import BertBlock
+from lambert.model.bert.encoder import BertEncoder
+from lambert.model.encoder import Encoder
+from lambert.model.family import Product
+
+
+class CpuBlock(nn.Module):
+    """Computes a BertBlock without dropout. The weights of the queries include the scale of the scores."""
+
+    def __init__(self, block: BertBlock, product: Product) -> None:
+        super().__init__()
+        self.heads = block.heads
+        scale = (block.query.out_features / block.heads) ** -0.5
+        weight = torch.cat([block.query.weight * scale, block.key.weight, block.value.weight])
+        bias = torch.cat([block.query.bias * scale, block.key.bias, block.value.bias])
+        self.qkv = product(weight, bias)
+        self.attention_out = product(block.attention_out.weight, block.attention_out.bias, residual=True)
+        self.up = product(block.up.weight, block.up.bias, block.approximate)
+        self.down = product(block.down.weight, block.down.bias, residual=True)
+        self.attention_norm, self.norm = block.attention_norm, block.norm
+
+    def forward(self, states_TD: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
+        qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3 * self.heads, -1)
+        mixed_TD = mixtures(qkv_T3HE, groups).flatten(1)
+        states_TD = self.attention_norm(self.attention_out(mixed_TD).add_(states_TD))
+        out_TD: Tensor = self.norm(self.down(self.up(states_TD)).add_(states_TD))
+        return out_TD
+
+
+class CpuEncoder(nn.Module):
+    """Computes a BertEncoder for inference."""
+
+    def __init__(self, encoder: Encoder, product: Product) -> None:
+        super().__init__()
+        assert isinstance(encoder, BertEncoder)
+        self.words, self.positions, self.types, self.norm = (
+            encoder.words, encoder.positions, encoder.types, encoder.norm,
+        )  # fmt: skip
+        blocks = (block for block in encoder.blocks if isinstance(block, BertBlock))
+        self.blocks = nn.ModuleList(CpuBlock(block, product) for block in blocks)
+
+    def forward(self, batch: Batch) -> Tensor:
+        groups = equal_lengths(batch.bounds_S1.tolist())
+        embedded_TD = self.words(batch.ids_T) + self.positions(batch.positions_T) + self.types(batch.types_T)
+        states_TD: Tensor = self.norm(embedded_TD)
+        for block in self.blocks:
+            states_TD = block(states_TD, groups)
+        return states_TD

@@ -1,0 +1,16 @@
+"""The families of encoders by name: `block` in the recipe's [model], `model_type` in config.json."""
+
+from lambert.core.registry import choose
+from lambert.model.bert import BERT
+from lambert.model.config import EncoderConfig
+from lambert.model.family import Family
+
+FAMILIES: dict[str, Family] = {"bert": BERT}
+DEFAULT = EncoderConfig().block
+"""The family of a folder that names none, and the one whose embeddings and heads go with a block from outside."""
+
+
+def family_of(config: EncoderConfig) -> Family:
+    """Returns the family of an encoder. Raises UsageError if `config.block` names neither a family nor a block from
+    outside."""
+    return FAMILIES[DEFAULT] if config.custom_block else choose(FAMILIES, config.block, "model.block")

@@ -1,0 +1,171 @@
+"""States to logits and losses: one class for each objective, and the pooler that the heads of sentences read.
+
+A loss is a float32 sum over the targets of a batch. The loop divides it by the number of targets of the global batch.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch, Target
+from lambert.core.compute import PLAIN, Compute
+from lambert.model.config import EncoderConfig
+from lambert.model.crossentropy import cross_entropy
+from lambert.model.dropout import dropout
+from lambert.model.linear import linear
+
+
+class Pooler(nn.Linear):
+    """Maps states [T, D] to one row per sequence [S, D]: the state of [CLS] through a layer with tanh.
+
+    Source: google-research/bert, modeling.py.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config.hidden, config.hidden)
+
+    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
+        first_SD = states_TD[batch.bounds_S1[:-1].long()]
+        return torch.tanh(linear(first_SD, [self.weight], [self.bias], batch.compute))
+
+
+class Head(nn.Module):
+    """One objective: `forward` returns logits, `loss` their summed loss, and `hits` the number of correct predictions.
+
+    A head with `pooled` reads one row per sequence, the output of the pooler [S, D]; the others read the states of
+    tokens [T, D].
+    """
+
+    pooled = False
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(config.hidden, labels)
+        self.dropout = config.dropout
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
+        """Returns the logits [N, L] of the rows `at_N`, or of all rows."""
+        rows_ND = states_TD if at_N is None else states_TD[at_N]
+        logits_NL: Tensor = self.classifier(dropout(rows_ND, self.dropout, self.training))
+        return logits_NL
+
+    def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the summed cross entropy, in nats."""
+        return cross_entropy(logits_NL, target.labels_N)
+
+    def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the number of targets whose label has the largest logit."""
+        return (logits_NL.argmax(-1) == target.labels_N).sum()
+
+
+class MaskedLanguageModel(Head):
+    """Predicts the original ids of the masked tokens, and computes logits only at these tokens.
+
+    The decoder is the table of word embeddings. The model passes the table as `words_VD`; the head does not hold it.
+
+    Source: Devlin et al., 2018, section 3.1.
+    """
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        nn.Module.__init__(self)
+        self.dense = nn.Linear(config.hidden, config.hidden)
+        self.norm = nn.LayerNorm(config.hidden, eps=config.norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+
+    def forward(
+        self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
+    ) -> Tensor:
+        assert words_VD is not None
+        rows_ND = states_TD if at_N is None else states_TD[at_N]
+        rows_ND = linear(rows_ND, [self.dense.weight], [self.dense.bias], compute)
+        rows_ND = self.norm(nn.functional.gelu(rows_ND, approximate=self.approximate))
+        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
+
+
+def decoded(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor, multiple: int, compute: Compute = PLAIN) -> Tensor:
+    """Returns rows_ND times the transposed table, plus the bias, [N, V], computed with V rounded up to a `multiple`.
+
+    The matrix units of a GPU need rows of a multiple of 16 bytes: 30,522 columns take twice as long as 30,528.
+    """
+    vocabulary = len(words_VD)
+    missing = -vocabulary % multiple
+    if not missing:
+        return linear(rows_ND, [words_VD], [bias_V], compute)
+    wider = nn.functional.pad(words_VD, (0, 0, 0, missing)), nn.functional.pad(bias_V, (0, missing))
+    return linear(rows_ND, [wider[0]], [wider[1]], compute)[:, :vocabulary]
+
+
+class NextSentence(Head):
+    """Predicts whether B follows A (label 0) or is random (label 1), without dropout.
+
+    Source: Devlin et al., 2018, section 3.1.
+    """
+
+    pooled = True
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, 2)
+        self.dropout = 0.0
+
+
+class Label(Head):
+    """Predicts the class of a text or of a pair of texts."""
+
+    pooled = True
+
+
+class Value(Head):
+    """Predicts a number for a text or a pair of texts; the loss is the squared error."""
+
+    pooled = True
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, 1)
+
+    def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the summed squared error."""
+        return nn.functional.mse_loss(logits_NL.float().squeeze(-1), target.labels_N, reduction="sum")
+
+    def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the number of predictions with an error below 0.5."""
+        return ((logits_NL.float().squeeze(-1) - target.labels_N).abs() < 0.5).sum()
+
+
+class Tag(Head):
+    """Predicts the class of each token."""
+
+
+class Span(Head):
+    """Predicts where the answer starts and ends: two logits per token [T, 2], with a softmax over the tokens of each
+    sequence, and without dropout as in the released code.
+
+    Source: Devlin et al., 2018, section 4.2.
+    """
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, 2)
+        self.dropout = 0.0
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
+        return super().forward(states_TD)
+
+    def _rows(self, logits_T2: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the logits of the listed sequences in rows [N, 2, M], padded with -inf."""
+        starts_N = batch.bounds_S1[:-1].long()[target.at_N]
+        lengths_N = batch.bounds_S1.diff().long()[target.at_N]
+        places_M = torch.arange(batch.longest, device=logits_T2.device)
+        inside_NM = places_M < lengths_N[:, None]
+        tokens_NM = (starts_N[:, None] + places_M).where(inside_NM, 0)
+        return logits_T2.float()[tokens_NM].masked_fill(~inside_NM[..., None], -torch.inf).transpose(1, 2)
+
+    def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the sum over sequences of the mean of the cross entropies of start and end.
+
+        Source: google-research/bert, run_squad.py.
+        """
+        rows_N2M = self._rows(logits_NL, target, batch)
+        return cross_entropy(rows_N2M.flatten(0, 1), target.labels_N.flatten()) / 2
+
+    def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the number of sequences whose start and end are both correct."""
+        return (self._rows(logits_NL, target, batch).argmax(-1) == target.labels_N).all(-1).sum()
