@@ -27,6 +27,7 @@ from lambert.engine.precision import Precision
 from lambert.inference.cpu import for_cpu
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.tasks import Task, TaskConfig, create, described, needed_pieces
@@ -98,7 +99,7 @@ def check_positions(max_length: int, model: Model) -> None:
 
 def check_segments(config: TaskConfig, model: Model) -> None:
     """Raises UsageError where the task has pairs and the model knows one kind of segment alone."""
-    if model.config.segment_types < 2 and (config.name == "squad" or config.columns.text_b):
+    if (config.name == "squad" or config.columns.text_b) and not takes_pairs(model.config):
         raise UsageError(
             f"The model has segment_types = {model.config.segment_types}, and pairs of texts need 2: take another."
         )

@@ -14,3 +14,8 @@ def family_of(config: EncoderConfig) -> Family:
     """Returns the family of an encoder. Raises UsageError if `config.block` names neither a family nor a block from
     outside."""
     return FAMILIES[DEFAULT] if config.custom_block else choose(FAMILIES, config.block, "model.block")
+
+
+def takes_pairs(config: EncoderConfig) -> bool:
+    """Returns whether the encoder can tell the two texts of a pair apart."""
+    return config.segment_types > 1 or not family_of(config).segments

@@ -27,21 +27,19 @@ _TELLING = {"mlm": "heads.mlm.bias", "nsp": "heads.nsp.classifier.weight", "span
 """A parameter of each head that a folder without `architectures` is searched for."""
 
 
-def architecture(model: Model) -> tuple[str, tuple[str, ...]]:
-    """Returns the name that Hugging Face has for a model with these heads, and the heads that this name stands for
-    (`label` also for `value`)."""
-    has = {"label" if name == "value" else name for name in model.labels}
-    found = family_of(model.config).architectures.items()
-    return next((name, needed) for name, needed in found if has.issuperset(needed))
+def architecture(config: EncoderConfig, heads: Collection[str]) -> tuple[str, tuple[str, ...]]:
+    """Returns Hugging Face's name of a model with these heads, and the heads of that name (`label` also for
+    `value`)."""
+    has = {"label" if name == "value" else name for name in heads}
+    return next((name, its) for name, its in family_of(config).architectures.items() if has.issuperset(its))
 
 
 def config_of(model: Model) -> dict[str, Any]:
     """Returns the contents of the model's config.json."""
     config = model.config
-    own = config.custom_block
-    out: dict[str, Any] = {"architectures": [architecture(model)[0]], "model_type": OWN_TYPE if own else config.block}
-    out |= family_of(config).to_json(config)
-    if own:
+    out: dict[str, Any] = {"architectures": [architecture(config, model.labels)[0]]}
+    out |= {"model_type": OWN_TYPE if config.custom_block else config.block} | family_of(config).to_json(config)
+    if config.custom_block:
         out[BLOCK] = config.block
     out["dtype"] = str(model.encoder.words.weight.dtype).removeprefix("torch.")
     labels = 1 if "value" in model.labels else model.labels.get("label") or model.labels.get("tag")

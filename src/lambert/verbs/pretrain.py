@@ -28,6 +28,7 @@ from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.families import takes_pairs
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
@@ -118,7 +119,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
                     f"packing.sequence_length = {config.packing.sequence_length} exceeds the model's "
                     f"{model.config.positions} positions. Shorten it, or pre-train a model with more (model.positions)."
                 )
-            if model.config.segment_types < 2 and config.packing.mode != "full":
+            if config.packing.mode != "full" and not takes_pairs(model.config):
                 raise UsageError(
                     f"packing.mode = {config.packing.mode!r} makes sequences of two segments, and the model has "
                     'model.segment_types = 1: set it to 2, or packing.mode = "full".'

@@ -10,6 +10,7 @@ from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError
 from lambert.core.registry import choose
 from lambert.model.config import SIZES, EncoderConfig
+from lambert.model.families import family_of
 from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import Shape
 
@@ -119,8 +120,7 @@ def _inside(batch: Batch, width: int) -> Tensor:
 
 def layer_shapes(encoder: EncoderConfig, tokens: int) -> tuple[Shape, ...]:
     """The matrix products of a layer over this many tokens, attention's own left out."""
-    width, inner = encoder.hidden, encoder.intermediate
-    return (tokens, width, 3 * width), (tokens, width, width), (tokens, width, inner), (tokens, inner, width)
+    return tuple((tokens, inputs, outputs) for inputs, outputs in family_of(encoder).matrices(encoder))
 
 
 def with_gradients(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:

@@ -99,7 +99,7 @@ def _torch_peer(
     """Weights cast once, rows as long as the longest."""
     name = "bfloat16" if config.precision == "int8" else config.precision
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-    called = wrap(peer_model("BertForQuestionAnswering", encoder).eval().to(world.device, dtype))
+    called = wrap(peer_model(("span",), encoder).eval().to(world.device, dtype))
     inputs = batches.padded(batch, batches.width_of(config, batch))
     inside = inputs["attention_mask"].bool()
 
@@ -117,7 +117,7 @@ def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, worl
         raise UsageError("peer = onnxruntime is measured on a processor: use --device cpu.")
     onnxruntime = needed("onnxruntime", "onnxruntime", "onnxruntime onnx")
     needed("onnx", "onnxruntime", "onnxruntime onnx")
-    model = peer_model("BertForQuestionAnswering", encoder).eval()
+    model = peer_model(("span",), encoder).eval()
     inputs = batches.padded(batch, batches.width_of(config, batch))
     axes = {name: {0: "sequences", 1: "tokens"} for name in (*NAMES, "start", "end")}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -170,7 +170,7 @@ def _openvino_streams(config: BenchConfig, encoder: EncoderConfig, batch: Batch,
     example = {name: torch.ones(1, 16, dtype=torch.int64) for name in NAMES}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        graph = openvino.convert_model(peer_model("BertForQuestionAnswering", encoder).eval(), example_input=example)
+        graph = openvino.convert_model(peer_model(("span",), encoder).eval(), example_input=example)
     settings = {
         "PERFORMANCE_HINT": "THROUGHPUT" if streams > 1 else "LATENCY",
         "INFERENCE_PRECISION_HINT": short,

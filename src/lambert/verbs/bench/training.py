@@ -17,30 +17,29 @@ from lambert.engine.compiler import compile_blocks
 from lambert.engine.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.model import attention, weights
+from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.planning import operations as flops
 from lambert.verbs.bench import batches
 from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import Step, Work, needed, sides
 
-HEADS: dict[str, tuple[str, ...]] = {"BertForPreTraining": ("mlm", "nsp"), "BertForQuestionAnswering": ("span",)}
-"""The heads of a model of transformers."""
-
 
 def pretrain(config: BenchConfig, world: World) -> Work:
     """Forward, backward and losses of masked tokens and next sentences."""
-    return _training(config, world, "BertForPreTraining")
+    return _training(config, world, ("mlm", "nsp"))
 
 
 def finetune(config: BenchConfig, world: World) -> Work:
     """Forward, backward and loss of answer spans, as for SQuAD."""
-    return _training(config, world, "BertForQuestionAnswering")
+    return _training(config, world, ("span",))
 
 
-def _training(config: BenchConfig, world: World, kind: str) -> Work:
+def _training(config: BenchConfig, world: World, heads: tuple[str, ...]) -> Work:
     encoder = batches.encoder_of(config)
     lengths_S = batches.drawn_lengths(config)
-    batch = batches.drawn_batch(encoder, lengths_S, config.seed, HEADS[kind]).to(world.device)
+    batch = batches.drawn_batch(encoder, lengths_S, config.seed, heads).to(world.device)
+    kind, _ = layout.architecture(encoder, heads)
     return Work(
         sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
         tokens=config.accumulate * batch.tokens,
@@ -76,36 +75,28 @@ def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World
 
 
 def _transformers(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
-    model = peer_model(kind, encoder).train().to(world.device)
+    model = peer_model(tuple(batch.targets), encoder).train().to(world.device)
     return _peer_step(config, model, model, batch, world)
 
 
 def _compiled(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
-    model = peer_model(kind, encoder).train().to(world.device)
+    model = peer_model(tuple(batch.targets), encoder).train().to(world.device)
     return _peer_step(config, model, compiled(model, world.device), batch, world)
 
 
 PEERS: Mapping[str, Callable[..., Step]] = {"transformers": _transformers, "transformers-compiled": _compiled}
-"""Functions (config, encoder, batch, world, kind) that build a training step; `kind` is a key of HEADS."""
+"""Functions (config, encoder, batch, world, kind) that build a training step; `kind` is the name of
+transformers' class."""
 
 
-def peer_model(kind: str, encoder: EncoderConfig) -> Any:
-    """A model of transformers by the name of its class, with sdpa attention and the weights that Lambert's side has.
-    Raises UsageError where transformers is not installed."""
+def peer_model(heads: tuple[str, ...], encoder: EncoderConfig) -> Any:
+    """Returns transformers' model with these heads, with sdpa attention and the weights of Lambert's model. Raises
+    UsageError if transformers is not installed."""
     transformers = needed("transformers", "transformers", "lambert-bert[hf]")
-    settings = transformers.BertConfig(
-        vocab_size=encoder.vocabulary,
-        hidden_size=encoder.hidden,
-        num_hidden_layers=encoder.layers,
-        num_attention_heads=encoder.heads,
-        intermediate_size=encoder.intermediate,
-        max_position_embeddings=encoder.positions,
-        hidden_dropout_prob=encoder.dropout,
-        attention_probs_dropout_prob=encoder.attention_dropout,
-        attn_implementation="sdpa",
-    )
-    model = getattr(transformers, kind)(settings)
-    model.load_state_dict(weights.state(weights.fresh(encoder, dict.fromkeys(HEADS[kind], 0))), strict=False)
+    own = weights.fresh(encoder, dict.fromkeys(heads, 0))
+    settings = transformers.AutoConfig.for_model(**layout.config_of(own), attn_implementation="sdpa")
+    model = getattr(transformers, layout.architecture(encoder, heads)[0])(settings)
+    model.load_state_dict(weights.state(own), strict=False)
     return model
 
 
