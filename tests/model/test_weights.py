@@ -281,6 +281,7 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
         ("architectures", "BertModel", "architectures = 'BertModel'; it must be a list"),
         ("hidden_size", None, "hidden_size = None"),
         ("hidden_size", "32", "hidden_size = '32'"),
+        ("hidden_size", 2**31 - 2, r"word_embeddings\.weight is \[90, 32\] in .*, \[90, 2147483646\] in the model"),
         ("num_hidden_layers", 3, r"lacks bert\.encoder\.layer\.2"),
         ("num_attention_heads", 5, r"config\.json.*heads = 5 does not divide"),
     ],

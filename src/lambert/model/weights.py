@@ -255,6 +255,11 @@ def _check_sizes(
     family = family_of(config)
     prefixes = (family.layer, family.stored_name("encoder.blocks."))
     numbers = re.compile(f"(?:{'|'.join(map(re.escape, prefixes))})(\\d+)\\.")
+    words = family.stored_name("encoder.words.weight")
+    if words not in tensors:
+        raise DataError(f"{path} lacks {words}.")
+    # First, because a matrix may be too large for the meta device, too, if its width is that of no tensor.
+    _check_shape(words, tensors[words], (config.vocabulary, config.hidden), str(path))
     layers = len({found[1] for name in tensors if (found := numbers.match(name))})
     if config.layers > layers:
         raise DataError(f"{path} lacks {family.layer}{layers}: config.json has num_hidden_layers = {config.layers}.")
