@@ -10,7 +10,7 @@ import torch
 from lambert.engine.precision import PRECISIONS
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.encoder import Encoder
-from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
+from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_weight, training_state, weight_count
 
 MEASURED = """
 import json, sys
@@ -81,3 +81,11 @@ def test_a_weight_has_a_gradient_two_moments_and_where_it_is_rounded_a_copy() ->
 def test_weights_are_counted_as_they_are_made() -> None:
     config = EncoderConfig(layers=3, hidden=8, heads=2, intermediate=20, vocabulary=11, positions=5)
     assert weight_count(config) == sum(parameter.numel() for parameter in Encoder(config).parameters())
+
+
+def test_what_a_run_holds_and_saves_for_its_weights_is_float32() -> None:
+    assert training_state(100) == 4 * (100 + 100 + 200)
+    assert training_state(100, shards=4) == 4 * (100 + 100 + 50)
+    assert training_state(100, moments=0) == 4 * 200
+    assert checkpoint_state(100) == 4 * 300
+    assert training_state(1) == kept_per_weight(torch.float32) + 4

@@ -5,8 +5,21 @@ import torch
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 
-_WIDE = 4
-"""Bytes of a float32, in which norms, softmaxes and losses are computed."""
+_WIDE = torch.float32.itemsize
+"""Bytes of a float32, the type of weights, gradients, moments, norms, softmaxes and losses."""
+_MOMENTS = 2
+"""Moments that each of Lambert's optimizers holds for a weight."""
+
+
+def training_state(weights: int, moments: int = _MOMENTS, shards: int = 1) -> int:
+    """Returns the bytes of the weights, their gradients and their `moments` per weight on one of `shards` ranks that
+    divide the moments among them."""
+    return _WIDE * (2 * weights + moments * weights // shards)
+
+
+def checkpoint_state(weights: int) -> int:
+    """Returns the bytes of the weights and moments in a checkpoint."""
+    return _WIDE * (1 + _MOMENTS) * weights
 
 
 def kept_per_weight(dtype: torch.dtype) -> int:
@@ -15,7 +28,7 @@ def kept_per_weight(dtype: torch.dtype) -> int:
     These are the gradient and two moments in float32 and, if `dtype` has 16 bits, up to three copies of the weight: one
     rounded, one laid out for the forward product and one for the backward product (`model/linear.py`).
     """
-    return 3 * _WIDE + (3 * dtype.itemsize if dtype.itemsize < _WIDE else 0)
+    return (1 + _MOMENTS) * _WIDE + (3 * dtype.itemsize if dtype.itemsize < _WIDE else 0)
 
 
 def weight_count(config: EncoderConfig) -> int:

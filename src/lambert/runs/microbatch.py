@@ -19,7 +19,7 @@ from lambert.engine.loop import OutOfMemory
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
 from lambert.optim.optimizers import OPTIMIZERS
-from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
+from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_weight, training_state, weight_count
 from lambert.runs.config import TrainConfig
 
 _SHARE = 0.8
@@ -32,10 +32,6 @@ _LEAST = {"cpu": 1024, "cuda": 16_384}
 halves of 1,600 tokens take up to 8% longer than the whole, four quarters a quarter longer. GPU: ours, not measured."""
 _PARTS = 4
 """Micro-batches that an update is cut into at least, where they are not too small."""
-_MOMENTS = 2
-"""Values a weight that each of our optimizers keeps."""
-_SAVED = 3
-"""Values a weight in a checkpoint: itself and two moments."""
 _LOOKED_AT, _COLLATED = 4096, 8
 """Sequences whose lengths are looked at, and of those the longest, whose targets are counted."""
 
@@ -132,9 +128,8 @@ def check_model(config: EncoderConfig, options: TrainConfig, optimizer: str, wor
     """Raises MachineError where the encoder's weights, gradients and moments alone exceed the memory of this rank's
     device, with both sizes: before any of it is allocated. Of an optimizer from outside no moments are counted."""
     weights = weight_count(config)
-    moments = _MOMENTS if optimizer in OPTIMIZERS else 0
     shards = world.size if options.shard_optimizer else 1
-    needed = torch.float32.itemsize * (2 * weights + moments * weights // shards)
+    needed = training_state(weights, shards=shards) if optimizer in OPTIMIZERS else training_state(weights, moments=0)
     free, whose = free_memory(world.device), f"on {world.device}"
     if world.device.type != "cuda":
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
@@ -160,7 +155,7 @@ def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, 
     free, weights = free_memory(world.device), sum(parameter.numel() for parameter in model.parameters())
     if world.device.type != "cuda":
         if world.is_first:
-            free -= (_SAVED + residuals_per_weight) * torch.float32.itemsize * weights
+            free -= checkpoint_state(weights) + residuals_per_weight * torch.float32.itemsize * weights
         free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # the ranks of a machine share its memory
     coming = (kept_per_weight(dtype) + residuals_per_weight * torch.float32.itemsize) * weights
     if isinstance(optimizer, Sharded):

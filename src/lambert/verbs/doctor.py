@@ -139,7 +139,12 @@ def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / 1e9:.1f} GB free in {Path.cwd()}"
     if free < 5e9:
-        return Finding("disk", found, "note", "a checkpoint of BERT-Base takes 1.3 GB, of BERT-Large 4 GB")
+        from lambert.model.config import SIZES, EncoderConfig
+        from lambert.planning.memory import checkpoint_state, weight_count
+
+        shapes = (EncoderConfig(**SIZES[size], vocabulary=30_522) for size in ("base", "large"))
+        base, large = (f"{checkpoint_state(weight_count(shape)) / 1e9:.2g} GB" for shape in shapes)
+        return Finding("disk", found, "note", f"a checkpoint of BERT-Base takes {base}, of BERT-Large {large}")
     return Finding("disk", found)
 
 
