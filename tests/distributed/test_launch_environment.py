@@ -2,12 +2,16 @@
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import HANGS
+from tiny import free_port  # type: ignore[import-not-found]
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from lambert.core.errors import MachineError, UsageError
@@ -182,6 +186,20 @@ def test_a_list_of_hosts_reads_back(written: list[tuple[str, int]]) -> None:
 def test_no_list_of_hosts(text: str) -> None:
     with pytest.raises(UsageError):
         [*hosts_of(text)]
+
+
+def test_a_node_that_joins_late_has_another_restart_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agent counts from 0, those of the other nodes go on."""
+    first = ProcessInfo(0, 2, 0, 2, "127.0.0.1", free_port())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    held = meet(first, 5)
+    held.set("verdict", "of this group")
+    code = f"import os; from {meet.__module__} import ProcessInfo, meet; here = ProcessInfo(1, 2, 1, 2, '127.0.0.1', "
+    code += f"{first.port}); print(meet(here, 20).get('verdict').decode())"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANGS)
+    assert done.stdout == "of this group\n"
+    assert not meet(first, 5).check(["verdict"]), "the next group of this process"
 
 
 def test_what_an_earlier_group_left_in_torchruns_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,14 +117,14 @@ class Agent(LocalElasticAgent):
         with self._lock:
             started: dict[int, Any] = super()._start_workers(worker_group)
             context: Any = self._pcontext
-            close, count = context.close, worker_group.spec.max_restarts - self._remaining_restarts
+            close = context.close
 
             def patient_close(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
                 codes = {rank: handler.proc.poll() for rank, handler in context.subprocess_handlers.items()}
                 ended = {rank: code for rank, code in codes.items() if code is not None}
                 if ended and not self._first:  # torch closes twice
                     self._first = ended
-                    self._report(worker_group, count)
+                    self._report(worker_group)
                 close(death_sig, BROKEN_SECONDS if ended else HEALTHY_SECONDS)
 
             self._first = {}
@@ -202,9 +202,9 @@ class Agent(LocalElasticAgent):
             if code and group.workers[local_rank].global_rank not in said
         }
 
-    def _report(self, group: WorkerGroup, count: int) -> None:
-        """Tells the other ranks who ended without a word, lest they wait for its answer. The store is theirs, with the
-        first rank, for start number `count`."""
+    def _report(self, group: WorkerGroup) -> None:
+        """Reports the ranks that ended without a report of their own, so that the other ranks do not wait for them. The
+        store is that of the workers, in the process of rank 0."""
         silent = {group.workers[local_rank].global_rank: line for local_rank, line in self._silent(group).items()}
         if not silent or 0 in silent:  # with the first the store is gone
             return
@@ -212,7 +212,7 @@ class Agent(LocalElasticAgent):
         def tell() -> None:
             store = connect(f"{group.master_addr}:{group.master_port}", 1)
             for rank, line in silent.items():
-                report(PrefixStore(str(count), store), rank, f"it {line}", MachineError.exit_code)
+                report(PrefixStore("0", store), rank, f"it {line}", MachineError.exit_code)
 
         within_deadline(tell)
 

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from datetime import timedelta
 
@@ -21,14 +22,22 @@ _REPLY_SECONDS = 2.0
 _NAMED = 8
 """Largest number of ranks that one error message names."""
 
+_meetings: Counter[tuple[str, int]] = Counter()
+"""How often this process has called `meet`, by the address of the store."""
+
 
 def meet(here: ProcessInfo, seconds: float) -> Store:
     """Returns the store that all ranks share. Raises MachineError if it cannot be reached within `seconds`."""
     promise: Future[Store] = Future()
     until = time.monotonic() + seconds
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's agent hosts the store
+    # A store of torchrun's agent has the keys of all its groups. Any other store is as old as the process of rank 0,
+    # whose earlier groups it may have seen; the agents' restart counts differ where a node joined late.
+    meetings = str(_meetings[here.address, here.port])
+    prefix = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else meetings
+    _meetings[here.address, here.port] += 1
 
     def connect() -> None:
-        by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's agent hosts the store
         try:
             if here.rank > 0:
                 _knock(here, until)
@@ -36,7 +45,7 @@ def meet(here: ProcessInfo, seconds: float) -> Store:
                 here.address, here.port, is_master=here.rank == 0 and not by_agent, wait_for_workers=False,
                 timeout=timedelta(seconds=max(1.0, until - time.monotonic())), multi_tenant=True,
             )  # fmt: skip
-            own = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+            own = PrefixStore(prefix, store)
             if by_agent and own.add(f"lambert/came/{here.rank}", 1) > 1:
                 raise MachineError(_stale(here))
             promise.set_result(own)
