@@ -1,8 +1,8 @@
 """Builds the demo's data from plain-text novels: `python demo/make_data.py FOLDER`. Its result is in demo/data.
 
 FOLDER holds files Author_Title_Year.txt.bz2 as in the collection "100 English novels" (see demo/data/README.md). Two
-novels of each author become excerpts of some 10,000 characters for pre-training; passages of some 300 characters of a
-third novel, which pre-training never sees, become the labelled task: the text in lower case, which words are names?
+novels of each author become excerpts of about 10,000 characters for pre-training. Passages of about 300 characters of a
+third novel, which is not used for pre-training, become the labelled task: to find the names in lower-case text.
 """
 
 import bz2
@@ -26,15 +26,15 @@ NOVELS = {  # author: two novels for pre-training, one for the task
     "Gissing": ("Unclassed_1884", "Warburton_1903", "Women_1893"),
     "Stevenson": ("Arrow_1888", "Catriona_1893", "Treasure_1883"),
 }
-EXCERPTS = 45  # kept of each novel, so that the repository stays small
-TAUGHT = ("Braddon", "Eliot", "Hardy", "Stevenson")  # labelled passages of these teach, those of the others test
+EXCERPTS = 45  # per novel, to keep the repository small
+TAUGHT = ("Braddon", "Eliot", "Hardy", "Stevenson")  # authors of the training passages; the others are for testing
 TRAIN, TEST = 50, 400  # passages of each
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\S")
-ENDS = set(".!?:;\"“”'‘’-—()")  # after these a capital says nothing
+ENDS = set(".!?:;\"“”'‘’-—()")  # after these a capital letter does not indicate a name
 
 
 def paragraphs(path: Path) -> list[str]:
-    """The novel's paragraphs, each on one line; headings and other short lines are left out."""
+    """Returns the paragraphs of a novel, one line each, without headings and other short lines."""
     text = bz2.decompress(path.read_bytes()).decode("utf-8-sig").replace("\r\n", "\n")
     if text.count("\n\n") < 50:  # hard-wrapped without blank lines: a paragraph ends where a short line ends a sentence
         text = re.sub(r"(?m)(^.{1,55}[.!?][\"']?)$", r"\1\n", text)
@@ -44,7 +44,7 @@ def paragraphs(path: Path) -> list[str]:
 
 
 def grouped(lines: list[str], size: int) -> list[str]:
-    """Consecutive paragraphs joined until they hold `size` characters."""
+    """Joins consecutive paragraphs until they have `size` characters."""
     out, group, length = [], [], 0
     for line in lines:
         group.append(line)
@@ -56,7 +56,7 @@ def grouped(lines: list[str], size: int) -> list[str]:
 
 
 def passages(lines: list[str]) -> list[str]:
-    """Runs of whole sentences of at least PASSAGE characters, from the middle of paragraphs long enough."""
+    """Returns sequences of whole sentences with at least PASSAGE characters."""
     found = []
     for line in lines:
         sentences = re.findall(r"[^.!?]+[.!?]+[\"']?\s*", line)
@@ -71,7 +71,7 @@ def passages(lines: list[str]) -> list[str]:
 
 
 def names(lines: list[str]) -> set[str]:
-    """Words, in lower case, that the novel writes with a capital in the middle of sentences more often than without."""
+    """Returns the words, in lower case, that within sentences are written with a capital more often than without."""
     capital: Counter[str] = Counter()
     small: Counter[str] = Counter()
     for line in lines:
@@ -85,7 +85,7 @@ def names(lines: list[str]) -> set[str]:
 
 
 def tagged(text: str, known: set[str]) -> str:
-    """A passage in lower case with a tag for each word, as a line of JSON."""
+    """Returns a passage in lower case, with a tag for each word, as a line of JSON."""
     words = WORD.findall(text)
     tags = ["NAME" if word[0].isupper() and word.lower() in known else "O" for word in words]
     return json.dumps({"tokens": [word.lower() for word in words], "tags": tags}, ensure_ascii=False)

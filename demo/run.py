@@ -29,7 +29,7 @@ SENTENCES = (
 
 
 def lambert(command: str) -> None:
-    """Prints and runs one command line; a training in float32 where this processor has no bfloat16 products."""
+    """Prints and runs one command line. Training uses float32 if the processor has no bfloat16 instructions."""
     if command.startswith(("pretrain", "finetune")) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         command += " --train.precision float32"
     print(f"\n$ lambert {command}", flush=True)
@@ -42,7 +42,7 @@ def main() -> None:
     short = parser.parse_args().short
     os.chdir(ROOT)
     began = time.monotonic()
-    shutil.rmtree(RUNS, ignore_errors=True)  # the demo's own output, from an earlier call
+    shutil.rmtree(RUNS, ignore_errors=True)  # the output of an earlier call
     lambert("prepare recipes/demo/prepare.toml")
     lambert("pretrain recipes/demo/pretrain-32.toml" + (" --train.steps 60" if short else ""))
     lambert("pretrain recipes/demo/pretrain-64.toml" + (" --train.steps 20" if short else ""))
@@ -59,17 +59,17 @@ def main() -> None:
 
 
 def show(found: dict[str, list[Path]], began: float) -> None:
-    """The table at the end, in the terminal and in the report."""
+    """Prints the table of results and adds it to the report."""
     unigrams = json.loads((RUNS / "corpus/manifest.json").read_text())["splits"]["heldout"]["unigram_cross_entropy"]
     first, second = (json.loads((RUNS / f"pretrain-{n}/scores.json").read_text()) for n in (32, 64))
-    ours, theirs, gain, error = compared(found["pretrained"], found["scratch"])
+    pretrained, scratch, gain, error = compared(found["pretrained"], found["scratch"])
     seeds = len(found["scratch"])
     worth = f"{gain / error:.1f} standard errors" if error else "nothing was found on either side"
     rows = [
         ("held-out masked-LM loss, 32 tokens", f"{first['mlm']:.3f} nats", f"{unigrams:.3f} (unigram entropy)"),
         ("held-out masked-LM loss, 64 tokens", f"{second['mlm']:.3f} nats", f"{unigrams:.3f} (unigram entropy)"),
         ("next-sentence accuracy, held out", f"{second['nsp_accuracy']:.1%}", "50.0% (chance)"),
-        (f"names found, F1, mean of {seeds} seeds", f"{ours:.1%}", f"{theirs:.1%} (the same from scratch)"),
+        (f"names found, F1, mean of {seeds} seeds", f"{pretrained:.1%}", f"{scratch:.1%} (the same from scratch)"),
         ("what pre-training is worth", f"{gain:+.1%} ± {error:.1%}", worth),
     ]
     folder = found["pretrained"][0].parent / "model"
@@ -97,34 +97,34 @@ def show(found: dict[str, list[Path]], began: float) -> None:
 
 
 def compared(pretrained: list[Path], scratch: list[Path]) -> tuple[float, float, float, float]:
-    """Mean F1 of the names with and without pre-training, the difference, and its standard error: that of the test
-    passages (a paired bootstrap) and those of the seeds on both sides."""
+    """Returns the mean F1 of names with and without pre-training, the difference, and its standard error, from the test
+    passages (paired bootstrap) and the seeds of both sides."""
     truth = [json.loads(line)["tags"] for line in Path(TEST).read_text(encoding="utf-8").splitlines()]
 
     def counts(path: Path) -> list[tuple[int, int, int]]:
-        """Of each passage: names found, names said, names there."""
+        """Returns for each passage the numbers of correct, predicted and true names."""
         rows = []
         for line, tags in zip(path.read_text(encoding="utf-8").splitlines(), truth, strict=True):
-            said = json.loads(line)["tags"]
-            hits = sum(a == b == "NAME" for a, b in zip(said, tags, strict=True))
-            rows.append((hits, said.count("NAME"), tags.count("NAME")))
+            predicted = json.loads(line)["tags"]
+            hits = sum(a == b == "NAME" for a, b in zip(predicted, tags, strict=True))
+            rows.append((hits, predicted.count("NAME"), tags.count("NAME")))
         return rows
 
     def f1(side: Any, passages: Any) -> Any:
-        """F1 of each seed."""
-        hits, said, wanted = np.moveaxis(side[:, passages].sum(1), -1, 0)
-        return 2 * hits / np.maximum(said + wanted, 1)
+        """Returns F1 of each seed."""
+        hits, predicted, true = np.moveaxis(side[:, passages].sum(1), -1, 0)
+        return 2 * hits / np.maximum(predicted + true, 1)
 
-    ours, theirs = (np.array([counts(path) for path in paths]) for paths in (pretrained, scratch))
+    with_counts, without_counts = (np.array([counts(path) for path in paths]) for paths in (pretrained, scratch))
     draws = np.random.default_rng(0).integers(0, len(truth), (1000, len(truth)))
-    passages = np.std([f1(ours, draw).mean() - f1(theirs, draw).mean() for draw in draws])
-    a, b = f1(ours, slice(None)), f1(theirs, slice(None))
+    passages = np.std([f1(with_counts, draw).mean() - f1(without_counts, draw).mean() for draw in draws])
+    a, b = f1(with_counts, slice(None)), f1(without_counts, slice(None))
     seeds = (a.var(ddof=1) + b.var(ddof=1)) / len(a)
     return float(a.mean()), float(b.mean()), float(a.mean() - b.mean()), float(np.sqrt(passages**2 + seeds))
 
 
 def names(model: TextModel, sentence: str) -> list[str]:
-    """The names in a sentence."""
+    """Returns the names in a sentence."""
     return [word for word, tag in zip(sentence.split(), model(sentence)["tags"], strict=True) if tag == "NAME"]
 
 

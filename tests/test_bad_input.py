@@ -139,7 +139,7 @@ def test_a_prepared_corpus_that_was_damaged_afterwards(
         (squad(without("answers")), ["qas[0]", "answers"]),
         (squad(question(start="fifteen")), ["answers[0]", "answer_start"]),
         (squad(question(), context=None), ["paragraphs[0]", "'context'"]),
-        (squad(question(text="a bird")), ["No question's answer is found"]),
+        (squad(question(text="a bird")), ["No answer was found in its paragraph"]),
         (b'{"version": "1.1"}', ["'data' is missing"]),
         (b"[]", ["train.json"]),
         (b'{"data"', ["train.json", "JSON"]),

@@ -1,6 +1,7 @@
 """Lambert: pre-train and fine-tune BERT-family encoders, from raw text to an answer.
 
-The names below are the library. Each is imported when it is first used, so that `import lambert` does not import torch.
+The names in `__all__` are the public API. Each is imported when it is first used, so `import lambert` does not import
+torch.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The command `lambert`, and `python -m lambert`, which torchrun needs."""
+"""The command `lambert`, and `python -m lambert` for torchrun."""
 
 from typing import NoReturn
 

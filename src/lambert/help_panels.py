@@ -1,4 +1,4 @@
-"""The help of a verb with many settings: the common ones first, then the others, table by table."""
+"""Formats the help of verbs with many settings: first the common settings, then the others by table."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ COMMON, REST = "Common settings", "Other settings of the run"
 
 
 class ByTable(DefaultFormatter):
-    """Formats help for cyclopts: the settings that `common` names, in that order, then those of each table."""
+    """A help formatter for cyclopts: first the settings named in `common`, in that order, then those of each table."""
 
     def __init__(self, common: Sequence[str]) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class ByTable(DefaultFormatter):
         panels: dict[str, list[HelpEntry]] = {COMMON: [], REST: []}
         for entry in panel.entries:
             panels.setdefault(self._title(entry), []).append(entry)
-        if not panels[COMMON]:  # commands, or the recipe
+        if not panels[COMMON]:  # the panel of the commands or of the recipe
             super().__call__(console, options, panel)
             return
         panels[COMMON].sort(key=lambda entry: self._common[_name(entry)])
@@ -38,5 +38,5 @@ class ByTable(DefaultFormatter):
 
 
 def _name(entry: HelpEntry) -> str:
-    """The dotted name of a setting."""
+    """Returns the dotted name of a setting."""
     return entry.positive_names[0].removeprefix("--").replace("-", "_") if entry.positive_names else ""

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models
 
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus import tokenizer as tk
+from lambert.corpus import vocabulary
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TRICKY = [
@@ -30,12 +31,12 @@ def corpus() -> list[str]:
     return [row["text"] for row in GOLDEN["rows"]] + TRICKY[:3]
 
 
-def trained(lowercase: bool, vocabulary: int = 700, alphabet: int = 0) -> Any:
-    characters = tk.Characters()
+def trained(lowercase: bool, pieces: int = 700, alphabet: int = 0) -> Any:
+    characters = vocabulary.Characters()
     for text in corpus():
         characters.add(text)
-    return tk.train(
-        corpus(), characters, vocabulary=vocabulary, lowercase=lowercase, min_frequency=1, alphabet=alphabet
+    return vocabulary.train(
+        corpus(), characters, vocabulary=pieces, lowercase=lowercase, min_frequency=1, alphabet=alphabet
     )
 
 
@@ -84,7 +85,7 @@ def test_training_is_the_same_in_every_process() -> None:
 
 
 def test_what_training_learns() -> None:
-    tokenizer = trained(True, vocabulary=700)
+    tokenizer = trained(True, pieces=700)
     pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     assert pieces[:5] == list(tk.SPECIAL_PIECES)
     assert len(pieces) == 700
@@ -92,10 +93,10 @@ def test_what_training_learns() -> None:
     assert not any(piece != piece.lower() for piece in pieces[5:])
     assert {"##e", "##s"} <= set(pieces)
     assert not {"##.", "##,", "##中"} & set(pieces), "what never continues a word takes no place"
-    few = trained(True, vocabulary=300, alphabet=30)
+    few = trained(True, pieces=300, alphabet=30)
     assert sum(len(piece) == 1 for piece in few.get_vocab()) == 30
     with pytest.raises(UsageError, match="vocabulary = 40 is too small"):
-        trained(True, vocabulary=40)
+        trained(True, pieces=40)
 
 
 @pytest.mark.parametrize("name", ["", tk.JSON, tk.VOCABULARY])

@@ -90,10 +90,10 @@ def test_where_nothing_is_to_be_saved_it_breaks_off_what_is_done(
 
 def test_what_a_continued_run_leaves() -> None:
     def work(request: StopRequest) -> None:
-        request.status = "; the checkpoint after update 8 stands"
+        request.status = "; the newest checkpoint is that of update 8"
         ask()
 
-    with pytest.raises(SavedAndStopped, match=r"^Stopped by SIGTERM; the checkpoint after update 8 stands\. To"):
+    with pytest.raises(SavedAndStopped, match=r"^Stopped by SIGTERM; the newest checkpoint is that of update 8\. To"):
         politely(work)
 
 

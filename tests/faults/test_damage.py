@@ -188,8 +188,8 @@ def test_another_corpus_under_the_same_path(arena: Arena) -> None:
     shutil.copytree(arena.other / "corpus", arena.here / "corpus")
     called = arena.pretrain(arena.here, "run", steps=8)
     assert called.code == 2
-    assert f"{arena.here / 'run'} holds a run that began with something else: the corpus (" in called.err
-    assert "data.json has the record. Restore what was there, or choose another out." in called.err
+    assert f"{arena.here / 'run'} holds a run on other data: the corpus (" in called.err
+    assert "data.json records what the run began with. Restore that data, or choose another out." in called.err
 
 
 def test_the_same_corpus_prepared_again_elsewhere_goes_on(arena: Arena) -> None:
@@ -217,7 +217,7 @@ def test_other_labelled_rows_under_the_same_path(arena: Arena) -> None:
     finally:
         arena.rows.write_text(rows)
     assert called.code == 2
-    assert "began with something else: the labelled data (" in called.err
+    assert "a run on other data: the labelled data (" in called.err
 
 
 def test_another_init_before_the_first_checkpoint(arena: Arena) -> None:
@@ -231,7 +231,7 @@ def test_another_init_before_the_first_checkpoint(arena: Arena) -> None:
     write_sums(path.parent)
     called = arena.finetune(arena.here / "encoder", arena.here / "tuned")
     assert called.code == 2, called.err
-    assert "began with something else: the initial weights (" in called.err
+    assert "a run on other data: the initial weights (" in called.err
 
 
 def test_prepare_again_finds_damage(arena: Arena) -> None:

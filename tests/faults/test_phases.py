@@ -115,7 +115,8 @@ def test_a_run_that_is_continued_has_its_checkpoints(
     lambert: Lambert,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stands = f"Stopped by {number.name}; the checkpoint after update 6 stands. To continue: the same command again."
+    ending = "the newest checkpoint is that of update 6. To continue: the same command again."
+    stands = f"Stopped by {number.name}; {ending}"
     for phase in ("building the index", "finding the micro-batches"):
         owner, name = BEFORE[phase]
         with monkeypatch.context() as patched:
@@ -171,7 +172,7 @@ def test_the_final_scoring_is_made_up_for(
     with monkeypatch.context() as patched:
         patched.setattr(pretrain, "sequential", striking_batches(signal.SIGTERM, 2, seen))
         stopped = lambert("pretrain", out=run, **apart)
-    stands = "Stopped by SIGTERM; the checkpoint after update 8 stands. To continue: the same command again."
+    stands = "Stopped by SIGTERM; the newest checkpoint is that of update 8. To continue: the same command again."
     last_line(stopped, 75, stands)
     assert len(seen) == 2
     assert not (run / "model").exists()
@@ -222,7 +223,7 @@ def test_fine_tuning_evaluating_and_predicting(
         )  # fmt: skip
         assert rows(run, "heldout/accuracy") == []
         last_line(
-            lambert("finetune", **flags), 75, f"Stopped by SIGTERM; the checkpoint after update 2 stands. {again}"
+            lambert("finetune", **flags), 75, f"Stopped by SIGTERM; the newest checkpoint is that of update 2. {again}"
         )
     assert lambert("finetune", **flags).code == 0
     with monkeypatch.context() as patched:
@@ -236,8 +237,8 @@ def test_fine_tuning_evaluating_and_predicting(
         stopped = lambert("predict", model=run, stdin='{"text": "the river"}\n' * 3)
     last_line(
         stopped, 75,
-        "Stopped by SIGTERM; the answers so far are whole lines. To continue: the same command, with the lines that "
-        "have none.",
+        "Stopped by SIGTERM; the predictions so far are complete lines. To continue: the same command, with the "
+        "remaining lines.",
     )  # fmt: skip
 
 

@@ -141,7 +141,7 @@ def test_batches_are_even(lengths: list[int], micro_tokens: int, streams: int) -
 
 def test_int8_needs_a_processor() -> None:
     model = weights.fresh(EncoderConfig(vocabulary=9), {"span": 0})
-    with pytest.raises(UsageError, match="'int8' runs on a processor alone, not on meta: use bfloat16"):
+    with pytest.raises(UsageError, match="'int8' runs on CPUs only, not on meta: use bfloat16"):
         ready(model, "int8", torch.device("meta"))
 
 
@@ -152,5 +152,5 @@ def test_pairs_need_two_kinds_of_segments() -> None:
     check_segments(TaskConfig(name="classify"), one)
     for task in (pairs, TaskConfig(name="squad")):
         check_segments(task, two)
-        with pytest.raises(UsageError, match="segment_types = 1, and pairs of texts need 2"):
+        with pytest.raises(UsageError, match="segment_types = 1, and text pairs need 2"):
             check_segments(task, one)

@@ -201,7 +201,7 @@ def test_a_continued_run_keeps_what_it_had(model: Model, find: Callable[..., str
     assert again.tokens == 128
     said = find(again, room_for(model, 127))
     assert again.tokens == 64
-    assert "up to 128 tokens, as this run had them, do not fit any more" in said
+    assert "up to 128 tokens, as before in this run, do not fit any more" in said
     assert "other masks" in said
 
 
@@ -338,7 +338,7 @@ def test_found_recorded_and_kept_to_the_bit(
     assert re.findall(said, other.err) == ["1,024"]
     free = 20 * MB
     short = lambert("pretrain", out=undone(tmp_path / "run", tmp_path / "short", 4), **same)
-    assert f"up to {found} tokens, as this run had them, do not fit any more" in short.err
+    assert f"up to {found} tokens, as before in this run, do not fit any more" in short.err
     assert json.loads((tmp_path / "short" / "environment.json").read_text())["micro_tokens"] < found
 
 

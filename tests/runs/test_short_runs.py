@@ -22,7 +22,7 @@ MANIFEST = {"splits": {"heldout": {"unigram_cross_entropy": 6.0, "unigram_entrop
 )
 def test_few_updates(options: TrainConfig, named: str) -> None:
     warning = few_updates(options, 1_536)
-    assert warning.startswith("warning: 6 updates in all are few")
+    assert warning.startswith("warning: the run has only 6 updates.")
     assert named in warning
     assert warning.endswith("an epoch of 1,536 sequences has 6.0 updates of 256")
 
@@ -34,8 +34,8 @@ def test_updates_enough() -> None:
 
 def test_the_bar_is_what_frequencies_alone_give() -> None:
     warning = beside_unigrams({"mlm": 5.9}, MANIFEST)
-    assert "mlm loss is 5.90 nats" in warning
-    assert "alone give 6.00" in warning
+    assert "masked-LM loss is 5.90 nats" in warning
+    assert "unigram model 6.00" in warning
     assert beside_unigrams({"mlm": 6.0 * BELOW - 0.01}, MANIFEST) == ""
     assert beside_unigrams({}, MANIFEST) == ""
     assert beside_unigrams({"mlm": 1.0}, {"splits": {"heldout": {"unigram_cross_entropy": 0.0}}}) == ""
@@ -46,8 +46,8 @@ def test_a_short_run_warns_at_its_first_start_and_at_its_end(
 ) -> None:
     done = lambert("pretrain", corpus=corpus, out=tmp_path / "run", **small, train__steps=2)
     first, *_, model, last = done.out.splitlines()
-    assert first.startswith("warning: 2 updates in all are few")
+    assert first.startswith("warning: the run has only 2 updates.")
     assert model.startswith("model  ")
     assert "the encoder does not use context yet" in last
     again = lambert("pretrain", corpus=corpus, out=tmp_path / "run", **small, train__steps=2)
-    assert "few to learn from" not in again.out
+    assert "warning: the run has only" not in again.out

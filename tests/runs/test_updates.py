@@ -166,7 +166,7 @@ def test_a_folder_of_something_else_is_refused(
     last_line(lambert("pretrain", out=file / "run", **same), 2, str(file / "run"))
     assert file.read_text() == "mine"
     before = sorted(corpus.iterdir())
-    last_line(lambert("pretrain", out=corpus, **same), 2, str(corpus), "no run")
+    last_line(lambert("pretrain", out=corpus, **same), 2, str(corpus), "not a run folder")
     assert sorted(corpus.iterdir()) == before
 
 

@@ -97,7 +97,9 @@ def test_columns_by_number_are_keys_by_name_to_predict(words: Tokenizer, tmp_pat
 def test_a_label_only_in_the_dev_set(words: Tokenizer, tmp_path: Path) -> None:
     task, _ = learn(TaskConfig(), words, table(tmp_path / "train.tsv", ROWS))
     dev = table(tmp_path / "dev.tsv", [*ROWS, ("film", "so-so")])
-    with pytest.raises(DataError, match=r"dev\.tsv:6: label 'so-so' is not among the labels learnt from: neg, pos\."):
+    with pytest.raises(
+        DataError, match=r"dev\.tsv:6: label 'so-so' is not among the labels of the training file: neg, pos\."
+    ):
         task.read(dev)
 
 

@@ -44,10 +44,10 @@ def test_descriptions_of_other_origin() -> None:
     with pytest.raises(UsageError, match="fine-tuned for the task 'classify', not 'squad'"):
         described(stored(TaskConfig()), "squad")
     for damaged in ({"name": "classify", "colour": "red"}, {"labels": 3}, {"columns": "text"}, "classify"):
-        with pytest.raises(DataError, match="describes its task in another form"):
+        with pytest.raises(DataError, match="does not describe its task correctly"):
             described({"lambert": {"task": damaged}})
     for damaged in ({"lambert": "squad"}, {"architectures": ["BertForTokenClassification"], "id2label": {"O": "0"}}):
-        with pytest.raises(DataError, match="describes its task in another form"):
+        with pytest.raises(DataError, match="does not describe its task correctly"):
             described(damaged)
 
 
@@ -163,9 +163,9 @@ def test_tagging_cuts_long_sentences(words: Tokenizer, tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, r"x\.jsonl:2: 2 tokens but 1 tags"),
-        ({"tokens": "a", "tags": ["O"]}, r"x\.jsonl:2: 'tokens' is no list of texts"),
-        ({"tokens": ["a"]}, r"x\.jsonl:2: 'tags' is no list of texts"),
-        ({"tokens": [], "tags": []}, r"x\.jsonl:2: 'tokens' is no list of texts"),
+        ({"tokens": "a", "tags": ["O"]}, r"x\.jsonl:2: 'tokens' is not a list of texts"),
+        ({"tokens": ["a"]}, r"x\.jsonl:2: 'tags' is not a list of texts"),
+        ({"tokens": [], "tags": []}, r"x\.jsonl:2: 'tokens' is not a list of texts"),
         ({"tokens": ["a"], "tags": ["X"]}, r"x\.jsonl:2: tag 'X' is not among the labels"),
     ],
 )

@@ -79,7 +79,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert doctor._compiler().found == "no C++ compiler"
     monkeypatch.setattr(shutil, "which", lambda name: which("false") if name == "g++" else None)
-    assert (doctor._compiler().state, doctor._compiler().found) == ("note", "it failed without a word")
+    assert (doctor._compiler().state, doctor._compiler().found) == ("note", "it failed without a message")
 
 
 def test_a_driver_without_a_cuda_build_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_the_default_length_adapts_to_the_encoder(
 ) -> None:
     done = lambert("finetune", data=labelled("classify", "train"), init=pretrained, out=tmp_path, train__steps=1)
     assert done.code == 0, done.err
-    assert "not set, by the model and the data: task.max_length = 64" in done.out
+    assert "chosen by the model and the data: task.max_length = 64" in done.out
     assert json.loads((tmp_path / "model" / "config.json").read_text())["lambert"]["task"]["max_length"] == 64
 
 
@@ -125,7 +125,7 @@ def test_the_default_length_adapts_to_the_encoder(
         ("text\tlabel\nthe stone\ta\nthe river\n", "", {}, 3, ["data.tsv:3", "1 columns", "2"]),
         ("text\tlabel\nthe stone\ta\tx\n", "", {}, 3, ["data.tsv:2", "3 columns", "2"]),
         ("text\tlable\nthe stone\ta\n", "", {}, 3, ["data.tsv:2", "task.columns.label", "Did you mean 'lable'?"]),
-        ("text\tlabel\nthe stone\ta\nthe river\ta\n", "", {}, 3, ["data.tsv", "nothing to learn"]),
+        ("text\tlabel\nthe stone\ta\nthe river\ta\n", "", {}, 3, ["data.tsv", "at least two labels"]),
         ("text\tlabel\n", "", {}, 3, ["data.tsv", "no rows"]),
         (
             "text\tlabel\nthe stone\ta\nx\tb\n",

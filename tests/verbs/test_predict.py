@@ -126,7 +126,7 @@ def test_lines_that_a_crash_took_along_are_not_passed_over(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     refused = lambert("predict", model=tuned("classify"), stdin='{"text": "the river"}')
     assert (refused.code, refused.out, refused.err.count("\n")) == (3, "", 1)
-    assert "with the lines that have no answer" in refused.err
+    assert "with the lines that have no prediction" in refused.err
 
 
 def test_settings_that_cannot_be(tuned: Callable[[str], Path], lambert: Lambert) -> None:

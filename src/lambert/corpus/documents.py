@@ -1,4 +1,4 @@
-"""All documents of all files, in batches of bounded size, with what could not be read counted and named."""
+"""Reads the documents of all files in batches of bounded size, and counts and names unreadable documents."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from lambert.core.errors import DataError
 from lambert.corpus.files import text_bytes
 from lambert.corpus.readers import Layout, read
 
-BATCH = 1 << 20  # characters: enough to spread the cost of a call, little enough that dozens fit in memory
+BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory
 BATCH_DOCUMENTS = 1 << 14
-NAMED = 20  # unreadable documents named in the manifest; all are counted
+NAMED = 20  # unreadable documents that the manifest names; all are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a batch holds: whole documents, or one piece of a long document."""
+    """The content of a batch: whole documents, or one piece of a long document."""
 
     long: bool = False
     first: bool = False
@@ -25,23 +25,25 @@ WHOLE = Part()
 
 
 class Documents:
-    """The documents of a list of files. `read`, `bad` and `named` say what the last pass found."""
+    """The documents of a list of files. `read` and `bad` count the documents of the last pass; `named` lists bad
+    ones."""
 
     def __init__(self, files: Sequence[Path], layout: Layout, kind: str, max_bad: float) -> None:
         self.files, self.layout, self.kind, self.max_bad = files, layout, kind, max_bad
         self.total = sum(file.stat().st_size for file in files)
         """Bytes on disk."""
         self.done = 0
-        """Bytes on disk read so far in this pass."""
+        """Bytes on disk read so far in the current pass."""
         self.text_bytes = text_bytes(files)
-        """About how many bytes of text the files hold."""
+        """Approximate bytes of text in the files."""
         self.read = self.bad = 0
         self.named: list[str] = []
 
     def batches(self) -> Iterator[tuple[list[str], Part]]:
-        """One pass: lists of texts with what they are. A long document comes as consecutive batches of one piece each.
+        """Yields lists of texts with their kind, for one pass over the files. A long document is yielded as consecutive
+        batches of one piece each.
 
-        Raises DataError at the end where more than a share `max_bad` of the documents could not be read.
+        Raises DataError at the end if more than a share `max_bad` of the documents could not be read.
         """
         self.done = self.read = self.bad = 0
         self.named = []

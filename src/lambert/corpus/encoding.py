@@ -1,8 +1,9 @@
-"""Documents as token ids, fast.
+"""Encodes documents as token ids, with each word encoded once.
 
-BERT's normalizer, pre-tokenizer and WordPiece look at no character beyond a space or a punctuation mark of ASCII, so
-the ids of a text are those of its words and marks one after the other. Text repeats its words: each is encoded once by
-the library and looked up from then on. Where a tokenizer is of another kind, every sentence goes through the library.
+BERT's normalizer, pre-tokenizer and WordPiece treat the parts of a text between ASCII spaces and punctuation marks
+independently, so the ids of a text are the concatenated ids of its words and marks. Words repeat: the tokenizers
+library encodes each word once, and then the ids are looked up. With tokenizers of other kinds, the library encodes
+every sentence.
 """
 
 from collections.abc import Iterator
@@ -20,45 +21,46 @@ from lambert.corpus import sentences
 from lambert.corpus.lexicon import Lexicon
 from lambert.corpus.tokenizer import described
 
-SLICE = 1 << 18  # bytes encoded at a time: what is made of them fits a core's cache
-SENTENCES = 1 << 12  # encoded at a time where all go through the library
-MARK = "\0"  # set behind each word of a group; no text holds it after `sentences.clean`
-GROUP = 256  # new words encoded as one text: a call for each costs more than its words
-HALF = 32  # a word's value: where its ids begin, and in this many low bits how many they are
+SLICE = 1 << 18  # bytes encoded at a time: the intermediate arrays fit the cache of a core
+SENTENCES = 1 << 12  # encoded at a time if the library encodes all
+MARK = "\0"  # follows each word of a group; `sentences.clean` removes it from texts
+GROUP = 256  # new words encoded as one text, because calls are expensive
+HALF = 32  # the value of a word is the index of its first id, and in this many low bits the number of its ids
 
-SPACE, ALONE, JOINED, IDEOGRAPH = range(4)  # a byte is between words, a word, part of one, the first of an ideograph
+SPACE, ALONE, JOINED, IDEOGRAPH = range(4)  # a byte is between words, a word, part of a word, or starts an ideograph
 IDEOGRAPHS = range(0xE5, 0xEA)
-"""First bytes of U+5000 to U+9FFF, each of which is a word. The others stay with their neighbours, which is slower."""
+"""First bytes of U+5000 to U+9FFF, each of which is a word. Other ideographs are encoded with their neighbours, which
+is slower."""
 
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Documents as ids: D documents, n sentences, T tokens, none of them special and no sentence empty."""
+    """Documents as ids: D documents, n sentences, T tokens, without special tokens and empty sentences."""
 
     ids_T: npt.NDArray[Any]
     lengths_n: Integers
     sentences_D: Integers
-    """How many sentences each document has."""
+    """Number of sentences of each document."""
     hashes_D: npt.NDArray[np.uint64]
-    """64 bits of BLAKE2b of each document's sentences."""
+    """64-bit BLAKE2b hashes of the documents' sentences."""
     removed: int
-    """NUL characters taken out."""
+    """Number of NUL characters that were removed."""
 
 
 def document_hash(found: list[str]) -> int:
-    """64 bits of BLAKE2b of a document's sentences."""
+    """Returns the 64-bit BLAKE2b hash of a document's sentences."""
     return _hash("\n".join(found).encode())
 
 
 class Encoder:
-    """Documents to `Encoded`. `memory` bounds, in bytes, the words it remembers; the result does not depend on it."""
+    """Encodes documents. `memory` bounds the cache of words in bytes; the result does not depend on it."""
 
     def __init__(self, tokenizer_json: str, language: str, lines: str, memory: int = 128 << 20) -> None:
         self.language, self.lines, self._memory = language, lines, memory
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
-        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
+        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a document is ordinary text
         self._vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.dtype = token_type(self._vocabulary)
         values = described(self._tokenizer)
@@ -66,7 +68,7 @@ class Encoder:
         if self.by_words:
             self._tokenizer.add_tokens([AddedToken(MARK, normalized=False, special=False)])
             self._model = self._tokenizer.model
-            # an added token may hold punctuation and capitals
+            # an added token may contain punctuation and capitals
             self._added = not all(token["special"] for token in values["added_tokens"])
             kinds = dict.fromkeys(b"\n" if self._added else b"\n" + punctuation.encode(), ALONE) | {ord(" "): SPACE}
             if values["normalizer"]["handle_chinese_chars"] and not self._added:
@@ -83,7 +85,7 @@ class Encoder:
         self._lexicon.add([b"\n"], np.array([self._used << HALF]))
 
     def __call__(self, texts: list[str]) -> Encoded:
-        """The documents' sentences as ids."""
+        """Returns the ids of the documents' sentences."""
         cleaned = [sentences.clean(text) for text in texts]
         found_D = [sentences.split(text, self.language, self.lines) for text, _ in cleaned]
         data_D = ["\n".join(found).encode() for found in found_D]
@@ -99,7 +101,7 @@ class Encoder:
         return Encoded(ids_T, lengths_n, counts_D, hashes_D, sum(removed for _, removed in cleaned))
 
     def _by_sentences(self, found_D: list[list[str]]) -> Iterator[tuple[npt.NDArray[Any], Integers]]:
-        """(ids [T], lengths [n], zeros among them) of some sentences at a time, from the library."""
+        """Yields (ids [T], lengths [n], which may be 0) of some sentences at a time, encoded by the library."""
         found = [sentence for own in found_D for sentence in own]
         for at in range(0, len(found), SENTENCES):
             encodings = self._tokenizer.encode_batch_fast(found[at : at + SENTENCES], add_special_tokens=False)
@@ -107,16 +109,16 @@ class Encoder:
             yield np.concatenate([np.array(ids, dtype=self.dtype) for ids in lists]), np.array([len(x) for x in lists])
 
     def _by_words(self, data_D: list[bytes]) -> Iterator[tuple[npt.NDArray[Any], Integers]]:
-        """The same from the lexicon, for documents of one sentence a line."""
+        """Yields the same from the lexicon, for documents with one sentence per line."""
         for data in _slices(data_D):
             folded = data.translate(self._folds)
             kinds = np.frombuffer(data.translate(self._kinds), dtype=np.uint8)
             joined, alone, ideograph = kinds >= JOINED, kinds == ALONE, kinds == IDEOGRAPH
-            turns = np.diff(joined, prepend=False, append=False)  # whether a word begins or ends before each byte
-            turns[:-1] |= ideograph
-            turns[3:] |= ideograph[:-2]
-            starts_N = np.flatnonzero(turns[:-1] & joined | alone)
-            lengths_N = np.flatnonzero(turns[1:] & joined | alone) + 1 - starts_N
+            edges = np.diff(joined, prepend=False, append=False)  # whether a word begins or ends before each byte
+            edges[:-1] |= ideograph
+            edges[3:] |= ideograph[:-2]
+            starts_N = np.flatnonzero(edges[:-1] & joined | alone)
+            lengths_N = np.flatnonzero(edges[1:] & joined | alone) + 1 - starts_N
             values_N, unknown = self._lexicon.find(folded, starts_N, lengths_N)
             if unknown:
                 self._learn(unknown)
@@ -132,7 +134,8 @@ class Encoder:
 
     def _learn(self, words: list[bytes]) -> None:
         """Encodes words and adds them to the lexicon."""
-        # letters and digits of ASCII, folded, are what the normalizer makes of them, and one word to the pre-tokenizer
+        # the normalizer does not change lower-cased ASCII letters and digits, and the pre-tokenizer takes them as a
+        # word
         plain = [] if self._added else [word for word in words if word.isalnum()]
         lists = [[token.id for token in self._model.tokenize(word.decode())] for word in plain]
         others = [word.decode() for word in words if self._added or not word.isalnum()]
@@ -167,7 +170,7 @@ def _looks_at_words_only(values: dict[str, Any]) -> bool:
 
 
 def _slices(data_D: list[bytes]) -> Iterator[bytes]:
-    """Documents as parts of about `SLICE` bytes in which each sentence ends with a newline."""
+    """Yields the documents in parts of about `SLICE` bytes, with a newline after each sentence."""
     data = b"".join(data + b"\n" for data in data_D if data)
     at = 0
     while at < len(data):

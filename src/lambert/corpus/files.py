@@ -7,7 +7,8 @@ from pathlib import Path
 
 from lambert.core.errors import DataError
 from lambert.core.unsupported import refuse_archive, refuse_arrow
-from lambert.corpus.readers import COMPRESSIONS, EXPANSION, SUFFIXES
+from lambert.corpus.readers import SUFFIXES
+from lambert.corpus.streams import COMPRESSIONS, EXPANSION
 
 
 def find(inputs: Sequence[str | Path], without: Path | None = None) -> tuple[list[Path], list[Path]]:

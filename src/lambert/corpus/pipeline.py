@@ -21,7 +21,7 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
-from lambert.corpus import files, sentences, tokenizer
+from lambert.corpus import files, sentences, tokenizer, vocabulary
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents
 from lambert.corpus.encoding import document_hash
@@ -153,7 +153,7 @@ def _learn(config: PrepareConfig, folder: Path, documents: Documents, threshold:
     lowercase = True if config.lowercase is None else config.lowercase
     spool = folder / "sample.txt"
     rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
-    characters = tokenizer.Characters()
+    characters = vocabulary.Characters()
     held = False
     with spool.open("w", encoding="utf-8", newline="\n") as out:
         for texts, part in ahead(documents.batches):
@@ -172,7 +172,7 @@ def _learn(config: PrepareConfig, folder: Path, documents: Documents, threshold:
             progress(documents.done, documents.total, "reading for the vocabulary")
     progress(documents.total, documents.total, "learning the vocabulary")
     with spool.open(encoding="utf-8", newline="\n") as lines:
-        learnt = tokenizer.train(
+        learnt = vocabulary.train(
             lines,
             characters,
             vocabulary=config.vocabulary,

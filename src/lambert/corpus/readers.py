@@ -1,18 +1,13 @@
-"""Files as a stream of pieces of text: plain text, JSON lines, Parquet and wiki extracts, compressed or not.
+"""Reads files as streams of pieces of text: plain text, JSON lines, Parquet and wiki extracts, compressed or not.
 
-Memory is bounded whatever the size of a file: a document longer than `PIECE` bytes comes in several pieces, cut at the
-end of a paragraph, else of a line, else of a word. A document that cannot be read comes as a piece with its `error`.
+Memory is bounded: a document longer than `PIECE` bytes is yielded in several pieces, divided at the end of a paragraph,
+else of a line, else of a word. A document that cannot be read is yielded as a piece with an `error`.
 """
 
-import bz2
-import gzip
 import importlib
-import io
 import json
-import lzma
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -20,13 +15,13 @@ from typing import Any, BinaryIO, cast
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import markup
+from lambert.corpus.streams import BLOCK, Stream, is_damage, unpacked
 
-BLOCK = 1 << 20
 PIECE = 2 << 20
-JSON_LINE = 64 << 20  # a longer line is no document but a mistake; it would have to be held whole
+JSON_LINE = 64 << 20  # a longer line is an error, because it would have to be in memory at once
 
 _BOM = b"\xef\xbb\xbf"
-# both begin with a literal, which makes the search twenty times as fast; what they leave before it is taken off below
+# both begin with a literal, which makes the search 20 times as fast; white space before it is stripped later
 _BLANK_LINE = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 _WIKI_END = re.compile(rb"</doc>\s*")
 _WIKI_START = re.compile(r"\s*<doc [^\n]*>[ \t]*\n?")
@@ -39,25 +34,25 @@ class Piece:
 
     text: str
     place: str
-    """The line or row where it begins, for messages: 'line 17'."""
+    """The line or row where it begins, for messages, such as 'line 17'."""
     last: bool = True
-    """False where the next piece of the file continues the same document."""
+    """False if the next piece of the file continues the same document."""
     error: str = ""
-    """Why the document cannot be used; empty where it can."""
+    """Why the document cannot be used; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What readers must know of the files."""
+    """Settings of the readers."""
 
     documents: str = "file"
-    """What one document of a plain text file is: 'file', 'blank-line' (separated by blank lines) or 'line'."""
+    """The documents of a plain text file: the whole 'file', text between blank lines ('blank-line'), or each 'line'."""
     text_field: str = "text"
     """The field (JSON lines) or column (Parquet) that holds the text."""
 
 
 def read_text(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
-    """Plain UTF-8 text: one document a file, one between blank lines, or one a line."""
+    """Reads plain UTF-8 text."""
     if layout.documents == "line":
         for raw, number, last in _lines(stream, PIECE):
             yield _decoded(raw, number, last)
@@ -71,7 +66,7 @@ def read_text(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 
 def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
-    """Articles as WikiExtractor writes them: `<doc id=... title=...>`, the title, paragraphs, `</doc>`."""
+    """Reads articles written by WikiExtractor: `<doc id=... title=...>`, the title, paragraphs, `</doc>`."""
     for raw, number, last in _parts(stream, _WIKI_END):
         if raw.strip() or not last:
             piece = _decoded(raw.rstrip() if last else raw, number, last)
@@ -79,7 +74,7 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 
 def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
-    """JSON lines: one object a line, its text in the field `layout.text_field`. Blank lines are passed over."""
+    """Reads JSON lines: one object per line, with text in the field `layout.text_field`. Blank lines are skipped."""
     skipping = False
     for raw, number, last in _lines(stream, JSON_LINE):
         was_skipping, skipping = skipping, not last
@@ -99,7 +94,7 @@ def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 
 def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
-    """The rows of a Parquet file, their text in the column `layout.text_field`; a few rows in memory at a time."""
+    """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -118,7 +113,7 @@ def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
                 yield _field({layout.text_field: text}, layout.text_field, f"row {number}")
     except arrow_error as error:
         reason = " ".join(str(error).split())
-        yield Piece("", f"row {number + 1}", error=f"is damaged or no Parquet ({reason})")
+        yield Piece("", f"row {number + 1}", error=f"is damaged or not Parquet ({reason})")
 
 
 READERS: dict[str, Callable[[BinaryIO, Layout], Iterator[Piece]]] = {
@@ -138,42 +133,29 @@ SUFFIXES = {
 }
 
 
-def _zstd(raw: BinaryIO) -> BinaryIO:
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            return cast(BinaryIO, importlib.import_module(name).ZstdFile(raw))
-        except ImportError:
-            continue
-    raise UsageError("Reading .zst needs Python 3.14 or backports.zstd: pip install 'lambert-bert[zstd]'.")
-
-
-COMPRESSIONS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
-    ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)),
-    ".bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw)),
-    ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115 (`raw` is what has to be closed)
-    ".zst": _zstd,
-}
-EXPANSION: Mapping[str, float] = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.5, ".zst": 3.5, ".parquet": 2.0}
-"""Typical bytes of English text to a compressed byte, for estimates only."""
-
-
 def read(
     path: Path, layout: Layout, kind: str = "auto", tell: Callable[[int], None] = lambda _: None
 ) -> Iterator[Piece]:
-    """The pieces of one file, as the reader `kind` finds them, or the one that suits its name and first bytes.
+    """Yields the pieces of one file.
 
-    A file that is cut short or damaged gives what came before the damage; the document in which it happened is a piece
-    with an error, and so is a file of markup unless `kind` says that it is text. `tell` is called with the number of
-    bytes read from disk. Raises DataError where the file cannot be opened, UsageError where a library is missing or
-    `kind` is unknown.
+    The part of a damaged or truncated file before the damage is yielded, then a piece with an error. A file with markup
+    is a piece with an error, unless `kind` is "text".
+
+    Args:
+        kind: Name of the reader; "auto": chosen by the name and the first bytes of the file.
+        tell: Called with the number of bytes read from disk.
+
+    Raises:
+        DataError: The file cannot be opened.
+        UsageError: A library is missing, or `kind` is unknown.
     """
     try:
         raw = path.open("rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     with raw:
-        opened, inner = _unpacked(path, raw)
-        stream = _Stream(opened)
+        opened, inner = unpacked(path, raw)
+        stream = Stream(opened)
         place = "line 1"
         try:
             if kind == "auto":
@@ -191,83 +173,25 @@ def read(
                 yield piece
                 tell(raw.tell())
         except Exception as error:
-            if not _is_damage(error):
+            if not is_damage(error):
                 raise
-            yield Piece("", place, error=f"is damaged or cut short after this ({error or type(error).__name__})")
+            yield Piece("", place, error=f"is damaged or truncated after this ({error or type(error).__name__})")
 
 
 def check_no_markup(path: Path) -> None:
-    """Raises DataError where a file of plain text, by its name, is markup, by its first bytes."""
+    """Raises DataError if a file with the name of a plain text file begins with markup."""
     try:
         with path.open("rb") as raw:
-            opened, inner = _unpacked(path, raw)
-            problem = markup(_Stream(opened).peek()) if SUFFIXES.get(inner, "text") == "text" else ""
+            opened, inner = unpacked(path, raw)
+            problem = markup(Stream(opened).peek()) if SUFFIXES.get(inner, "text") == "text" else ""
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     if problem:
-        raise DataError(f"{path} {problem}, or take it as it is with --format text.")
-
-
-def _unpacked(path: Path, raw: BinaryIO) -> tuple[BinaryIO, str]:
-    """The decompressed bytes of an open file, and the suffix of its name without that of its compression."""
-    suffix = path.suffix.lower()
-    if suffix in COMPRESSIONS:
-        return COMPRESSIONS[suffix](raw), Path(path.stem).suffix.lower()
-    return raw, suffix
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether reading failed for what is in the file. The error of zstd has a class in each of its libraries."""
-    return isinstance(error, EOFError | OSError | lzma.LZMAError | zlib.error) or type(error).__name__ == "ZstdError"
-
-
-class _Whole(io.RawIOBase):
-    """A stream that ends where it is damaged and keeps the error, so that what came before is not lost with it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream: Any = stream
-        self.error: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            data = b"" if self.error else self._stream.read1(len(buffer))
-        except Exception as error:
-            if not _is_damage(error):
-                raise
-            self.error, data = error, b""
-        buffer[: len(data)] = data
-        return len(data)
-
-
-class _Stream:
-    """`read(n)` gives n bytes unless the file ends, so that blocks do not depend on the compression; damage is raised
-    once all that came before it has been given, and never half of a line."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._whole = _Whole(stream)
-        self._buffer = io.BufferedReader(self._whole, BLOCK)
-
-    def peek(self) -> bytes:
-        return self._buffer.peek(64)
-
-    def read(self, size: int) -> bytes:
-        data = self._buffer.read(size)
-        if not data and self._whole.error:
-            raise self._whole.error
-        return data
-
-    def readline(self, limit: int) -> bytes:
-        line = self._buffer.readline(limit)
-        if self._whole.error and len(line) < limit and not line.endswith(b"\n"):
-            raise self._whole.error
-        return line
+        raise DataError(f"{path} {problem}, or use --format text to read the markup as text.")
 
 
 def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tuple[bytes, int, bool]]:
-    """(bytes, number of their first line, whether a document ends with them)."""
+    """Yields (bytes, number of their first line, whether a document ends with them)."""
     held, number, ended = b"", 1, False
     while not ended:
         block = stream.read(BLOCK)
@@ -276,7 +200,7 @@ def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tu
         start = 0
         for match in separator.finditer(held) if separator else ():
             if not ended and len(held) - match.end() < 64 and not held[match.end() :].strip():
-                break  # the separator may go on in the next block
+                break  # the separator may continue in the next block
             yield held[start : match.start()], number, True
             number += held.count(b"\n", start, match.end())
             start = match.end()
@@ -290,7 +214,8 @@ def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tu
 
 
 def _cut(data: bytes) -> int:
-    """Where to cut: after the last paragraph, line or word ending in the second half of the piece, else character."""
+    """Returns where to divide: after the last paragraph, line, word or else character in the second half of the
+    piece."""
     for separator in (b"\n\n", b"\n\r\n", b"\n", b" "):
         at = data.rfind(separator, PIECE // 2, PIECE)
         if at >= 0:
@@ -299,7 +224,7 @@ def _cut(data: bytes) -> int:
 
 
 def _lines(stream: BinaryIO, limit: int) -> Iterator[tuple[bytes, int, bool]]:
-    """(line or part of one, its number, whether it ends)."""
+    """Yields (line or part of one, its number, whether it ends)."""
     number, held, last = 1, b"", True
     while line := stream.readline(limit - len(held)):
         line, held = held + line, b""
@@ -314,7 +239,7 @@ def _lines(stream: BinaryIO, limit: int) -> Iterator[tuple[bytes, int, bool]]:
 
 
 def _whole_characters(data: bytes) -> int:
-    """The length of UTF-8 data without a character that its end may cut in two."""
+    """Returns the length of UTF-8 data without an incomplete character at its end."""
     for back in range(1, min(4, len(data)) + 1):
         if data[-back] >= 0xC0:
             return len(data) - back
@@ -328,9 +253,11 @@ def _decoded(raw: bytes, number: int, last: bool) -> Piece:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         return Piece("", f"line {number + raw.count(bytes([10]), 0, error.start)}", last, _not_utf8(error))
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return Piece(text, f"line {number}", last)
+    return Piece(_with_newlines(text), f"line {number}", last)
+
+
+def _with_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
@@ -351,7 +278,5 @@ def _field(row: Any, field: str, place: str) -> Piece:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return Piece("", place, error="holds half of a surrogate pair, which is no character")
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return Piece(text, place)
+        return Piece("", place, error="contains half of a surrogate pair, which is not a character")
+    return Piece(_with_newlines(text), place)

@@ -1,8 +1,8 @@
-"""Documents as sentences.
+"""Divides documents into sentences.
 
-sentencex (Wikimedia, MIT) finds the ends of sentences; what is here decides what a paragraph is and cleans white space.
-The ids of a document's sentences, one after the other, are the ids of the document: white space is what BERT's
-normalizer takes for white space, and no sentence ends within a word.
+sentencex (Wikimedia, MIT) finds the ends of sentences; this module determines paragraphs and cleans white space. The
+concatenated ids of the sentences are the ids of the document, because white space is defined as in BERT's normalizer
+and no sentence ends within a word.
 """
 
 import unicodedata
@@ -15,35 +15,37 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 WRAPPED_WIDTH = 100
-"""Lines are taken for hard-wrapped where 19 of 20 are no longer than this many characters (typewriters and plain-text
-editions wrap at 60 to 80)."""
+"""A document is hard-wrapped if 19 of 20 lines have at most this many characters (plain-text editions wrap at 60 to
+80)."""
 
-_WHITE = [c for c in map(chr, range(0x3001)) if c.isspace() and c not in " \n"]  # U+3000 is the last of Unicode
+_WHITE = [c for c in map(chr, range(0x3001)) if c.isspace() and c not in " \n"]  # U+3000 is the last in Unicode
 _SPACES = [c for c in _WHITE if c in "\t\r" or unicodedata.category(c)[0] == "Z"]
 # Form feed, U+0085 and the like are white space to Python and sentencex, but BERT's normalizer removes them.
 _REMOVED = [c for c in _WHITE if c not in _SPACES]
 _ASCII_SPACES = [c for c in _SPACES if c.isascii()]
 
-_ENDS = " .!?\u3002\uff01\uff1f"  # what nearly all sentences end with; the tokenizer is asked about the others
-_TAIL = 4  # characters of a sentence's end that it is asked about
-_WINDOW = 1 << 17  # characters that sentencex is given at once: for each sentence it looks at all quotations
-_WINDOW_WITHOUT_SPACES = 1 << 12  # and at all characters back to the last space
+_ENDS = " .!?\u3002\uff01\uff1f"  # nearly all sentences end with these; others are checked with the tokenizer
+_TAIL = 4  # characters of the end of a sentence that are checked
+_WINDOW = 1 << 17  # maximum characters per call of sentencex, which for each sentence checks all quotations
+_WINDOW_WITHOUT_SPACES = 1 << 12  # the same, because it also checks all characters back to the last space
 _NORMALIZER, _PRE_TOKENIZER = BertNormalizer(lowercase=False), BertPreTokenizer()
 
 LINES = ("auto", "wrapped", "paragraphs")
 
 
 def clean(text: str) -> tuple[str, int]:
-    """(the text without NUL characters, which BERT's normalizer removes too, and how many they were)."""
+    """Returns the text without NUL characters, which BERT's normalizer removes too, and their number."""
     removed = text.count("\0")
     return (text.replace("\0", ""), removed) if removed else (text, 0)
 
 
 def split(text: str, language: str = "en", lines: str = "auto") -> list[str]:
-    """The sentences of a document, none of them empty, with single spaces inside and none around.
+    """Returns the sentences of a document, without empty ones, with single spaces inside and none around.
 
-    Paragraphs end at blank lines. Lines within one are joined where `lines` is "wrapped", are paragraphs of their own
-    where it is "paragraphs"; "auto" decides by the lengths of the document's lines. `language` is an ISO 639 code.
+    Args:
+        text: The document. language: ISO 639 code. lines: "wrapped": the lines between blank lines are joined to a
+        paragraph. "paragraphs": each line is a paragraph.
+            "auto": decided by the lengths of the lines.
     """
     found: list[str] = []
     for paragraph in _paragraphs(text, lines):
@@ -53,16 +55,16 @@ def split(text: str, language: str = "en", lines: str = "auto") -> list[str]:
 
 
 def _parts(paragraph: str, language: str) -> list[str]:
-    """The paragraph as sentencex parts it. Its time grows with the square of the length, so long paragraphs are given
-    to it in windows. A window begins where a sentence does. What sentencex finds in its last quarter is found again in
-    the next one, because a quotation there may end beyond the window."""
+    """Returns the paragraph as divided by sentencex. The time of sentencex is quadratic, so long paragraphs are divided
+    in windows that begin at the start of a sentence. The last quarter of a window is divided again in the next window,
+    because a quotation there may end after the window."""
     solid = _WINDOW_WITHOUT_SPACES
     spaced = all(paragraph.find(" ", at, at + solid) >= 0 for at in range(0, len(paragraph) - solid, solid))
     window = _WINDOW if spaced else solid
     if len(paragraph) <= window:
         return _segment(paragraph, language)
     found: list[str] = []
-    begun: list[str] = []  # of the next sentence: windows that hold no end of one
+    begun: list[str] = []  # the start of the next sentence: windows without an end of a sentence
     start = 0
     while len(paragraph) - start > window:
         parts = _segment(paragraph[start : start + window], language)
@@ -79,7 +81,7 @@ def _parts(paragraph: str, language: str) -> list[str]:
 
 
 def _segment(text: str, language: str) -> list[str]:
-    """The text as sentencex parts it; the whole text where sentencex panics, which raises no Exception."""
+    """Returns the text as divided by sentencex, or the whole text if sentencex panics, which raises no Exception."""
     try:
         parts: list[str] = sentencex.segment(language, text)
     except BaseException as error:
@@ -90,7 +92,7 @@ def _segment(text: str, language: str) -> list[str]:
 
 
 def _whole_words(parts: list[str]) -> list[str]:
-    """The parts of a paragraph, those joined between which the tokenizer sees no end of a word."""
+    """Returns the parts of a paragraph, with parts joined if the tokenizer sees no end of a word between them."""
     found, start = [], 0
     for end in range(1, len(parts)):
         if parts[end - 1][-1] in _ENDS or _ends_word("".join(parts[max(start, end - _TAIL) : end])[-_TAIL:]):
@@ -101,13 +103,13 @@ def _whole_words(parts: list[str]) -> list[str]:
 
 @lru_cache(1 << 12)
 def _ends_word(tail: str) -> bool:
-    """Whether a word ends with these last characters of a sentence, whatever follows them."""
+    """Returns whether a word ends with these last characters of a sentence, whatever follows."""
     pieces: list[tuple[str, tuple[int, int]]] = _PRE_TOKENIZER.pre_tokenize_str(_NORMALIZER.normalize_str(tail + "a"))
     return pieces[-1][0] == "a"
 
 
 def _paragraphs(text: str, lines: str) -> list[str]:
-    """The paragraphs of a text, none of them empty, with single spaces inside as their only white space."""
+    """Returns the paragraphs of a text, without empty ones, with single spaces as their only white space."""
     for control in _REMOVED:
         if control in text:
             text = text.replace(control, "")

@@ -1,30 +1,29 @@
-"""The WordPiece tokenizer: trained, loaded, saved in the Hugging Face layout, and checked for what BERT needs of it.
+"""Builds, loads, saves and checks tokenizers.
 
-Everything that turns text into ids is the `tokenizers` library with the normalizer and pre-tokenizer of BERT (Devlin et
-al. 2019; `tokenization.py` of google-research/bert).
+The `tokenizers` library converts text to ids, with the normalizer and pre-tokenizer of BERT (Devlin et al. 2019;
+`tokenization.py` of google-research/bert).
 """
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.specials import Specials
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
-LONGEST_WORD = 100  # characters; a longer word is [UNK]: tokenization.py of google-research/bert has 200, its users 100
+LONGEST_WORD = 100  # characters; a longer word is [UNK], as in Hugging Face; google-research/bert has 200
 JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
 
 
 def build(pieces: list[str], *, lowercase: bool) -> Any:
-    """BERT's tokenizer over a vocabulary in order of ids. Lower-casing also strips accents, as published."""
+    """Returns BERT's tokenizer for a vocabulary in order of ids. Lower-casing also strips accents, as published."""
     ids = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -41,98 +40,34 @@ def build(pieces: list[str], *, lowercase: bool) -> Any:
 
 
 def _plain(tokenizer: Any) -> Any:
-    """The tokenizer, to which "[SEP]" in a text is text. `tokenizer.json` has no field for this."""
+    """Sets the tokenizer to encode "[SEP]" in a text as ordinary text, which `tokenizer.json` cannot store."""
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def with_mask(tokenizer: Any) -> Any:
-    """A copy to which "[MASK]" in a text is the mask; the other special pieces stay text."""
+    """Returns a copy that encodes "[MASK]" in a text as the mask token. Other special pieces stay ordinary text."""
     values = described(tokenizer)
     for token in values["added_tokens"]:
         if token["content"] == "[MASK]":
             token["special"] = False
     copy = _plain(Tokenizer.from_str(_serialised(values)))
-    copy.add_tokens([AddedToken("[MASK]", normalized=False, special=False)])  # nothing where it is one already
+    copy.add_tokens([AddedToken("[MASK]", normalized=False, special=False)])  # no effect if it exists
     return copy
 
 
-class Characters:
-    """Counts the characters of a text as the tokenizer will see them, in constant memory."""
-
-    def __init__(self) -> None:
-        self.counts: npt.NDArray[np.int64] = np.zeros(0x110000, dtype=np.int64)
-
-    def add(self, text: str) -> None:
-        points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
-        counts = np.bincount(points)
-        self.counts[: len(counts)] += counts
-
-    def alphabet(self, limit: int, least: int, *, lowercase: bool) -> tuple[list[str], list[str]]:
-        """(the `limit` most frequent characters that occur at least `least` times, those of them that can continue a
-        word), in order of their code points."""
-        normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-        seen: dict[str, int] = {}
-        for point in np.flatnonzero(self.counts):
-            for character in normalizer.normalize_str(chr(point)):
-                if not character.isspace():
-                    seen[character] = seen.get(character, 0) + int(self.counts[point])
-        frequent = sorted((c for c in seen if seen[c] >= least), key=lambda c: (-seen[c], c))
-        alphabet = sorted(frequent[:limit])
-        pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        joins = [c for c in alphabet if len(pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(f"a{c}"))) == 1]
-        return alphabet, joins
-
-
-def train(
-    texts: Iterable[str],
-    characters: Characters,
-    *,
-    vocabulary: int,
-    lowercase: bool,
-    min_frequency: int = 2,
-    alphabet: int = 0,
-) -> Any:
-    """A WordPiece tokenizer of at most `vocabulary` pieces learnt from texts; `characters` has counted the same texts.
-
-    The same texts give the same pieces with the same ids in every process. The library numbers continuing characters in
-    the order of a hash map, which differs from run to run, so the alphabet is handed to it already numbered. `alphabet`
-    limits the single characters (0: a tenth of the vocabulary, at most 1000). Words seen less than `min_frequency`
-    times, and characters likewise, make no piece.
-    """
-    limit = alphabet or min(1000, max(64, vocabulary // 10))
-    single, joining = characters.alphabet(limit, min_frequency, lowercase=lowercase)
-    first = [*SPECIAL_PIECES, *single, *(CONTINUATION + character for character in joining)]
-    if len(first) > vocabulary:
-        raise UsageError(
-            f"vocabulary = {vocabulary} is too small: special pieces and single characters alone are {len(first)}. "
-            f"Raise it, or set alphabet below {len(single)}."
-        )
-    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    learner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocabulary,
-        min_frequency=min_frequency,
-        special_tokens=first,
-        initial_alphabet=single,
-        limit_alphabet=len(single),
-        continuing_subword_prefix=CONTINUATION,
-        show_progress=False,
-    )
-    learner.train_from_iterator(texts, trainer)
-    ids = learner.get_vocab(with_added_tokens=True)
-    return build(sorted(ids, key=ids.__getitem__), lowercase=lowercase)
-
-
 def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = ()) -> Any:
-    """The tokenizer in a model folder, a `tokenizer.json` or a `vocab.txt`, without truncation and padding; to it
-    special pieces that a text spells out are text.
+    """Loads a tokenizer, without truncation and padding. It encodes special pieces in a text as ordinary text.
 
-    For a bare vocabulary `lowercase` says whether text is lower-cased; None takes it from `tokenizer_config.json`
-    beside it, else from the pieces (a cased vocabulary has pieces with capitals). Raises DataError for a file that is
-    missing or damaged or lacks a piece that the caller `needs`, UsageError where `lowercase` contradicts a
-    `tokenizer.json`.
+    Args:
+        path: Model folder, `tokenizer.json` or `vocab.txt`.
+        lowercase: Whether text is lower-cased, for a `vocab.txt`. None: as in `tokenizer_config.json` beside it, else
+            false if any piece has capitals.
+        needs: Pieces that the vocabulary must have.
+
+    Raises:
+        DataError: A file is missing or damaged, or lacks a piece.
+        UsageError: `lowercase` contradicts a `tokenizer.json`.
     """
     path = Path(path)
     if path.is_dir():
@@ -156,7 +91,7 @@ def _load(path: Path, lowercase: bool | None) -> Any:
 
 
 def file_in(folder: Path) -> Path:
-    """The file of a folder that its tokenizer is read from. Raises DataError where there is none."""
+    """Returns the tokenizer file of a folder. Raises DataError if there is none."""
     files = [folder / name for name in (JSON, VOCABULARY) if (folder / name).is_file()]
     if not files:
         raise DataError(f"No tokenizer in {folder}: neither {JSON} nor {VOCABULARY}.")
@@ -192,7 +127,7 @@ def _pieces(path: Path) -> list[str]:
     for number, piece in enumerate(pieces, start=1):
         if piece in lines:
             raise DataError(
-                f"{path}:{number} repeats the piece {piece!r} of line {lines[piece]}: ids would shift. Mend it."
+                f"{path}:{number} repeats the piece {piece!r} of line {lines[piece]}: ids would shift. Correct it."
             )
         lines[piece] = number
     return pieces
@@ -209,13 +144,13 @@ def _configured(path: Path) -> bool | None:
 
 
 def described(tokenizer: Any) -> dict[str, Any]:
-    """The tokenizer as the plain values of its `tokenizer.json`."""
+    """Returns the content of the tokenizer's `tokenizer.json`."""
     values: dict[str, Any] = json.loads(tokenizer.to_str())
     return values
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """SHA-256 of the `tokenizer.json` that `save` writes."""
+    """Returns the SHA-256 of the `tokenizer.json` that `save` writes."""
     return hashlib.sha256(_serialised(described(tokenizer)).encode()).hexdigest()
 
 
@@ -224,7 +159,7 @@ def _serialised(values: dict[str, Any]) -> str:
 
 
 def lowercases(tokenizer: Any) -> bool | None:
-    """Whether the tokenizer lower-cases, None where its normalizer is not BERT's."""
+    """Returns whether the tokenizer lower-cases, or None if its normalizer is not BERT's."""
     return _lowercases(described(tokenizer))
 
 
@@ -234,7 +169,8 @@ def _lowercases(values: dict[str, Any]) -> bool | None:
 
 
 def save(tokenizer: Any, folder: Path) -> None:
-    """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, which AutoTokenizer reads."""
+    """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, as AutoTokenizer expects
+    them."""
     values = described(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / JSON).write_text(_serialised(values), encoding="utf-8")
@@ -265,9 +201,10 @@ def _check_pieces(tokenizer: Any, needs: Collection[str], source: str) -> None:
 
 
 def specials(tokenizer: Any, source: str = "the tokenizer") -> Specials:
-    """The ids of the special pieces and which pieces continue a word. `source` names the file in errors.
+    """Returns the ids of the special pieces, and which pieces continue a word. `source` names the file in error
+    messages.
 
-    Raises DataError where a special piece is missing or ids have gaps.
+    Raises DataError if a special piece is missing or ids have gaps.
     """
     _check_pieces(tokenizer, SPECIAL_PIECES, source)
     ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)

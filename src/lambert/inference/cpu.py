@@ -1,7 +1,7 @@
-"""A model for inference on the processor: weights fused, rounded and laid out for its kernels once, not at each call.
+"""Models for inference on a CPU: weights are fused, rounded and laid out for the kernels once, not at each call.
 
-The kernels are oneDNN's, by the operators that torch's own compiler calls. States are bfloat16 with bfloat16 weights,
-float32 with int8 ones.
+The kernels are oneDNN's, called by the operators that torch's compiler uses. States are bfloat16 with bfloat16 weights
+and float32 with int8 weights.
 """
 
 from functools import partial
@@ -16,13 +16,13 @@ from lambert.model.heads import Model
 
 Kind = Literal["bfloat16", "int8"]
 _ZERO = 128
-"""What stands for 0 in activations of 8 bits without a sign."""
+"""Zero point of the unsigned 8-bit activations."""
 _ROWS = 128
-"""Rows quantised together: their float32 copies stay in the second-level cache."""
+"""Rows quantized together, so that their float32 copies fit the second-level cache."""
 
 
 class Packed(nn.Module):
-    """x W' + b in bfloat16, then the activation: "" (none), or GELU by the error function ("none") or "tanh"."""
+    """Computes x W' + b in bfloat16, then the activation: none (""), or GELU exact ("none") or approximate ("tanh")."""
 
     def __init__(self, weight: Tensor, bias: Tensor, gelu: str = "") -> None:
         super().__init__()
@@ -36,10 +36,11 @@ class Packed(nn.Module):
 
 
 class Int8(nn.Module):
-    """As `Packed`, the product in 8 bits: a scale for each output of the weights, one for each token of the states.
+    """Computes what `Packed` computes, with an 8-bit product and output of type `dtype`.
 
-    A token's scale comes from that token alone, so that no result depends on the rest of the batch (per-token and
-    per-channel symmetric quantisation, as of Yao et al., "ZeroQuant", 2022, section 4.1). Gives `dtype`.
+    The quantization is symmetric, with one scale per output channel of the weights and one per token of the states (Yao
+    et al., "ZeroQuant", 2022, section 4.1). The scale of a token depends on that token only, so results do not depend
+    on the rest of the batch.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, gelu: str = "", dtype: torch.dtype = torch.bfloat16) -> None:
@@ -49,11 +50,11 @@ class Int8(nn.Module):
         self.weight = torch.ops.onednn.qlinear_prepack(whole_ND.to(torch.int8), None)
         self.zeros_N = torch.zeros(len(weight), dtype=torch.int32)
         self.shift_N = -_ZERO * self.scale_N * whole_ND.sum(1)
-        self.half_D = torch.full((weight.shape[1],), _ZERO + 0.5)  # to round: the conversion to whole numbers cuts off
+        self.half_D = torch.full((weight.shape[1],), _ZERO + 0.5)  # + 0.5 rounds: the conversion to integers truncates
         self.bias, self.gelu, self.dtype = bias.to(dtype), gelu, dtype
 
     def forward(self, states_TD: Tensor) -> Tensor:
-        # Rounded to bfloat16 both where it divides and where it multiplies.
+        # The scale is rounded to bfloat16 for the division and for the multiplication.
         step_T1 = (_largest(states_TD) / 127).clamp_(min=1e-30).to(torch.bfloat16).float()
         bytes_TD = torch.empty(states_TD.shape, dtype=torch.uint8)
         parts = (torch.split(tensor, _ROWS) for tensor in (bytes_TD, states_TD, step_T1.reciprocal()))
@@ -67,8 +68,8 @@ class Int8(nn.Module):
 
 
 def _largest(states_TD: Tensor) -> Tensor:
-    """The largest magnitude of each row, float32 [T, 1]."""
-    if states_TD.dtype == torch.bfloat16:  # without their sign, its bits are ordered as its values
+    """Returns the largest magnitude of each row, float32 [T, 1]."""
+    if states_TD.dtype == torch.bfloat16:  # bits without the sign have the same order as magnitudes
         bits_T1 = states_TD.view(torch.int16).bitwise_and(0x7FFF).amax(-1, keepdim=True)
         return bits_T1.view(torch.bfloat16).float()
     return states_TD.abs().amax(-1, keepdim=True)
@@ -81,10 +82,10 @@ def _product(kind: Kind, weight: Tensor, bias: Tensor, gelu: str = "", residual:
 
 
 def check(kind: Kind) -> None:
-    """Raises MachineError where this processor or this torch cannot do exact products of this kind.
+    """Raises MachineError if this processor or this build of torch cannot compute exact products of this kind.
 
-    Tried with the largest bytes and both types that int8 gives: processors without 8-bit dot products saturate at 16
-    bits, torch 2.13 for AVX2 only where it gives float32.
+    The test uses the largest bytes and both output types of int8: processors without 8-bit dot products saturate at 16
+    bits, with torch 2.13 on AVX2 only if the output is float32.
     """
     width, ones = 64, torch.ones(64, 64)
     try:
@@ -94,7 +95,7 @@ def check(kind: Kind) -> None:
         else:
             wanted = {torch.float32: 127 * width + 1, torch.bfloat16: 127 * width}  # the same, rounded
             right = all(bool((Int8(ones, ones[0], dtype=dtype)(127 * ones) == x).all()) for dtype, x in wanted.items())
-    except (RuntimeError, AttributeError):  # no such kernel here, or no such operator in this torch
+    except (RuntimeError, AttributeError):  # the kernel or the operator does not exist
         right = False
     if not right:
         raise MachineError(f"This processor (or this build of torch) has no fast {kind} products: use float32.")
@@ -102,16 +103,16 @@ def check(kind: Kind) -> None:
 
 @torch.no_grad()
 def for_cpu(model: Model, kind: Kind) -> Model:
-    """The model itself, on the processor, changed for good: for inference alone, with weights of this kind.
+    """Converts the model in place for inference on a CPU, and returns it. It cannot be trained any more.
 
-    Embeddings, norms and heads are bfloat16, or float32 beside int8 weights. Raises as `check` does, and UsageError for
-    blocks of another kind than "bert".
+    Embeddings, norms and heads become bfloat16, or float32 with int8 weights. Raises as `check` does, and UsageError
+    for blocks other than "bert".
     """
     check(kind)
     convert = family_of(model.config).for_cpu
     if convert is None or model.config.custom_block:
         known = ", ".join(repr(name) for name, family in FAMILIES.items() if family.for_cpu)
         other = type(model.encoder.blocks[0]).__name__
-        raise UsageError(f"{kind} knows the block {known} alone, not {other}: use float32.")
+        raise UsageError(f"{kind} supports the block {known} only, not {other}: use float32.")
     model.encoder = convert(model.encoder, partial(_product, kind))  # type: ignore[assignment]
     return model.eval().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)

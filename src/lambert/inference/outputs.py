@@ -1,4 +1,4 @@
-"""A model over a labelled or unlabelled Source: what finetune, evaluate and predict share."""
+"""Runs a model over a labelled or unlabelled Source, for finetune, evaluate and predict."""
 
 import math
 from collections import deque
@@ -34,22 +34,23 @@ from lambert.tasks import Task, TaskConfig, create, described, needed_pieces
 from lambert.tasks.config import OtherColumns
 
 _PARTS = 8
-"""Batches that little data is cut into, so that each of several ranks has some: as many as a machine has, or more."""
+"""Number of batches into which little data is divided, so that several ranks have some."""
 _FAST_TOKENS = 1024
-"""Tokens with which a processor is as fast as with more. A GPU is not, so there little data stays in few batches."""
+"""Tokens of a batch from which a CPU is not faster. On a GPU larger batches are faster, so little data stays in few
+batches there."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceConfig:
-    """How a model is run on data."""
+    """How a model is run for inference."""
 
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Precision of the products; bfloat16 is faster where the processor has it and moves scores by hundredths; int8,
-    on a processor alone, is faster still."""
+    """Precision of the matrix products. bfloat16 is faster on processors that support it and changes scores by
+    hundredths; int8, on CPUs only, is faster still."""
     micro_tokens: int = 8192
-    """Tokens computed at once; bounds the memory and changes no result."""
+    """Maximum tokens of a batch; bounds the memory and does not change results."""
     device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
+    """auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
 
     def __post_init__(self) -> None:
         check(self, "inference.", micro_tokens="[1, inf)")
@@ -89,7 +90,7 @@ def load_task(
 
 
 def check_positions(max_length: int, model: Model) -> None:
-    """Raises UsageError where sequences of `max_length` tokens exceed the model's positions."""
+    """Raises UsageError if `max_length` exceeds the number of the model's positions."""
     if max_length > model.config.positions:
         raise UsageError(
             f"task.max_length = {max_length} exceeds the model's {model.config.positions} positions. "
@@ -98,28 +99,28 @@ def check_positions(max_length: int, model: Model) -> None:
 
 
 def check_segments(config: TaskConfig, model: Model) -> None:
-    """Raises UsageError where the task has pairs and the model knows one kind of segment alone."""
+    """Raises UsageError if the task has text pairs and the model does not take them."""
     if (config.name == "squad" or config.columns.text_b) and not takes_pairs(model.config):
         raise UsageError(
-            f"The model has segment_types = {model.config.segment_types}, and pairs of texts need 2: take another."
+            f"The model has segment_types = {model.config.segment_types}, and text pairs need 2: use another model."
         )
 
 
 def ready(model: Model, precision: str, device: torch.device) -> tuple[Model, Precision]:
-    """The model on its device as inference runs it, and the Precision to run it in; the model may be changed for good.
+    """Returns the model on its device, prepared for inference, and the Precision to run it in. The model is changed in
+    place; on a CPU its weights are converted to bfloat16 or int8 once.
 
-    On the processor its weights are made bfloat16 or int8 once. Raises UsageError for int8 elsewhere.
+    Raises UsageError for int8 on a GPU.
     """
     if precision == "int8" and device.type != "cpu":
-        raise UsageError(f"precision = 'int8' runs on a processor alone, not on {device}: use bfloat16.")
+        raise UsageError(f"precision = 'int8' runs on CPUs only, not on {device}: use bfloat16.")
     if device.type == "cpu" and precision in ("bfloat16", "int8"):
         return for_cpu(model, "int8" if precision == "int8" else "bfloat16"), Precision("float32", device)
     return model.to(device), Precision(precision, device)
 
 
 def compare_ranks(world: World, model: Path, data: Path | None = None) -> None:
-    """Raises UsageError on all ranks where the code, the model folder or the data file are not the same on all: each
-    would answer for a share of another whole."""
+    """Raises UsageError on all ranks if the code, the model folder or the data file differ between ranks."""
     if world.size == 1:
         return
     facts = {f"the model's {path.name}": sha256(path) for path in model_files(model_folder(model))}
@@ -127,7 +128,7 @@ def compare_ranks(world: World, model: Path, data: Path | None = None) -> None:
 
 
 class HasOutputs(Protocol):
-    """What `outputs` runs: a Model, or what computes something else from a batch."""
+    """What `outputs` runs: a Model, or another object that computes outputs from a batch."""
 
     def eval(self) -> Any: ...
     def outputs(self, batch: Batch) -> Mapping[str, Tensor]: ...
@@ -141,16 +142,19 @@ def outputs(
     micro_tokens: int,
     advance: Callable[[int], None] = lambda sequences: None,
 ) -> Iterator[Mapping[str, Tensor]]:
-    """`model.outputs` of every sequence of a Source, in order, batch by batch, on every rank; each computes its share.
+    """Yields `model.outputs` for every sequence of a Source, in order, batch by batch. Every rank computes its share
+    and yields all outputs.
 
-    Batches are the same for any number of ranks, so outputs are too, to the bit. Tells `advance` now and then how many
-    more are done, on all ranks at once. On the processor each core takes batches of its own, which share
-    `micro_tokens`: threads that divide every product among them wait for one another at the end of each.
+    Batches do not depend on the number of ranks, so outputs are equal bit for bit. On a CPU each core computes separate
+    batches, which share `micro_tokens`, because threads that share one matrix product wait for one another.
+
+    Args:
+        advance: Called on all ranks with the number of sequences that were completed since the last call.
     """
     if micro_tokens < 1:
         raise UsageError(f"micro_tokens = {micro_tokens} tokens is too few: choose 1 or more.")
     model.eval()
-    # Of the machine with the fewest, so that all ranks cut alike.
+    # The smallest number of all ranks, so that all ranks divide the data equally.
     streams = -world.largest(-torch.get_num_threads() if world.device.type == "cpu" else -1)
     indices_S = np.arange(source.size(0))
     epochs_S = np.zeros_like(indices_S)
@@ -170,8 +174,8 @@ def outputs(
 
 
 def batch_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[tuple[int, int]]:
-    """Bounds of batches: a multiple of `streams` of them where there are sequences enough, of about equal numbers of
-    tokens, `micro_tokens` or less but for what it takes to end with a sequence."""
+    """Returns the bounds of batches of whole sequences with about equal numbers of tokens, about `micro_tokens` or
+    fewer. If there are enough sequences, the number of batches is a multiple of `streams`."""
     size = len(lengths_S)
     count = min(size, math.ceil(int(lengths_S.sum()) / micro_tokens / streams) * streams)
     if count == size:
@@ -188,7 +192,7 @@ def _outputs(model: HasOutputs, precision: Precision, world: World, batch: Batch
 
 
 def _side_by_side(run: Callable[[Batch], Found], batches: Iterator[Batch], streams: int) -> Iterator[Found]:
-    """`map(run, batches)` in so many threads, each with its share of the cores; a batch beyond these waits."""
+    """Yields `map(run, batches)`, computed in `streams` threads that share the cores, one batch ahead."""
     threads = torch.get_num_threads()
     share = (max(1, threads // streams),)
     with ThreadPoolExecutor(streams, "lambert-inference", initializer=torch.set_num_threads, initargs=share) as pool:
@@ -203,4 +207,4 @@ def _side_by_side(run: Callable[[Batch], Found], batches: Iterator[Batch], strea
         finally:
             for future in waiting:
                 future.cancel()
-            torch.set_num_threads(threads)  # what a thread sets is also the default of threads yet to come
+            torch.set_num_threads(threads)  # a thread's setting is also the default of new threads

@@ -1,4 +1,4 @@
-"""A model that answers texts: what the library, `lambert predict` and `lambert evaluate` call."""
+"""A model for texts, for the library, `lambert predict` and `lambert evaluate`."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -33,18 +33,26 @@ from lambert.tasks.segments import concatenated
 Pooling = Literal["mean", "cls"]
 Precisions = Literal["float32", "bfloat16", "int8"]
 Text = str | Mapping[str, Any]
-"""A text, or a row as a line of `lambert predict` holds it."""
+"""A text, or a row with the keys of an input line of `lambert predict`."""
 
 
 def load(
     folder: str | Path, *, task: str = "", precision: Precisions = "float32", device: str = "auto",
     micro_tokens: int = 8192, code: Sequence[str] = (),
 ) -> "TextModel":  # fmt: skip
-    """The model in a run folder, a model folder or a Hugging Face folder, ready to answer texts.
+    """Loads a model for inference.
 
-    `task` confirms the task of the folder, or names it for a Hugging Face folder that `finetune` did not write. The
-    other settings are those of `lambert predict --inference`; `code` names what the folder may import
-    (docs/security.md). Raises DataError for a folder that cannot be read, UsageError for a wrong setting.
+    Args:
+        folder: Run folder, model folder or Hugging Face folder.
+        task: The expected task, or the task of a Hugging Face folder that `finetune` did not write.
+        precision: As in `lambert predict --inference.precision`.
+        device: auto, cpu, cuda, cuda:N or mps.
+        micro_tokens: Maximum tokens of a batch.
+        code: Names of code from outside that the folder may import (docs/security.md).
+
+    Raises:
+        DataError: The folder cannot be read.
+        UsageError: A setting is wrong.
     """
     with keep_current_gpu():
         world = World(device=device_named(device, process_info().local_rank))
@@ -52,10 +60,9 @@ def load(
 
 
 class TextModel:
-    """A model that answers texts: with its task's predictions, with vectors, and with scores.
+    """A model for texts: predictions of its task, vectors, and scores.
 
-    Texts are computed in flat batches of `micro_tokens` tokens, without padding: an answer does not depend on the texts
-    beside it.
+    Texts are computed in flat batches without padding. A result does not depend on the other texts of a batch.
     """
 
     def __init__(
@@ -67,10 +74,10 @@ class TextModel:
         world: World,
         columns: OtherColumns | None = None,
     ) -> None:
-        """`columns` names the columns of the data where they are not the model's. Of several ranks (`world`) each
-        computes a share, and all call all of it."""
+        """Loads the model. `columns` are the columns of the data, where they differ from the model's. With several
+        ranks (`world`), each computes a share, and all ranks must call every method."""
         self.path, self.folder = path, model_folder(path)
-        """The path that was given, and the model folder there."""
+        """The given path, and the model folder that it names or contains."""
         self.tokenizer: Any
         """The `tokenizers.Tokenizer` of the model."""
         self._model: Model
@@ -81,14 +88,14 @@ class TextModel:
 
     @property
     def task(self) -> Task[Any, Any]:
-        """The task of the model; of a pre-trained one `mask`. Raises DataError where the folder has no head for it."""
+        """The task of the model, `mask` for a pre-trained one. Raises DataError if the folder has no head for it."""
         if self._missing:
             raise DataError(self._missing)
         return self._task
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder, a torch module from a `Batch` to the states of its tokens [T, D]."""
+        """The encoder, a torch module that maps a `Batch` to the states of its tokens [T, D]."""
         return self._model.encoder
 
     @property
@@ -101,10 +108,11 @@ class TextModel:
     @overload
     def __call__(self, texts: Sequence[Text]) -> list[Row]: ...
     def __call__(self, texts: Text | Sequence[Text]) -> Row | list[Row]:
-        """The prediction for a text, or a list of them for many, as `lambert predict` gives it (docs/predict.md).
+        """Returns the prediction for a text, or a list of predictions, as written by `lambert predict`
+        (docs/predict.md).
 
-        A text is a string or a row, a dict with the keys that the task was learnt from. Pairs and questions are rows. A
-        string for a tagging model is divided into words by white space; for a pre-trained model it holds [MASK].
+        A text is a string or a row, a dict with the keys of the training data. Text pairs and questions are rows. For a
+        tagging model a string is divided into words at white space; for a pre-trained model it must contain [MASK].
         """
         if isinstance(texts, str | Mapping):
             return self([texts])[0]
@@ -114,11 +122,13 @@ class TextModel:
     def encode(
         self, texts: str | Sequence[str], pooling: Pooling = "mean", max_length: int | None = None
     ) -> npt.NDArray[np.float32]:
-        """A vector for each text, float32 [texts, D]; of a single string [D]. `torch.from_numpy` takes it as it is.
+        """Returns a vector for each text, float32 [texts, D], or [D] for a single string.
 
-        "mean" is the mean of the last states of all tokens of a text, [CLS] and [SEP] included, as in
-        sentence-transformers; "cls" is the last state of [CLS]. Longer texts are cut to `max_length` tokens, by default
-        to what the model has positions for.
+        Args:
+            texts: A text or several texts.
+            pooling: "mean" is the mean of the last states of all tokens, [CLS] and [SEP] included, as in
+                sentence-transformers; "cls" is the last state of [CLS].
+            max_length: Longer texts are cut to this number of tokens. Default: the number of the model's positions.
         """
         choose(dict.fromkeys(get_args(Pooling)), pooling, "pooling")
         positions = self._model.config.positions
@@ -136,7 +146,7 @@ class TextModel:
         return vectors_ND[0] if isinstance(texts, str) else vectors_ND
 
     def evaluate(self, data: str | Path | Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """The official scores on a labelled file, or on labelled rows (dicts with the keys of a line of JSON)."""
+        """Returns the scores on a labelled file or on labelled rows, dicts with the keys of a line of JSON."""
         if isinstance(data, str | Path):
             read = self.read(Path(data))
         else:
@@ -161,13 +171,13 @@ class TextModel:
         return Path(folder)
 
     def read(self, path: Path) -> Any:
-        """The labelled file as a Source. Raises UsageError for a model that was not fine-tuned."""
+        """Reads a labelled file as a Source. Raises UsageError for a model that was not fine-tuned."""
         if self.task.config.name == "mask":
-            raise UsageError(f"{self.path} is not fine-tuned: `lambert finetune` gives it a task to be scored on.")
+            raise UsageError(f"{self.path} is not fine-tuned, so it has no task to score: use `lambert finetune`.")
         return self.task.read(path)
 
     def outputs(self, source: Source, advance: Callable[[int], None] = lambda sequences: None) -> Outputs:
-        """The logits of the model's heads for every sequence of a Source, batch by batch (`inference.outputs`)."""
+        """Yields the logits of the model's heads for every sequence of a Source, batch by batch (see `outputs`)."""
         return outputs(self._model, source, self._precision, self._world, self._inference.micro_tokens, advance)
 
     def _row(self, text: Text, number: int) -> Row:
@@ -180,7 +190,7 @@ class TextModel:
 
 
 class _Vectors(nn.Module):
-    """The pooled states of each sequence of a batch."""
+    """Computes the pooled states of each sequence of a batch."""
 
     def __init__(self, model: Model, pooling: Pooling) -> None:
         super().__init__()

@@ -25,40 +25,41 @@ class TrainConfig:
     epochs: float | None = None
     """Passes over the training data."""
     micro_tokens: int = 0
-    """Most tokens computed at once on a device; bounds the memory. 0: found from the memory available, and kept when
-    the run is continued. It changes a result by rounding, and with dropout by the masks, which are drawn for each
-    micro-batch."""
+    """Maximum tokens of a micro-batch on a device; bounds the memory. 0: determined from the available memory and kept
+    when the run continues. It changes results by rounding and, with dropout, by the dropout masks, which are drawn for
+    each micro-batch."""
     precision: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
-    """Of the matrix products; weights, moments and summed gradients are always float32. float16 scales the loss; float8
-    is bfloat16 with float8 products in the blocks, on GPUs of compute capability 8.9 or more."""
+    """Precision of the matrix products; weights, moments and summed gradients are always float32. float16 scales the
+    loss; float8 is bfloat16 with float8 products in the blocks, on GPUs of compute capability 8.9 or more."""
     compile: Setting = "auto"
-    """torch.compile around the blocks; auto: on GPUs alone. It changes a result by rounding, and with dropout by the
-    masks. Where it fails, the run is eager and says so."""
+    """Compile the blocks with torch.compile; auto: on GPUs only. It changes results by rounding and, with dropout, by
+    the dropout masks. If compiling fails, the run warns and continues in eager mode."""
     device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:N or mps."""
+    """auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
     threads: int = 0
-    """Threads of a process on a CPU; 0: what OMP_NUM_THREADS says, or one a core, of several ranks as few as any has;
-    in a deterministic run one."""
+    """Threads of each process on a CPU. 0: OMP_NUM_THREADS if set, else one per core; the smallest number of all ranks;
+    1 in a deterministic run."""
     deterministic: bool = False
-    """The same bits on any number of ranks that divides `deterministic_parts`: sums are a tree over fixed parts of each
-    global batch. It costs smaller micro-batches and that gradients are not sent while the backward pass still runs."""
+    """Compute the same bits on any number of ranks that divides `deterministic_parts`: gradients are summed in a tree
+    over fixed parts of each global batch. The cost: micro-batches are smaller, and gradients are sent only after the
+    backward pass."""
     deterministic_parts: int = 8
-    """Parts of a global batch in a deterministic run, a power of two: the most ranks that it can have."""
+    """Parts of a global batch in a deterministic run, a power of two; the maximum number of ranks."""
     shard_optimizer: bool = False
-    """Each rank keeps the optimizer's moments of its share of the parameters only: less memory on each, the same bits,
-    and updated weights travel. Checkpoints hold all of them as ever."""
+    """Each rank keeps the optimizer moments of its share of the parameters only. This takes less memory and computes
+    the same bits, but updated weights must be sent. Checkpoints hold all moments."""
     timeout: float = TIMEOUT_SECONDS
-    """Seconds that ranks wait for one that hangs, before all of them leave."""
+    """Seconds that ranks wait for a rank that does not respond, before all ranks exit."""
     compare_every: int = 1000
-    """Updates between comparisons of the ranks' weights, which must be the same bits; 0: never."""
+    """Updates between comparisons of the ranks' weights, which must be equal bit for bit. 0: never."""
     evaluate_every: int = 0
-    """Updates between scores on held-out data; 0: at the end only."""
+    """Updates between evaluations on held-out data. 0: only at the end."""
     evaluate_sequences: int = 2048
-    """Held-out sequences that pre-training is scored on, spread evenly; 0: all."""
+    """Number of held-out sequences in an evaluation of pre-training, spread evenly over the data. 0: all."""
     save_every: int = 0
-    """Updates between checkpoints; 0: when stopped and at the end."""
+    """Updates between checkpoints. 0: only when the run is stopped and at the end."""
     keep_checkpoints: int = 2
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints to keep."""
 
     def __post_init__(self) -> None:
         check(
@@ -70,7 +71,7 @@ class TrainConfig:
             raise UsageError(f"train.deterministic_parts = {self.deterministic_parts} must be a power of two.")
 
     def updates(self, sequences: int) -> int:
-        """Updates of the run, with `sequences` in an epoch."""
+        """Returns the number of updates of a run with `sequences` sequences per epoch."""
         ends = [] if self.steps is None else [self.steps]
         if self.epochs is not None:
             ends.append(math.ceil(self.epochs * sequences / self.batch_size))
@@ -80,14 +81,15 @@ class TrainConfig:
 
     @property
     def open_question(self) -> str:
-        """What must still be set, as a sentence; empty where nothing is."""
+        """A sentence that names the setting that is missing; empty if none is."""
         if self.steps is None and self.epochs is None:
             return "How long to train? Set train.steps or train.epochs."
         return ""
 
     def check_ranks(self, ranks: int, done: int = 0) -> None:
-        """Raises UsageError where so many ranks cannot share the global batch evenly, with the nearest that can. Of a
-        run that has `done` updates only where it is deterministic: others may go on with the ranks that are left."""
+        """Raises UsageError if the ranks cannot share the global batch evenly, and names the nearest numbers of ranks
+        that can. A run that continues after `done` updates is checked only if it is deterministic, because other runs
+        may continue with the ranks that are left."""
         if done and not self.deterministic:
             return
         whole, what = (
@@ -106,23 +108,23 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What is written down and shown. metrics.jsonl and log.txt are always written."""
+    """What a run logs and shows. metrics.jsonl and log.txt are always written."""
 
     every: int = 10
     """Updates between rows of metrics.jsonl."""
     tensorboard: bool = False
     """Also write events for TensorBoard."""
     console: bool | None = None
-    """Show progress; not set: the command line shows it, the library does not."""
+    """Show progress. Unset: the command line shows it, the library does not."""
     seconds: float = 10.0
-    """Between two lines of progress where the output is no terminal."""
+    """Seconds between two lines of progress if the output is not a terminal."""
 
     def __post_init__(self) -> None:
         check(self, "log.", every="[1, inf)")
 
 
 class RunConfig(Protocol):
-    """What pretrain's and finetune's settings have in common."""
+    """The settings that pretrain and finetune have in common."""
 
     @property
     def out(self) -> Path: ...
@@ -143,22 +145,22 @@ class RunConfig(Protocol):
 
 
 def check_together(config: RunConfig) -> None:
-    """Raises UsageError where settings of different tables contradict each other."""
+    """Raises UsageError if settings of different tables contradict each other."""
     options = config.train
     if options.deterministic and config.exchange.sync_every > 1:
         raise UsageError(
-            "train.deterministic = true needs exchange.sync_every = 1: what ranks learn by local steps depends on "
-            "how many they are. Set one or the other."
+            "train.deterministic = true needs exchange.sync_every = 1: the result of local steps depends on the "
+            "number of ranks. Set one or the other."
         )
     if options.deterministic and config.exchange.method not in ("float32", "auto"):
         raise UsageError(
-            f"train.deterministic = true sums gradients in float32, in an order of its own, and not by exchange.method "
-            f"= {config.exchange.method!r}: set one or the other."
+            f"train.deterministic = true sums gradients in float32 in a fixed order and does not use exchange.method = "
+            f"{config.exchange.method!r}: set one or the other."
         )
     if options.precision == "float16" and config.exchange.sync_every > 1:
         raise UsageError(
-            "exchange.sync_every > 1 needs another train.precision than float16: each rank would skip updates and "
-            "scale its loss as its own gradients ask for. Take bfloat16."
+            "exchange.sync_every > 1 needs another train.precision than float16: each rank would choose its own loss "
+            "scale and skip other updates. Use bfloat16."
         )
     if config.guard.action == "roll back" and not options.save_every:
         raise UsageError("guard.action = 'roll back' needs checkpoints to go back to: set train.save_every.")

@@ -1,4 +1,4 @@
-"""exchange.method = "auto": ways to send gradients, timed on the link there is in updates that change nothing."""
+"""exchange.method = "auto": times the exchange methods on the actual network, in updates with learning rate 0."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,21 +14,25 @@ from lambert.engine.signals import StopRequest
 from lambert.runs.run import Run
 
 _SECONDS = 60.0
-"""For all candidates together; the slowest of them may take longer for its two updates."""
+"""Time limit for all candidates together. A slow candidate may exceed its share, because it runs two updates."""
 _LEAST, _MOST = 2, 10
-"""Updates that a candidate is timed on, behind one that is not."""
+"""Minimum and maximum number of timed updates per candidate, after one that is not timed."""
 _WORTH = 0.95
-"""Of float32's time, which a method must stay below to be chosen: float32 is exact."""
+"""A method is chosen only if it takes less than this share of the time of float32, because float32 is exact."""
 
 Batches = Callable[[int], Iterator[GlobalBatch]]
-"""The global batches from an update on, by its number."""
+"""Returns the global batches from the update with this number on."""
 
 
 def autotune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Iterator[str]:
-    """Chooses the method of `run.exchange` and gives the lines of a table that says why; nothing where it is decided.
-    All ranks call it and choose alike. `first` is an update beyond those that are sent in int8 anyway.
+    """Chooses the method of `run.exchange` and yields the lines of a table with the measured times. Does nothing if the
+    method is decided already. All ranks must call it; they choose the same method.
 
-    Where memory runs out, micro-batches become smaller, as in the run itself. A signal breaks it off on all ranks."""
+    If memory runs out, micro-batches become smaller, as during the run. A signal interrupts it on all ranks.
+
+    Args:
+        first: Number of the update whose batches are used, after those that are sent in int8 in any case.
+    """
     config, exchange = run.config.exchange, run.exchange
     if exchange.decided:
         return
@@ -53,7 +57,7 @@ def autotune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Itera
 
 
 def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, stop: StopRequest) -> float:
-    """Seconds of an update, passes and exchange, of the rank that takes longest: the median."""
+    """Returns the median time of an update (passes and exchange) in seconds, on the slowest rank."""
     config, world = run.config, run.world
     optimizer = torch.optim.SGD(run.model.parameters(), lr=0.0)
     began, found = time.perf_counter(), []

@@ -1,4 +1,4 @@
-"""The run folder: whose it is, and which run may go on in it."""
+"""The run folder: its lock, its record of settings and data, and the check of which run may continue in it."""
 
 import dataclasses
 import json
@@ -20,9 +20,9 @@ from lambert.runs.config import RunConfig
 
 CONFIG = "config.toml"
 DATA = "data.json"
-"""Holds what `seen` gave when the run began."""
+"""Holds the result of `fingerprints` at the start of the run."""
 INITIAL_WEIGHTS = "the initial weights"
-"""What a hash of the files of `init` is called there."""
+"""The key of the hash of the model that `init` names."""
 FREE = (
     "out",
     "restart_damaged",
@@ -41,26 +41,25 @@ FREE = (
     "train.evaluate_",
     "train.keep_checkpoints",
 )
-"""Settings that may change when a run is continued: none of them moves what is learnt beyond rounding, the draw of
-dropout's masks, and how the gradients travel on the network there is now."""
+"""Prefixes of settings that may change when a run continues. They affect the result only by rounding, by the draw of
+dropout masks, and by the exchange method."""
 BEGUN = (METRICS, "checkpoints", "model")
-"""What a run leaves: a folder without any of them holds no run yet, only the settings of one that never began."""
+"""Files of a run that has started. A folder without any of them holds at most the settings of a run that never did."""
 
 
-def seen(model: Model, tokenizer: Any, hashes: Mapping[str, str]) -> dict[str, object]:
-    """What of that which a rank has read must be the same on all, and whenever the run goes on, for `open_run`;
-    `hashes` of the data by what it is."""
+def fingerprints(model: Model, tokenizer: Any, hashes: Mapping[str, str]) -> dict[str, object]:
+    """Returns the inputs of a run that must be the same on all ranks and whenever the run continues: the shape of the
+    model, the tokenizer and the `hashes` of the data, by name."""
     shape = {f"the model's {name}": value for name, value in dataclasses.asdict(model.config).items()}
     return {**shape, **hashes, "the tokenizer": tokenizers.fingerprint(tokenizer)}
 
 
 @contextmanager
 def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Iterator[None]:
-    """Holds the run folder and writes config.toml and data.json, or compares them where the run goes on.
+    """Locks the run folder and writes config.toml and data.json, or compares them if the run continues.
 
-    Raises UsageError, on all ranks, where settings contradict each other, the folder is in use, belongs to a run with
-    other settings or other `data` (see `seen`), or holds something else; and where ranks differ in settings, `data`,
-    code or libraries.
+    Raises UsageError, on all ranks, if the folder is in use, belongs to a run with other settings or other `data` (see
+    `fingerprints`), or holds something else; and if ranks differ in settings, `data`, code or libraries.
     """
     agreement.compare(world, settings.dotted(settings.as_dict(config)) | dict(data) | agreement.software())
     problem = world.broadcast_text(_foreign(config, data) if world.is_first else "")
@@ -74,7 +73,7 @@ def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Ite
 
 
 def _foreign(config: RunConfig, data: Mapping[str, object]) -> str:
-    """Why the run folder is not this run's, or nothing."""
+    """Returns why the run folder does not belong to this run, or an empty string."""
     out, path = config.out, config.out / CONFIG
     if not out.exists():
         return ""
@@ -82,7 +81,7 @@ def _foreign(config: RunConfig, data: Mapping[str, object]) -> str:
         return f"{out} is a file. Choose another out."
     if not path.is_file():
         empty = all(found.name == "lock.json" or is_temporary(found) for found in out.iterdir())
-        return "" if empty else f"{out} holds something that is no run (no {CONFIG}). Choose another out."
+        return "" if empty else f"{out} exists and is not a run folder (it has no {CONFIG}). Choose another out."
     if not any((out / name).exists() for name in BEGUN):
         return ""
     before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
@@ -96,8 +95,8 @@ def _foreign(config: RunConfig, data: Mapping[str, object]) -> str:
 
 
 def _other_data(out: Path, data: Mapping[str, object]) -> str:
-    """Why the run in the folder `out` is one on other data, or nothing; what an older version did not record may be
-    anything."""
+    """Returns how the data of the run in `out` differs, or an empty string. Data that an older version did not record
+    is not compared."""
     path = out / DATA
     if not path.exists():
         return ""
@@ -110,6 +109,6 @@ def _other_data(out: Path, data: Mapping[str, object]) -> str:
         return ""
     listed = ", ".join(f"{n} ({str(before[n])[:12]} -> {str(data[n])[:12]})" for n in changed[:5])
     return (
-        f"{out} holds a run that began with something else: {listed}; {path} has the record. Restore what was there, "
-        "or choose another out."
+        f"{out} holds a run on other data: {listed}. {path} records what the run began with. Restore that data, or "
+        "choose another out."
     )

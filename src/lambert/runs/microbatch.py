@@ -1,4 +1,4 @@
-"""How many tokens are computed at once: as the recipe says, as the run has it, or found from the memory there is."""
+"""The size of micro-batches: from the recipe, from the checkpoint, or determined from the free memory."""
 
 import math
 import os
@@ -23,37 +23,38 @@ from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_w
 from lambert.runs.config import TrainConfig
 
 _SHARE = 0.8
-"""Of the free memory that is counted on; ours. The rest is for what the estimate misses and for other processes: a
-kernel short of memory kills, and that cannot be caught."""
+"""Share of the free memory that is used (our choice). The rest is a margin for errors of the estimate and for other
+processes, because a process that the kernel kills for lack of memory cannot react."""
 _FAST = {"cpu": 2048, "cuda": 65_536}
-"""Tokens beyond which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: ours, not measured."""
+"""Tokens above which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: our choice, not
+measured."""
 _LEAST = {"cpu": 1024, "cuda": 16_384}
-"""Tokens down to which an update that could be computed at once is cut up for the sake of ranks. CPU: measured, two
-halves of 1,600 tokens take up to 8% longer than the whole, four quarters a quarter longer. GPU: ours, not measured."""
+"""Minimum tokens of the micro-batches into which an update is divided for several ranks. CPU: measured; two halves of
+1,600 tokens take up to 8% longer than the whole, four quarters 25% longer. GPU: our choice, not measured."""
 _PARTS = 4
-"""Micro-batches that an update is cut into at least, where they are not too small."""
-_LOOKED_AT, _COLLATED = 4096, 8
-"""Sequences whose lengths are looked at, and of those the longest, whose targets are counted."""
+"""Minimum number of micro-batches of an update, unless they would have fewer than `_LEAST` tokens."""
+_SAMPLED, _COLLATED = 4096, 8
+"""Number of sequences whose lengths are read, and of the longest of them, whose targets are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the memory depends on in the data."""
+    """The properties of the data that determine the memory."""
 
     longest: int
-    """Tokens of the longest sequence seen."""
+    """Tokens of the longest sequence in the sample."""
     mean: float
-    """Tokens of a sequence."""
+    """Mean tokens of a sequence."""
     predicted: float
-    """Masked-LM targets a token."""
+    """Masked-LM targets per token."""
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Of sequences spread evenly over the first epoch."""
+        """Samples sequences spread evenly over the first epoch."""
         size = source.size(0)
         if size < 1:
             raise DataError("Epoch 0 of the data has no sequence. Give more data.")
-        indices_S = np.unique(np.arange(_LOOKED_AT) * size // _LOOKED_AT)
+        indices_S = np.unique(np.arange(_SAMPLED) * size // _SAMPLED)
         lengths_S = source.lengths(np.zeros_like(indices_S), indices_S)
         long_S = indices_S[np.argsort(lengths_S, kind="stable")[-_COLLATED:]]
         batch = source.collate(np.zeros_like(long_S), long_S)
@@ -62,20 +63,20 @@ class Sample:
 
 
 class MicrobatchSize:
-    """The most tokens that a device computes at once: `setting`, or where that is 0 found by `find`. It is the same on
-    all ranks, is kept in the checkpoints, and lowered once where memory runs out all the same."""
+    """The maximum tokens of a micro-batch: `setting`, or if that is 0 determined by `find`. It is the same on all
+    ranks, is stored in the checkpoints, and is halved once if memory runs out."""
 
     def __init__(self, setting: int = 0, *, deterministic: bool = False) -> None:
-        """`deterministic`: it depends on the setting and the kind of device, not on what memory there is."""
+        """With `deterministic`, the size depends on the setting and the kind of device, not on the free memory."""
         self.tokens = setting
         self._setting, self._fixed, self._lowered = setting, deterministic, False
 
     def state(self) -> dict[str, int]:
-        """Plain values for the checkpoint."""
+        """Returns plain values for the checkpoint."""
         return {"setting": self._setting, "tokens": self.tokens}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state` gave, lowered or found, unless the recipe now says something else."""
+        """Restores the size that `state` returned, unless the recipe now has another setting."""
         if self._setting in (0, state["setting"]):
             self.tokens = state["tokens"]
 
@@ -83,10 +84,12 @@ class MicrobatchSize:
         self, source: Source, model: Model, optimizer: Optimizer, dtype: torch.dtype, batch_size: int, world: World,
         *, residuals_per_weight: int = 0,
     ) -> str:  # fmt: skip
-        """Finds what the setting leaves open, and gives a line about it; nothing where nothing was found anew. The
-        exchange holds `residuals_per_weight` values a weight.
+        """Determines the size if the setting leaves it open. Returns a message, empty if the size did not change.
 
-        A value that the run has already stays, since dropout depends on it, unless it does not fit any more.
+        A size that was restored from a checkpoint is kept while it fits, because dropout masks depend on it.
+
+        Args:
+            residuals_per_weight: Values per weight that the gradient exchange keeps.
         """
         if self._fixed:
             self.tokens = self._setting or _FAST.get(world.device.type, _FAST["cpu"])
@@ -99,7 +102,7 @@ class MicrobatchSize:
         if 0 < self.tokens <= fitting:
             return ""
         before = self.tokens
-        # A power of two, so that a little more or less memory does not make another run of it.
+        # A power of two, so that a small change of the free memory does not change the size.
         most = min(_FAST.get(world.device.type, _FAST["cpu"]), max(1, int(_SHARE * fitting)))
         least = _LEAST.get(world.device.type, _LEAST["cpu"])
         self.tokens = shared(1 << most.bit_length() - 1, least, batch_size * sample.mean, sample.longest)
@@ -107,12 +110,12 @@ class MicrobatchSize:
         if not before:
             return f"micro-batches of {found}"
         return (
-            f"micro-batches of up to {before:,} tokens, as this run had them, do not fit any more: now of {found}. "
-            "From here on dropout draws other masks."
+            f"micro-batches of up to {before:,} tokens, as before in this run, do not fit any more. They are now of "
+            f"{found}, and dropout draws other masks."
         )
 
     def lower(self, error: OutOfMemory) -> str:
-        """Halves it after `error` and gives a line about it; raises `error` the second time, and where the micro-batch
+        """Halves the size after `error` and returns a message. Raises `error` the second time, and if the micro-batch
         was a single sequence."""
         if self._fixed or self._lowered or error.tokens <= error.longest:
             raise error
@@ -120,13 +123,13 @@ class MicrobatchSize:
         before, self.tokens = self.tokens, min(self.tokens, error.tokens) // 2
         return (
             f"out of memory in update {error.update:,}: micro-batches of up to {before:,} tokens become "
-            f"{self.tokens:,}, and the update is begun anew"
+            f"{self.tokens:,}, and the update is computed again"
         )
 
 
 def check_model(config: EncoderConfig, options: TrainConfig, optimizer: str, world: World) -> None:
-    """Raises MachineError where the encoder's weights, gradients and moments alone exceed the memory of this rank's
-    device, with both sizes: before any of it is allocated. Of an optimizer from outside no moments are counted."""
+    """Raises MachineError if the encoder's weights, gradients and moments alone exceed the free memory of this rank's
+    device. Nothing is allocated before. The moments of an optimizer from outside are not counted."""
     weights = weight_count(config)
     shards = world.size if options.shard_optimizer else 1
     needed = training_state(weights, shards=shards) if optimizer in OPTIMIZERS else training_state(weights, moments=0)
@@ -144,19 +147,20 @@ def check_model(config: EncoderConfig, options: TrainConfig, optimizer: str, wor
 
 
 def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
-    """The micro-batch, of `least` to `most` tokens, of which an update of about so many tokens has at least a few that
-    ranks can share. It does not depend on how many ranks there are: dropout is drawn for each micro-batch."""
+    """Returns the micro-batch size, from `least` to `most` tokens, with which an update of `update_tokens` has several
+    micro-batches that ranks can share. It does not depend on the number of ranks, because dropout masks are drawn for
+    each micro-batch."""
     return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))
 
 
 def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, residuals_per_weight: int = 0) -> int:
-    """Bytes that are free for micro-batches on this rank, once gradients and moments are there too, what the exchange
-    holds back, and in the host's memory the first rank's copy of all that a checkpoint has."""
+    """Returns the bytes that are free for micro-batches on this rank, after gradients, moments, the residuals of the
+    exchange and, in host memory, the first rank's copy of a checkpoint."""
     free, weights = free_memory(world.device), sum(parameter.numel() for parameter in model.parameters())
     if world.device.type != "cuda":
         if world.is_first:
             free -= checkpoint_state(weights) + residuals_per_weight * torch.float32.itemsize * weights
-        free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # the ranks of a machine share its memory
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # the ranks of a node share its memory
     coming = (kept_per_weight(dtype) + residuals_per_weight * torch.float32.itemsize) * weights
     if isinstance(optimizer, Sharded):
         coming -= optimizer.moment_bytes_saved

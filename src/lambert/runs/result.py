@@ -1,4 +1,4 @@
-"""What a verb gives back, and how it tells what it does."""
+"""The result of a verb, and the function that receives its messages."""
 
 import json
 import math
@@ -12,12 +12,12 @@ import numpy.typing as npt
 from lambert.engine.metrics_file import METRICS
 
 Say = Callable[[str], None]
-"""Takes a line for the user. The command line prints it."""
+"""Receives a line for the user. The command line prints the line."""
 SCORES = "scores.json"
 
 
 def silent(line: str) -> None:
-    """Drops the line: the default of the library."""
+    """Ignores the line. This is the default of the library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Result:
 
     @classmethod
     def of_run(cls, folder: Path) -> "Result":
-        """The result of the run in `folder`, with the scores at its end."""
+        """Returns the result of the run in `folder`, with its final scores."""
         path = folder / SCORES
         return cls(folder, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
 
@@ -42,12 +42,12 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The rows of metrics.jsonl as arrays [rows], by key; NaN where a row does not have the key. Held-out scores
-        have rows of their own. Units: docs/contracts.md."""
+        """The rows of metrics.jsonl as arrays [rows] by key, with NaN if a row lacks the key. Held-out scores have
+        separate rows. Units: docs/contracts.md."""
         path = self.folder / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         rows = [json.loads(line) for line in lines]
-        keys = {key: None for row in rows for key in row}  # in the order of their appearance
+        keys = {key: None for row in rows for key in row}  # in order of appearance
         return {key: np.array([_number(row.get(key)) for row in rows], dtype=np.float64) for key in keys}
 
 

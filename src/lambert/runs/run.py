@@ -1,4 +1,4 @@
-"""A run: what training changes and a checkpoint holds, put together, saved, resumed and rolled back."""
+"""The state of a run: built, saved to checkpoints, resumed and rolled back."""
 
 import logging
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _log = logging.getLogger("lambert.run")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What training changes and a checkpoint holds, and the folder that it is kept in. All ranks call all of it."""
+    """The state of a run that training changes and checkpoints hold. All ranks must call every method."""
 
     config: RunConfig
     world: World
@@ -40,7 +40,7 @@ class Run:
 
     @classmethod
     def begin(cls, config: RunConfig, model: Model, world: World, steps: int) -> "Run":
-        """The run of `steps` updates before its first, with the same weights on every rank."""
+        """Returns the state of a run of `steps` updates before its first update, with equal weights on all ranks."""
         options = config.train
         model.to(world.device)
         world.broadcast(model.parameters())
@@ -55,9 +55,10 @@ class Run:
         return cls(config, world, model, optimizer, precision, guard, microbatch, saver, exchange)
 
     def resume(self) -> tuple[int, dict[str, Any]]:
-        """Goes on from the newest checkpoint: the updates done, and the log's state; 0 and nothing without one.
+        """Loads the newest checkpoint. Returns the number of updates done and the state of the log, or 0 and an empty
+        mapping if there is no checkpoint.
 
-        Raises DataError where there are only damaged ones, unless the settings ask for a new beginning.
+        Raises DataError if all checkpoints are damaged, unless `restart_damaged` is set.
         """
         try:
             found = self.saver.latest()
@@ -65,7 +66,7 @@ class Run:
             if not self.config.restart_damaged:
                 raise
             if self.world.is_first:
-                _log.warning("The run begins anew, as --restart-damaged asks: all its checkpoints are damaged.")
+                _log.warning("All checkpoints are damaged. The run starts anew, because --restart-damaged is set.")
             return 0, {}
         if found is None:
             return 0, {}
@@ -76,8 +77,8 @@ class Run:
         return found.step, kept["log"]
 
     def _resume_exchange(self, found: checkpoint.Checkpoint) -> None:
-        """Gradients travel as they did, where the recipe leaves it open and there are as many ranks; what was held back
-        goes on, where the method is the same and it is of the same: of gradients, or with local steps of weights."""
+        """Restores the method that `auto` chose, if the number of ranks is the same, and the residuals, if they are of
+        the same method and of the same kind: of gradients, or of weights with local steps."""
         method, ranks, local = found.values["extra"]["exchange"]
         if not self.exchange.decided and ranks == self.world.size:
             self.exchange.use(method)
@@ -86,8 +87,7 @@ class Run:
         self.exchange.load(found.exchange() if alike else {})
 
     def take_moments(self, run: Path) -> None:
-        """Takes over the weights and the optimizer's moments of another run, and neither its options nor its loss
-        scale."""
+        """Loads the weights and the optimizer moments of another run, without its optimizer options and loss scale."""
         found = checkpoint.latest(run, world=self.world)
         if found is None:
             raise UsageError(f"{run} has no checkpoint to take the optimizer's moments from.")
@@ -97,7 +97,7 @@ class Run:
             group.update(own)
 
     def save(self, done: int, log: RunLog, *, final: bool = False) -> None:
-        """Saves a checkpoint after `done` updates; one that fails is fatal only where it is the `final` one."""
+        """Saves a checkpoint after `done` updates. A failure is an error only for a `final` checkpoint."""
         self.exchange.average_residuals(self.optimizer)
         states = {"log": log.state(), "guard": self.guard.state(), "budget": self.microbatch.state()}
         pause = self.saver.save(
@@ -107,8 +107,8 @@ class Run:
         log.paused(pause.seconds)
 
     def roll_back(self, log: RunLog) -> int:
-        """Goes back to before the trouble and lowers the learning rate. Gives the updates done then."""
-        # The loss of an update is that of the weights before it: it vouches for the checkpoint before, not for its own.
+        """Restores the last healthy checkpoint and lowers the learning rate. Returns its number of updates."""
+        # The loss of an update is that of the weights before the update, so it confirms the previous checkpoint only.
         found = self.saver.latest(at_most=self.guard.healthy - 1)
         if found is None:
             raise DivergedError(

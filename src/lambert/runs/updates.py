@@ -1,4 +1,4 @@
-"""The updates of a run: trained, logged, scored and saved, whatever the model and the data are."""
+"""The updates of a run: training, logging, evaluation and saving for any model and data."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -39,12 +39,12 @@ from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
 
 _TRIED = 4
-"""Sequences that compiling is tried on."""
+"""Number of sequences on which compiling is tried."""
 Score = Callable[[Model, Precision, int], dict[str, float]]
-"""Held-out scores of the model as it is, computed so many tokens at once; none where a signal interrupted them."""
+"""Returns the held-out scores of the model, computed with micro-batches of that many tokens; empty after a signal."""
 Updates = Generator[Step, None, dict[str, float] | None]
-"""Yields a Step after each update, with held-out scores where some were taken; returns the final scores, or None where
-the run had ended before."""
+"""Yields a Step after each update, with held-out scores if they were computed. Returns the final scores, or None if the
+run was complete before."""
 
 
 def run_to_end(updates: Callable[[Any, StopRequest, Say], Iterator[Step]], config: RunConfig, say: Say) -> Result:
@@ -70,14 +70,21 @@ def run_updates(
     moments_of: Path | None = None,
     unigram_entropy: float | None = None,
 ) -> Updates:
-    """Trains `model` in place from where the run folder was left. The last Step has the final scores.
+    """Trains `model` in place, from the newest checkpoint of the run folder. The last Step has the final scores.
 
-    Closing the generator saves a checkpoint after the update that it yielded last; all ranks must close it after the
-    same update. `moments_of` is a run whose optimizer moments a new run takes over. `unigram_entropy`, in nats, is that
-    of the corpus of a masked-LM run, which says where it stays near it for long. A signal interrupts everything
-    before the first update and after the last; in between, the update or the scoring ends and the run is saved. Raises
-    SavedAndStopped then, DivergedError from the guard. Threads, determinism and torch's generators are set for the run
-    and restored at its end.
+    Closing the generator saves a checkpoint after the update that was yielded last; all ranks must close it after the
+    same update. A signal interrupts everything before the first update and after the last. Between them, the update or
+    the evaluation ends and the run is saved. Threads, determinism and torch's generators are set for the run and
+    restored at its end.
+
+    Args:
+        score: Computes the held-out scores.
+        moments_of: A run folder from which a new run takes the optimizer moments.
+        unigram_entropy: That of the corpus of a masked-LM run, in nats. The run warns if its loss stays near it.
+
+    Raises:
+        SavedAndStopped: A signal stopped the run.
+        DivergedError: The guard stopped the run.
     """
     options, out = config.train, config.out
     steps = options.updates(source.size(0))
@@ -93,12 +100,12 @@ def run_updates(
             stop.status = f"; {_left(done)}"
         if done == 0 and moments_of is not None:
             run.take_moments(moments_of)
-        if done >= steps and world.largest(int((out / "model").is_dir())):  # a shared disk shows it to some ranks later
+        if done >= steps and world.largest(int((out / "model").is_dir())):  # a shared disk may show the folder late
             if world.is_first:
                 say(f"{out} has all its {steps:,} updates already: {out / 'model'}")
             return None
         if world.is_first:
-            saves = steps // options.save_every + 2 if options.save_every else 2  # the last one, and one for a stop
+            saves = steps // options.save_every + 2 if options.save_every else 2  # at the end, and one more if stopped
             checkpoint.check_disk_space(
                 out, model, moments=2 + run.exchange.residuals_per_weight, keep=options.keep_checkpoints, saves=saves
             )
@@ -121,12 +128,12 @@ def run_updates(
             if done:
                 log.note(f"continuing after update {done:,} of {steps:,}")
             if lost:
-                log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run begins anew")
-            for text in (found, *_said(compilation, model, options.precision, world)):
+                log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts anew")
+            for text in (found, *_model_notes(compilation, model, options.precision, world)):
                 log.note(text)
             for text in (*autotune(run, partial(_batches, run, source), steps, stop), *ranks(world, run.exchange)):
                 log.note(text)
-            if compilation.active:  # scores are seldom taken: graphs of their own would not pay
+            if compilation.active:  # evaluation is rare: compiling separate graphs for it would not pay
                 score = torch.compiler.set_stance("force_eager")(score)
             slow = Stragglers()
             while done < steps:
@@ -146,7 +153,7 @@ def run_updates(
                         done = run.roll_back(log)
                         break
                     if scoring:
-                        if run.exchange.local:  # weights are apart
+                        if run.exchange.local:  # the ranks' weights differ
                             run.exchange.average_residuals(run.optimizer)
                         with log.doing("scoring"):
                             step.scores = score(model, run.precision, run.microbatch.tokens)
@@ -154,7 +161,7 @@ def run_updates(
                     if (stop_requested or scoring) and stop.agreed(world):
                         run.save(done, log, final=True)
                         raise stop.stopped(f"saved after update {done:,} of {steps:,}")
-                    # In trouble nothing is saved, so that the checkpoints kept are those from before.
+                    # While the loss is suspect nothing is saved, so that the kept checkpoints are healthy.
                     saving = done == steps or (step.due(options.save_every) and run.guard.healthy == done)
                     if saving:
                         with log.doing("saving"):
@@ -168,7 +175,7 @@ def run_updates(
                         if not saving and run.guard.judge_last() == "go on":
                             run.save(done, log, final=True)
                         raise
-            if scores is None:  # the last update was saved by a run that was killed before these
+            if scores is None:  # an earlier process was killed between the last save and these scores
                 scores = _final_scores(run, score, log, done, stop)
     return scores
 
@@ -184,12 +191,12 @@ def _final_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequ
 
 
 def _left(done: int) -> str:
-    return f"the checkpoint after update {done:,} stands"
+    return f"the newest checkpoint is that of update {done:,}"
 
 
 @contextmanager
 def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
-    """The model's blocks compiled, where that is wanted and a pass over a few sequences shows that it works."""
+    """Compiles the model's blocks if the settings ask for it and a pass over a few sequences succeeds."""
     options, model, world = run.config.train, run.model, run.world
     if not wanted(options.compile, world.device):
         yield Compilation()
@@ -210,39 +217,40 @@ def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
 
 
 def ranks(world: World, exchange: Exchange) -> Iterator[str]:
-    """What the user of several ranks is told: how many, why that was taken to be so, and how gradients travel."""
+    """Yields a line about a run of several ranks: their number, how it was determined, and the exchange method."""
     if world.size > 1:
         yield f"{world.size} ranks, {world.local_size} a machine ({world.reason}), gradients by {exchange.method}"
 
 
 def _facts(compilation: Compilation) -> dict[str, object]:
-    """For environment.json."""
+    """Returns the entries of environment.json about compiling."""
     return {"compiled": compilation.active, "compile_seconds": round(compilation.seconds, 3)}
 
 
-def _said(compilation: Compilation, model: Model, precision: str, world: World) -> Iterator[str]:
-    """What the user is told once about how the model is computed."""
+def _model_notes(compilation: Compilation, model: Model, precision: str, world: World) -> Iterator[str]:
+    """Yields lines for the user about how the model is computed."""
     if compilation.active:
         yield f"blocks compiled in {compilation.seconds:,.0f} s"
     elif compilation.problem:
         yield f"blocks are not compiled, the run is slower: {compilation.problem}"
     if world.device.type == "cpu" and precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        yield "this processor has no bfloat16 products, and torch emulates them slowly: set train.precision = float32"
+        yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = float32"
     width = model.config.hidden // model.config.heads
     if world.device.type != "cpu" and attention.kernel(world.device, PRECISIONS[precision], width) != "flash":
         kernel = attention.kernel(world.device, PRECISIONS[precision], width)
         yield (
-            f"attention by the {kernel} kernel, which is slower: flash attention needs bfloat16 or float16 (this is "
-            f"{precision}), heads of a multiple of 8 up to 256 ({width}), and a GPU of compute capability 8.0"
+            f"attention uses the {kernel} kernel, which is slower. Flash attention needs bfloat16 or float16 (now "
+            f"{precision}), a head width that is a multiple of 8 up to 256 (now {width}), and a GPU of compute "
+            "capability 8.0 or more"
         )
 
 
 def _attempts(
     run: Run, source: Source, log: RunLog, done: int, steps: int, stop: StopRequest
 ) -> Iterator[tuple[Step, int]]:
-    """Updates `done` to `steps` - 1, each with the floating-point operations of this rank's share of it.
+    """Yields the updates from `done` to `steps` - 1, each with the floating-point operations of this rank's share.
 
-    Where memory runs out, the update is begun anew with smaller micro-batches: the weights are those from before it.
+    If memory runs out, the update is computed again with smaller micro-batches; the weights have not changed yet.
     """
     config, world = run.config, run.world
     rate = schedule(config.optim, steps)
@@ -265,7 +273,7 @@ def _attempts(
 
 
 def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> Iterator[GlobalBatch]:
-    """This rank's share of the global batches from update `start` on, up to `stop` or endless."""
+    """Returns this rank's share of the global batches from update `start` to `stop`, or without end."""
     options, world = run.config.train, run.world
     parts = options.deterministic_parts if options.deterministic else 0
     return stream(
@@ -275,7 +283,7 @@ def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> I
 
 
 def _priced(updates: Iterator[GlobalBatch], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:
-    """Hands the updates on, and appends the floating-point operations of this rank's share of each to `costs`."""
+    """Yields the updates, and appends the floating-point operations of this rank's share of each to `costs`."""
     with closing(updates):  # type: ignore[type-var]
         for update in updates:
             batches = [batch for _, batch in update.micro_batches]

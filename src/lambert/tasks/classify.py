@@ -1,5 +1,6 @@
-"""Sentences and sentence pairs: a label (classify) or a value (regress), as in GLUE (Wang et al. 2019)."""
+"""Classification and regression of sentences and sentence pairs, as in GLUE (Wang et al. 2019)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored, te
 
 
 class Sentences(Segments):
-    """Tokenised sentences or pairs, with a label or value each where they have one (`truth_N`)."""
+    """Tokenised sentences or pairs, with their labels or values (`truth_N`) if the data is labelled."""
 
     objective = ""
     truth_N: Ints | Floats | None = None
@@ -37,8 +38,8 @@ class Sentences(Segments):
 def tokenised(
     tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str] | None
 ) -> Sentences:
-    """Sentences or pairs cut at their ends to `max_length` tokens, the longer text of a pair first, as by
-    `_truncate_seq_pair` of google-research/bert, run_classifier.py. `counts` says how many were."""
+    """Returns sentences or pairs, cut at their ends to `max_length` tokens, the longer text of a pair first, as
+    `_truncate_seq_pair` of google-research/bert, run_classifier.py. `counts` has the number of cut examples."""
     first = encode(tokenizer, texts, config.max_length)
     counts = {"examples": len(texts), "empty": sum(not text.strip() for text in texts)}
     if texts_b is None:
@@ -53,8 +54,8 @@ def tokenised(
     return Sentences(tokenizer, cuts_A, cuts_B, counts)
 
 
-class SentenceTask:
-    """What classify and regress share: rows with one or two columns of text."""
+class SentenceTask(ABC):
+    """The common part of classify and regress: rows with one or two columns of text."""
 
     head = ""
 
@@ -72,7 +73,8 @@ class SentenceTask:
         return text, text_cell(row, columns.text_b, "text_b", place) if columns.text_b else ""
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Sentences:
-        """Rows to predict, under the columns' names, or "text" and "text_b" where columns were given by number."""
+        """Reads rows to predict. The keys are the names of the columns, or "text" and "text_b" if columns are
+        numbers."""
         columns = self.config.columns
         key, key_b = ("text" if not columns.text or columns.text.isdecimal() else columns.text), columns.text_b
         key_b = "text_b" if key_b.isdecimal() else key_b
@@ -80,10 +82,21 @@ class SentenceTask:
         texts_b = [text_of(row, key_b, place) for row, place in zip(rows, places, strict=True)] if key_b else []
         return self._tokenised(texts, texts_b)
 
+    def write(self, path: Path, data: Sentences, predictions: Sequence[Any]) -> list[Path]:
+        """Writes JSON lines, or for .tsv a table with the columns of GLUE submissions (index, prediction)."""
+        rows = self.rows(data, predictions)
+        if path.suffix == ".tsv":
+            rows = [{"index": index, "prediction": row[self.head]} for index, row in enumerate(rows)]
+        return [write_rows(path, rows)]
+
+    @abstractmethod
+    def rows(self, data: Sentences, predictions: Sequence[Any]) -> list[Row]:
+        """Returns one row for each prediction."""
+
 
 class Classify(SentenceTask):
-    """One label for each sentence or pair. Scores: accuracy, f1 (of the second of two labels: "1" of 0 and 1),
-    f1_macro, matthews, loss (mean cross-entropy, nats)."""
+    """One label for each sentence or pair. Scores: accuracy, f1 (with two labels, of the second one), f1_macro,
+    matthews, loss (mean cross-entropy in nats)."""
 
     head = "label"
 
@@ -91,7 +104,7 @@ class Classify(SentenceTask):
         super().__init__(config, tokenizer)
         if len(config.labels) < 2:
             raise UsageError(
-                "task.labels: a classification needs two labels at least, given or found in a training file."
+                "task.labels: a classification needs at least two labels, given or found in a training file."
             )
         self.labels = len(config.labels)
         self._numbers = {label: number for number, label in enumerate(config.labels)}
@@ -103,7 +116,7 @@ class Classify(SentenceTask):
             found = ordered([label_cell(row, name, place) for place, row in read_rows(path, config.columns)])
             if len(found) < 2:
                 raise DataError(
-                    f"{path}: every label (column {name!r}) is {shown(found[0])}; there is nothing to learn."
+                    f"{path}: every label (column {name!r}) is {shown(found[0])}. Training needs at least two labels."
                 )
             config = replace(config, labels=found)
         task = cls(config, tokenizer)
@@ -115,7 +128,7 @@ class Classify(SentenceTask):
             label = label_cell(row, self.config.columns.label, place)
             if label not in self._numbers:
                 known = keys_found(self._numbers)
-                raise DataError(f"{place}: label {shown(label)} is not among the labels learnt from: {known}.")
+                raise DataError(f"{place}: label {shown(label)} is not among the labels of the training file: {known}.")
             text, text_b = self._texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
@@ -125,7 +138,7 @@ class Classify(SentenceTask):
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
-        """Probabilities of all labels [L] for each example."""
+        """Returns the probabilities of all labels [L] for each example."""
         return list(metrics.softmax(concatenated(outputs, self.head)))
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
@@ -147,7 +160,7 @@ class Classify(SentenceTask):
         return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
-        """label, its probability, and the probabilities of all labels."""
+        """Returns rows with label, its probability, and the probabilities of all labels."""
         return [
             {
                 "label": self.config.labels[int(chances_L.argmax())],
@@ -156,13 +169,6 @@ class Classify(SentenceTask):
             }
             for chances_L in predictions
         ]
-
-    def write(self, path: Path, data: Sentences, predictions: Sequence[Floats]) -> list[Path]:
-        """JSON lines, or a table with the columns of GLUE's submissions (index, prediction) where it ends in .tsv."""
-        rows = self.rows(data, predictions)
-        if path.suffix == ".tsv":
-            rows = [{"index": index, "prediction": row["label"]} for index, row in enumerate(rows)]
-        return [write_rows(path, rows)]
 
     def model_config(self) -> dict[str, Any]:
         return {**stored(self.config), **label_names(self.config.labels), "problem_type": "single_label_classification"}
@@ -191,7 +197,7 @@ class Regress(SentenceTask):
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[float]:
-        """One value for each example."""
+        """Returns one value for each example."""
         values: list[float] = concatenated(outputs, self.head).reshape(-1).tolist()
         return values
 
@@ -210,13 +216,6 @@ class Regress(SentenceTask):
 
     def rows(self, data: Sentences, predictions: Sequence[float]) -> list[Row]:
         return [{"value": value} for value in predictions]
-
-    def write(self, path: Path, data: Sentences, predictions: Sequence[float]) -> list[Path]:
-        """JSON lines, or a table with the columns of GLUE's submissions (index, prediction) where it ends in .tsv."""
-        rows = self.rows(data, predictions)
-        if path.suffix == ".tsv":
-            rows = [{"index": index, "prediction": row["value"]} for index, row in enumerate(rows)]
-        return [write_rows(path, rows)]
 
     def model_config(self) -> dict[str, Any]:
         return {**stored(self.config), **label_names(["LABEL_0"]), "problem_type": "regression"}

@@ -1,4 +1,4 @@
-"""What a pre-trained model would put for [MASK]: a look at what it knows, without any labelled text."""
+"""Predicts the pieces for [MASK] with a pre-trained model. No labelled text is needed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ from lambert.tasks.segments import Cuts, Segments, special
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 
 Candidates = list[tuple[int, float]]
-"""Token ids and their probabilities, the likeliest first."""
+"""Token ids and their probabilities, the most probable first."""
 
 
 class Masked(Segments):
-    """Tokenised texts with the places of [MASK] in each: `masks` [sequence] are places in the sequence."""
+    """Tokenised texts. `masks` has the positions of [MASK] in each sequence."""
 
     masks: list[list[int]]
     mask: int
@@ -35,7 +35,8 @@ class Masked(Segments):
 
 
 class Mask:
-    """Predicts only: {"text": "The capital of France is [MASK]."} gives the likeliest pieces for each [MASK]."""
+    """Returns the most probable pieces for each [MASK] of {"text": "The capital of France is [MASK]."}. It only
+    predicts."""
 
     head = "mlm"
     labels = 0
@@ -55,7 +56,7 @@ class Mask:
         _unlabelled()
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Masked:
-        """Rows {"text": ...} with at least one [MASK] each within `max_length`."""
+        """Reads rows {"text": ...}, each with at least one [MASK] within `max_length`."""
         texts = [text_of(row, "text", place) for row, place in zip(rows, places, strict=True)]
         plain = tokenised(self.tokenizer, self.config, texts, None)
         data = Masked(self.tokenizer, plain.first, None, plain.counts)
@@ -66,7 +67,8 @@ class Mask:
         return data
 
     def predictions(self, data: Masked, outputs: Outputs) -> list[list[Candidates]]:
-        """The `top` candidates for each [MASK] of each example; holds the logits of one batch at a time."""
+        """Returns the `top` candidates for each [MASK] of each example. The logits of one batch are in memory at a
+        time."""
         found: list[Candidates] = []
         for batch in outputs:
             logits_NV = batch[self.head].detach().float().cpu().numpy().astype(np.float64)
@@ -78,7 +80,7 @@ class Mask:
         return [found[end - len(places) : end] for end, places in zip(ends, data.masks, strict=True)]
 
     def rows(self, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Row]:
-        """masks: for each [MASK] the candidates {"token", "probability"}."""
+        """Returns rows with `masks`: for each [MASK], the candidates {"token", "probability"}."""
         piece = self.tokenizer.id_to_token
         return [
             {"masks": [[{"token": piece(token), "probability": chance} for token, chance in best] for best in example]}
@@ -86,7 +88,7 @@ class Mask:
         ]
 
     def write(self, path: Path, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Path]:
-        """JSON lines."""
+        """Writes JSON lines."""
         return [write_rows(path, self.rows(data, predictions))]
 
     def model_config(self) -> dict[str, Any]:

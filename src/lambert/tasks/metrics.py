@@ -1,4 +1,4 @@
-"""Scores in plain numpy, double precision, each with its definition; undefined scores (nothing to divide by) are 0."""
+"""Scores in numpy and double precision. Scores that are undefined because of a division by zero are 0."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,30 +17,30 @@ _RESAMPLES = 200  # the error of a bootstrap standard error is 1 / sqrt(2 * 200)
 
 
 def confusion(truth_N: Ints, predicted_N: Ints, labels: int) -> Counts:
-    """How often each true label [rows] met each predicted one [columns]; int64 [L, L]."""
+    """Returns the confusion matrix, int64 [L, L]: true labels in rows, predicted labels in columns."""
     pairs = np.bincount(truth_N * labels + predicted_N, minlength=labels * labels)
     return pairs.reshape(labels, labels).astype(np.int64)
 
 
 def accuracy(counts_LL: Counts) -> float:
-    """Share of rows whose prediction is right."""
+    """Returns the share of correct predictions."""
     return _ratio(float(np.trace(counts_LL)), float(counts_LL.sum()))
 
 
 def f1(counts_LL: Counts, label: int) -> float:
-    """F1 of one label against all others: 2 right / (true + predicted)."""
+    """Returns F1 of one label: 2 x correct / (true + predicted)."""
     total = float(counts_LL[label].sum() + counts_LL[:, label].sum())
     return _ratio(2.0 * float(counts_LL[label, label]), total)
 
 
 def f1_macro(counts_LL: Counts) -> float:
-    """Mean of F1 over the labels that occur in the truth or the predictions."""
+    """Returns the mean of F1 over the labels that occur in the truth or the predictions."""
     present = np.flatnonzero(counts_LL.sum(0) + counts_LL.sum(1))
     return _ratio(sum(f1(counts_LL, int(label)) for label in present), float(len(present)))
 
 
 def matthews(counts_LL: Counts) -> float:
-    """Matthews' correlation of truth and prediction for any number of labels (Gorodkin, Comput Biol Chem 28, 2004)."""
+    """Returns Matthews' correlation for any number of labels (Gorodkin, Comput Biol Chem 28, 2004)."""
     truth_L, predicted_L = counts_LL.sum(1).astype(np.float64), counts_LL.sum(0).astype(np.float64)
     rows = float(counts_LL.sum())
     both = float(np.trace(counts_LL)) * rows - float(truth_L @ predicted_L)
@@ -49,7 +49,7 @@ def matthews(counts_LL: Counts) -> float:
 
 
 def pearson(x_N: Floats, y_N: Floats) -> float:
-    """Pearson's correlation."""
+    """Returns Pearson's correlation."""
     x, y = x_N - x_N.mean(), y_N - y_N.mean()
     x_norm, y_norm = math.sqrt(float(x @ x)), math.sqrt(float(y @ y))
     if x_norm == 0.0 or y_norm == 0.0:
@@ -58,29 +58,29 @@ def pearson(x_N: Floats, y_N: Floats) -> float:
 
 
 def spearman(x_N: Floats, y_N: Floats) -> float:
-    """Spearman's correlation: Pearson's of the ranks, equal values sharing their mean rank."""
+    """Returns Spearman's correlation: Pearson's correlation of the ranks."""
     return pearson(ranks(x_N), ranks(y_N))
 
 
 def ranks(x_N: Floats) -> Floats:
-    """Ranks from 1; equal values share their mean rank."""
+    """Returns ranks from 1. Equal values have their mean rank."""
     _, which, counts = np.unique(x_N, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return np.asarray((ends - (counts - 1) / 2.0)[which], dtype=np.float64)
 
 
 def binomial_error(share: float, rows: int) -> float:
-    """Standard error of a share of `rows` independent rows."""
+    """Returns the standard error of a share of `rows` independent rows."""
     return math.sqrt(share * (1.0 - share) / rows) if rows else 0.0
 
 
 def mean_error(values_N: Floats) -> float:
-    """Standard error of a mean."""
+    """Returns the standard error of the mean."""
     return float(values_N.std(ddof=1)) / math.sqrt(len(values_N)) if len(values_N) > 1 else 0.0
 
 
 def bootstrap_errors(scores: Callable[[Ints], Mapping[str, float]], rows: int) -> dict[str, float]:
-    """Standard errors of scores of resampled row numbers; the resampling is the same each time it is asked for."""
+    """Returns the standard errors of `scores`, a function of row numbers, by bootstrap with fixed random numbers."""
     found: dict[str, list[float]] = {}
     for resample in range(_RESAMPLES if rows > 1 else 0):
         for name, value in scores(below(words(key(0, Stream.ORDER, resample), rows), rows)).items():
@@ -89,7 +89,7 @@ def bootstrap_errors(scores: Callable[[Ints], Mapping[str, float]], rows: int) -
 
 
 def softmax(logits_NL: npt.NDArray[Any]) -> Floats:
-    """Probabilities over the last axis."""
+    """Returns probabilities over the last axis."""
     shifted = np.exp(logits_NL - logits_NL.max(-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(-1, keepdims=True), dtype=np.float64)
 

@@ -1,7 +1,7 @@
-"""Labelled text as a Source: tokenised once, laid out as [CLS] A [SEP] or [CLS] A [SEP] B [SEP] for each batch.
+"""Labelled text as a Source. Texts are tokenised once; batches have the layout [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
-Every task shares this layout (Devlin et al. 2019, section 3, figure 4) and differs in where A and B are cut out of
-their texts and in the targets. Texts are kept once, so the many windows over one SQuAD paragraph cost no memory.
+All tasks share this layout (Devlin et al. 2019, section 3, figure 4). They differ in the parts A and B of their texts
+and in the targets. Texts are stored once, so the windows over one SQuAD paragraph need no additional memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError
 
-LONG = 1 << 16  # characters beyond which a text is tokenised by parts where only its beginning is kept
-_CHUNK = 4096  # texts handed to the tokenizer at once: keeps all its threads busy, holds few of its encodings in memory
+LONG = 1 << 16  # characters; of a longer text only a beginning is tokenised if only a beginning is used
+_CHUNK = 4096  # texts per call of the tokenizer: enough for all its threads, few enough to bound the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The ids of many texts, one behind the other, without special tokens."""
+    """The concatenated ids of many texts, without special tokens."""
 
     ids: npt.NDArray[np.int32]
     bounds: Ints
@@ -38,7 +38,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """One piece of a text for each sequence: its first id in `ids`, and how many."""
+    """A part of a text for each sequence: the index of its first id in `ids`, and its length."""
 
     ids: npt.NDArray[np.int32]
     starts_S: Ints
@@ -46,7 +46,7 @@ class Cuts:
 
 
 def special(tokenizer: Tokenizer, piece: str) -> int:
-    """The id of a special piece. Raises DataError where the vocabulary lacks it."""
+    """Returns the id of a special piece. Raises DataError if the vocabulary lacks it."""
     found: int | None = tokenizer.token_to_id(piece)
     if found is None:
         raise DataError(
@@ -56,7 +56,7 @@ def special(tokenizer: Tokenizer, piece: str) -> int:
 
 
 def ragged(rows: Iterable[Sequence[int]]) -> Texts:
-    """Lists of ids as Texts."""
+    """Returns lists of ids as Texts."""
     kept = list(rows)
     bounds = np.zeros(len(kept) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in kept], out=bounds[1:])
@@ -64,8 +64,8 @@ def ragged(rows: Iterable[Sequence[int]]) -> Texts:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> Texts:
-    """The texts' ids, without special tokens and without truncation; with a `limit` more than that many ids of a text
-    suffice, so that a long one is not tokenised whole."""
+    """Returns the ids of the texts, without special tokens and without truncation. With a `limit`, a long text may be
+    tokenised only as far as it has more than `limit` ids."""
     parts, counts = [np.zeros(0, dtype=np.int32)], [0]
     for at in range(0, len(texts), _CHUNK):
         block = [_beginning(tokenizer, text, limit) if limit else text for text in texts[at : at + _CHUNK]]
@@ -77,7 +77,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> Texts:
 
 
 def _beginning(tokenizer: Tokenizer, text: str, limit: int) -> str:
-    """The text; where it is long, a beginning of whole words that has more than `limit` ids, if there is one."""
+    """Returns the text, or if it is long, a beginning of whole words that has more than `limit` ids."""
     size = LONG
     while size < len(text):
         end = text.rfind(" ", size // 2, size)
@@ -95,9 +95,10 @@ def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: I
 
 
 class Segments:
-    """A `core.batch.Source` over tokenised texts; every epoch holds the same sequences.
+    """A `core.batch.Source` over tokenised texts. Every epoch has the same sequences.
 
-    `counts` says what reading dropped or mended. Tasks extend it with the rows it was made from and with `targets`.
+    `counts` has the numbers of examples that were dropped or corrected when reading. Subclasses add the labels and
+    `targets`.
     """
 
     def __init__(self, tokenizer: Tokenizer, first: Cuts, second: Cuts | None, counts: Mapping[str, int]) -> None:
@@ -108,15 +109,15 @@ class Segments:
             self.lengths_S = self.lengths_S + second.lengths_S + 1
 
     def size(self, epoch: int) -> int:
-        """Sequences in each epoch."""
+        """Returns the number of sequences in each epoch."""
         return len(self.lengths_S)
 
     def lengths(self, epochs_S: Ints, indices_S: Ints) -> Ints:
-        """Tokens of each of the named sequences, special tokens included."""
+        """Returns the number of tokens of the given sequences, special tokens included."""
         return self.lengths_S[indices_S]
 
     def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
-        """The named sequences as one batch, with targets where the rows carry labels."""
+        """Returns the given sequences as one batch, with targets if the data is labelled."""
         indices_S = np.asarray(indices_S, dtype=np.int64)
         lengths_S = self.lengths_S[indices_S]
         begins_S = np.cumsum(lengths_S) - lengths_S
@@ -130,16 +131,17 @@ class Segments:
         return flat_batch(ids_T, types_T, lengths_S, self.targets(indices_S, begins_S))
 
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
-        """What the named sequences, which begin at these tokens of the batch, are to teach; none without labels."""
+        """Returns the targets of the given sequences, which begin at tokens `begins_S` of the batch; empty without
+        labels."""
         return {}
 
 
 def arrays(outputs: Iterable[Mapping[str, Any]], head: str) -> Iterator[npt.NDArray[np.float64]]:
-    """One head's outputs, batch by batch."""
+    """Yields the outputs of one head, batch by batch."""
     return (batch[head].detach().float().cpu().numpy().astype(np.float64) for batch in outputs)
 
 
 def concatenated(outputs: Iterable[Mapping[str, Any]], head: str) -> npt.NDArray[np.float64]:
-    """One head's outputs over all batches, one behind the other."""
+    """Returns the concatenated outputs of one head."""
     parts = list(arrays(outputs, head))
     return np.concatenate(parts) if parts else np.zeros((0, 1))

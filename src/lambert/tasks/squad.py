@@ -20,10 +20,10 @@ from lambert.tasks.task import Outputs, Row, stored, text_of
 
 
 class Squad:
-    """The answer is a span of the paragraph; version 2.0 may also say that there is none.
+    """The answer is a span of the paragraph. In version 2.0 a question may have no answer.
 
-    Scores are those of the file's version, in per cent. Version 2.0 adds the threshold of "no answer" that would have
-    been best on this file: best_exact_match, best_exact_match_threshold, best_f1, best_f1_threshold.
+    Scores are those of the file's version, in per cent. Version 2.0 adds the scores with the best threshold of "no
+    answer" on this file: best_exact_match, best_exact_match_threshold, best_f1, best_f1_threshold.
     """
 
     head = "span"
@@ -47,12 +47,12 @@ class Squad:
             without = next((question for question in squad.questions if question.impossible), None)
             if without:
                 raise DataError(
-                    f'{without.place} has no answer: set task.squad.version = "2.0" to learn from such questions.'
+                    f'{without.place} has no answer: set task.squad.version = "2.0" to train on such questions.'
                 )
         return windows(self.tokenizer, self.config, squad, training=training)
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Windows:
-        """Rows {"question": ..., "context": ...}; rows about the same paragraph share it."""
+        """Reads rows {"question": ..., "context": ...}. Equal contexts are tokenised once."""
         contexts: dict[str, int] = {}
         questions = []
         for number, (row, place) in enumerate(zip(rows, places, strict=True)):
@@ -63,7 +63,8 @@ class Squad:
         return windows(self.tokenizer, self.config, squad, training=False)
 
     def predictions(self, data: Windows, outputs: Outputs) -> list[Answer]:
-        """One answer a question. "No answer" is allowed where the task, or else the file, is of version 2.0."""
+        """Returns one answer for each question. "No answer" is possible if the version of the task, or else of the
+        file, is 2.0."""
         null = (self.config.squad.version or data.squad.version) == "2.0"
         return answers(self.tokenizer, data, arrays(outputs, self.head), self.config.squad, null=null)
 
@@ -84,11 +85,12 @@ class Squad:
         return found
 
     def rows(self, data: Windows, predictions: Sequence[Answer]) -> list[Row]:
-        """answer, its probability among the candidates, start and end in the context (characters); null_odds (2.0)."""
+        """Returns rows with answer, its probability among the candidates, start and end in the context (characters),
+        and for version 2.0 null_odds."""
         return [_row(answer) for answer in predictions]
 
     def write(self, path: Path, data: Windows, predictions: Sequence[Answer]) -> list[Path]:
-        """The official predictions file {id: text}; beside it NAME.nbest.json, and for 2.0 NAME.null_odds.json."""
+        """Writes the official predictions file {id: text}, NAME.nbest.json and, for 2.0, NAME.null_odds.json."""
         named = [(question.id, answer) for question, answer in zip(data.questions, predictions, strict=True)]
         nbest = {name: [asdict(candidate) for candidate in answer.candidates] for name, answer in named}
         odds = {name: answer.null_odds for name, answer in named if answer.null_odds is not None}
@@ -103,10 +105,10 @@ class Squad:
 
 
 def _row(answer: Answer) -> Row:
-    said = next((candidate for candidate in answer.candidates if candidate.text == answer.text), answer.best)
-    found: Row = {"answer": answer.text, "probability": said.probability}
+    chosen = next((candidate for candidate in answer.candidates if candidate.text == answer.text), answer.best)
+    found: Row = {"answer": answer.text, "probability": chosen.probability}
     if answer.text:
-        found |= {"start": said.characters[0], "end": said.characters[1]}
+        found |= {"start": chosen.characters[0], "end": chosen.characters[1]}
     return found if answer.null_odds is None else {**found, "null_odds": answer.null_odds}
 
 

@@ -1,4 +1,4 @@
-"""From span logits to answers: the best spans of all windows, their text, or none (run_squad.py, write_predictions)."""
+"""Converts span logits to answers: the texts of the best spans of all windows (run_squad.py, write_predictions)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,42 +18,43 @@ from lambert.tasks.squad_windows import Windows
 Span = tuple[int, int, float, float]
 """First and last token in the paragraph, -1 for no answer, and their logits."""
 Columns = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
-"""The same of N spans."""
+"""The same for N spans: arrays [N]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One possible answer; `text` is "" for no answer. `probability` is among the kept candidates of its question."""
+    """A candidate answer. `text` is "" for no answer; `probability` is relative to the other candidates of its
+    question."""
 
     text: str
     probability: float
     start_logit: float
     end_logit: float
     characters: tuple[int, int]
-    """Where it stands in the paragraph: first character and end; 0, 0 for no answer."""
+    """Its first character in the paragraph and the character after it; 0, 0 for no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model says to one question."""
+    """The answer of a model to one question."""
 
     text: str
     """The prediction, "" for no answer."""
     best: Candidate
     """The best candidate that is not "no answer"."""
     null_odds: float | None
-    """Version 2.0: score of no answer less that of `best`; no answer is predicted above the threshold."""
+    """Version 2.0: score of no answer minus that of `best`. Above the threshold, no answer is predicted."""
     candidates: list[Candidate]
 
 
-_EMPTY = ("empty", 0.0, 0.0, (0, 0))  # what the original answers where no window offers a span
+_EMPTY = ("empty", 0.0, 0.0, (0, 0))  # the original's answer if no window has a valid span
 
 
 def answers(
     tokenizer: Tokenizer, data: Windows, logits: Iterable[Floats], config: SquadConfig, *, null: bool
 ) -> list[Answer]:
-    """One Answer a question. `logits`: the span logits [tokens, 2] of some windows at a time, in order; those of one
-    window are held at a time. `null` allows "no answer"."""
+    """Returns one Answer for each question. `logits` yields the span logits [tokens, 2] of consecutive windows. `null`
+    allows "no answer"."""
     text_of = _Texts(tokenizer, data)
     windows = _windows(data.lengths_S, logits)
     found = []
@@ -63,12 +64,12 @@ def answers(
             spans.append(_columns([-1], [-1], null_logits[:1], null_logits[1:]))
         text_of.start(question.paragraph)
         found.append(_answer(_ranked(spans), null_logits, text_of, config, null=null))
-    deque(windows, maxlen=0)  # whoever computes the outputs may have work to do after the last of them
+    deque(windows, maxlen=0)  # runs what the generator of the outputs does after the last one
     return found
 
 
 def _windows(lengths_S: Ints, logits: Iterable[Floats]) -> Iterator[Floats]:
-    """The logits of one window after the other."""
+    """Yields the logits of each window."""
     lengths = iter(lengths_S.tolist())
     for logits_T2 in logits:
         at = 0
@@ -81,8 +82,9 @@ def _windows(lengths_S: Ints, logits: Iterable[Floats]) -> Iterator[Floats]:
 def _spans(
     data: Windows, first: int, last: int, windows: Iterator[Floats], config: SquadConfig
 ) -> tuple[list[Columns], Floats]:
-    """Spans of the best starts and ends of each window of a question, in the original's order, and the logits of the
-    likeliest "no answer". No two windows offer the same start, so there are at most `best` spans for each token."""
+    """Returns the spans of the best starts and ends of each window of a question, in the original's order, and the
+    logits of the most probable "no answer". No two windows have the same start, so each token starts at most `best`
+    spans."""
     assert data.second is not None
     found: list[Columns] = []
     begins_W, sizes_W = data.begins_S[first:last], data.second.lengths_S[first:last]
@@ -111,7 +113,7 @@ def _columns(first_N: npt.ArrayLike, last_N: npt.ArrayLike, start_N: npt.ArrayLi
 
 
 def _ranked(parts: list[Columns]) -> Iterator[Span]:
-    """The spans, the highest sum of logits first, of equal ones the first."""
+    """Yields the spans by decreasing sum of logits; the order of equal sums is kept."""
     if parts:
         first_N, last_N, start_N, end_N = (np.concatenate(column) for column in zip(*parts, strict=True))
         for n in np.argsort(-(start_N + end_N), kind="stable").tolist():
@@ -119,8 +121,8 @@ def _ranked(parts: list[Columns]) -> Iterator[Span]:
 
 
 def max_context(begins_W: Ints, sizes_W: Ints) -> Ints:
-    """For each token of a paragraph the window that shows most of its surroundings: the smaller of the tokens to its
-    left and right, plus a hundredth of the window's size; of equal ones the first (`_check_is_max_context`)."""
+    """Returns for each token of a paragraph the first window with the largest context of the token: the smaller number
+    of tokens to its left and right, plus 0.01 times the size of the window (`_check_is_max_context`)."""
     homes_M = np.zeros(int((begins_W + sizes_W).max()), dtype=np.int64)
     best_M = np.full(len(homes_M), -np.inf)
     scores_of = {size: _context(size) for size in np.unique(sizes_W).tolist()}
@@ -138,7 +140,7 @@ def _context(size: int) -> Floats:
 
 
 class _Texts:
-    """Texts of spans of one paragraph after the other, each made once."""
+    """The texts of spans, cached for one paragraph at a time."""
 
     def __init__(self, tokenizer: Tokenizer, data: Windows) -> None:
         self.data, self.basic = data, basic_tokenizer(tokenizer)
@@ -153,7 +155,7 @@ class _Texts:
             self.words = word_spans(self.context)
 
     def __call__(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
-        """The text of a span of tokens, and where it stands in the paragraph."""
+        """Returns the text of a span of tokens, and its first character and end in the paragraph."""
         if (first, last) not in self.made:
             ids = self.data.paragraphs.ids[self.begin + first : self.begin + last + 1].tolist()
             first_word, last_word = (int(self.data.words_T[self.begin + token]) for token in (first, last))
@@ -164,8 +166,8 @@ class _Texts:
         return self.made[first, last]
 
     def _characters(self, text: str, original: str, spans: list[tuple[int, int]]) -> tuple[int, int]:
-        """Where a part of `original`, words joined by single spaces, stands in the paragraph, where they may be wider
-        apart."""
+        """Returns the first character and end of `text` in the paragraph. `text` is part of `original`, whose words are
+        joined by single spaces; in the paragraph there may be more space between them."""
         at = self.context.find(text, spans[0][0], spans[-1][1])
         if at >= 0:
             return at, at + len(text)
@@ -189,8 +191,8 @@ def _unique(
 def _answer(
     spans: Iterable[Span], null_logits: npt.ArrayLike, text_of: _Texts, config: SquadConfig, *, null: bool
 ) -> Answer:
-    """Keeps the best candidates with different texts and decides. Where none is left, the answer is "empty", and it is
-    put beside a lone "no answer", as in transformers; the original fails there."""
+    """Returns the answer, with the best candidates of different texts. If there is no candidate but "no answer", the
+    candidate "empty" is added, as in transformers; the original fails then."""
     kept = []
     for entry in _unique(spans, text_of):
         kept.append(entry)

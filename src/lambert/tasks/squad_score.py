@@ -3,8 +3,8 @@
 | | v1.1 | v2.0 |
 | --- | --- | --- |
 | a question without a prediction | scores 0 | is left out |
-| gold answers of nothing but articles and punctuation | kept | left out; "" where none is left |
-| F1 where prediction and gold answer have no words | 0 | 1 |
+| gold answers of articles and punctuation only | kept | left out; "" if none is left |
+| F1 if prediction and gold answer have no words | 0 | 1 |
 """
 
 import re
@@ -17,19 +17,20 @@ import numpy as np
 from lambert.tasks.metrics import Floats, binomial_error, mean_error
 
 Golds = Mapping[str, Sequence[str]]
-"""By question id: the texts of its gold answers, none for a question without answer."""
+"""The texts of the gold answers by question id; an empty sequence for a question without an answer."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(text: str) -> str:
-    """Lower case, without ASCII punctuation, then without English articles, single spaces: in this order."""
+    """Lower-cases, removes ASCII punctuation, removes English articles, and joins words by single spaces, in this
+    order."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def f1(predicted: str, gold: str, *, both_empty: float) -> float:
-    """F1 of the bags of words of two normalised texts; `both_empty` where neither has a word."""
+    """Returns F1 of the bags of words of two normalised texts, or `both_empty` if neither has a word."""
     predicted_words, gold_words = predicted.split(), gold.split()
     if not predicted_words and not gold_words:
         return both_empty
@@ -41,7 +42,7 @@ def f1(predicted: str, gold: str, *, both_empty: float) -> float:
 
 
 def pairs_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
-    """(exact match, F1) of every question, 0 to 1, as version 1.1 counts them."""
+    """Returns (exact match, F1) of every question, from 0 to 1, by the rules of version 1.1."""
     found = {}
     for name, answers in golds.items():
         predicted = normalised(predictions[name]) if name in predictions else None
@@ -54,7 +55,7 @@ def pairs_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, tuple[fl
 
 
 def pairs_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
-    """(exact match, F1) of every question that has a prediction, 0 to 1, as version 2.0 counts them."""
+    """Returns (exact match, F1) of every question with a prediction, from 0 to 1, by the rules of version 2.0."""
     found = {}
     for name, answers in golds.items():
         if name in predictions:
@@ -66,13 +67,13 @@ def pairs_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, tuple[fl
 
 
 def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
-    """exact_match and f1 in per cent with their standard errors, and the number of questions."""
+    """Returns exact_match and f1 in per cent with their standard errors, and the number of questions."""
     return _means(list(pairs_v1(golds, predictions).values()))
 
 
 def score_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
-    """exact_match and f1 in per cent with their standard errors: of all questions with a prediction, of those that have
-    an answer (has_answer_...) and of those that have none (no_answer_...)."""
+    """Returns exact_match and f1 in per cent with their standard errors: of all questions with a prediction, of those
+    with an answer (has_answer_...) and of those without (no_answer_...)."""
     pairs = pairs_v2(golds, predictions)
     found = _means(list(pairs.values()))
     for prefix, wanted in (("has_answer_", True), ("no_answer_", False)):
@@ -97,10 +98,15 @@ def _means(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def best_threshold(odds_N: Floats, answered_N: Floats, unanswered_N: Floats) -> tuple[float, float]:
-    """(best mean score in per cent, threshold) over every way to say "no answer" where the odds are above a threshold.
+    """Returns the best mean score in per cent, and the threshold of the odds above which "no answer" is predicted for
+    it.
 
-    `odds_N`: score of no answer less that of the best answer. `answered_N`, `unanswered_N`: what a question scores, 0
-    to 1, with its best answer and with none. Of equally good thresholds the lowest; one below all odds answers nothing.
+    Of equally good thresholds the lowest is returned; a threshold below all odds predicts no answer for all questions.
+
+    Args:
+        odds_N: Score of no answer minus that of the best answer.
+        answered_N: Score of each question, from 0 to 1, with its best answer.
+        unanswered_N: Score of each question, from 0 to 1, with no answer.
     """
     order = np.argsort(odds_N, kind="stable")
     sorted_N = odds_N[order]

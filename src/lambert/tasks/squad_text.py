@@ -16,13 +16,14 @@ from lambert.core.errors import DataError, shown
 from lambert.tasks.table import opened
 from lambert.tasks.task import keys_found, whole_text
 
-_SPACES = " \t\r\n\u202f"  # the official word separators: not all of Unicode's spaces
+_SPACES = " \t\r\n\u202f"  # the official word separators, which are not all Unicode spaces
 _WORD = re.compile(f"[^{_SPACES}]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question about `contexts[paragraph]`. `answers` are (text, first character or -1); none where it has none."""
+    """A question about `contexts[paragraph]`. `answers` are (text, first character or -1), empty if there is no
+    answer."""
 
     id: str
     text: str
@@ -34,16 +35,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """A SQuAD file: its paragraphs, and the questions about them in order."""
+    """A SQuAD file: its paragraphs and its questions, in order."""
 
     contexts: list[str]
     questions: list[Question]
     version: Literal["1.1", "2.0"]
-    """2.0 where the file says so or knows questions without answer, else 1.1."""
+    """2.0 if the file says so or has questions without an answer, else 1.1."""
 
 
 def read_squad(path: Path) -> Questions:
-    """A SQuAD v1.1 or v2.0 file. Raises DataError that names the place of what is missing, doubled or malformed."""
+    """Reads a SQuAD v1.1 or v2.0 file. Raises DataError, with the position, for missing, duplicate or malformed
+    entries."""
     with opened(path) as file:
         try:
             root = json.loads(file.read().decode("utf-8-sig"))
@@ -110,7 +112,8 @@ def _kind(value: object) -> str:
 
 
 def word_numbers(context: str) -> npt.NDArray[np.int32]:
-    """The number of each character's word; a separator belongs to the word before it, -1 before any."""
+    """Returns the index of each character's word. A separator belongs to the word before it; -1 before the first
+    word."""
     codes = np.frombuffer(context.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     inside = ~np.isin(codes, [ord(space) for space in _SPACES])
     begins = inside.copy()
@@ -119,17 +122,17 @@ def word_numbers(context: str) -> npt.NDArray[np.int32]:
 
 
 def words_of(context: str) -> list[str]:
-    """The words of a paragraph."""
+    """Returns the words of a paragraph."""
     return _WORD.findall(context)
 
 
 def word_spans(context: str) -> list[tuple[int, int]]:
-    """First character and end of each word."""
+    """Returns the first character and end of each word."""
     return [match.span() for match in _WORD.finditer(context)]
 
 
 def nearest_offset(context: str, text: str, start: int) -> int:
-    """Where `text` occurs in the paragraph nearest to `start`; -1 where it does not."""
+    """Returns the offset of the occurrence of `text` nearest to `start`, or -1."""
     found, at = -1, context.find(text)
     while at >= 0:
         if found < 0 or abs(at - start) < abs(found - start):
@@ -139,8 +142,8 @@ def nearest_offset(context: str, text: str, start: int) -> int:
 
 
 def basic_tokenizer(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """The tokenizer's normalisation and splitting at spaces and punctuation, without its pieces, joined by spaces.
-    Words that are apart by single spaces are looked up one by one, since most of them come again and again."""
+    """Returns a function that normalises a text, splits it at spaces and punctuation as the tokenizer does, and joins
+    the parts by spaces. Results are cached for each word, because words repeat."""
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
 
     @cache
@@ -152,8 +155,8 @@ def basic_tokenizer(tokenizer: Tokenizer) -> Callable[[str], str]:
 
 
 def final_text(predicted: str, original: str, basic: Callable[[str], str]) -> str:
-    """The part of `original`, words of the paragraph, that `predicted`, joined pieces, stands for; all of `original`
-    where the two cannot be aligned character by character (`get_final_text` of run_squad.py)."""
+    """Returns the part of `original`, words of the paragraph, that corresponds to `predicted`, joined pieces; all of
+    `original` if the two cannot be aligned character by character (`get_final_text` of run_squad.py)."""
     tokenised = basic(original)
     start = tokenised.find(predicted)
     if start < 0 or not predicted or predicted == tokenised:
@@ -167,5 +170,5 @@ def final_text(predicted: str, original: str, basic: Callable[[str], str]) -> st
 
 
 def joined(pieces: Sequence[str]) -> str:
-    """Pieces as text: those that begin with ## are glued to the one before."""
+    """Joins pieces to a text: pieces that begin with ## continue the word before."""
     return " ".join(" ".join(pieces).replace(" ##", "").split())

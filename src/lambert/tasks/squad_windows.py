@@ -1,7 +1,7 @@
 """Windows over paragraphs: [CLS] question [SEP] part of the paragraph [SEP] (google-research/bert, run_squad.py).
 
-Paragraphs are tokenised once, whatever the number of questions and windows about them, and windows are cut out of them
-only when a batch is asked for.
+Paragraphs are tokenised once, whatever the number of their questions and windows. Windows are cut when a batch is
+built.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from lambert.tasks.segments import Cuts, Segments, Texts, encode, ragged
 from lambert.tasks.squad_text import Question, Questions, nearest_offset, word_numbers, words_of
 
 _CHUNK = 4096  # paragraphs tokenised at once
-_MOST_WINDOWS = 10_000_000  # a hundred bytes each; SQuAD 2.0 has 130,000
-_NONE, _LOST = -1, -2  # instead of a token: there is no answer; it is not found in the paragraph
+_MOST_WINDOWS = 10_000_000  # about 100 bytes each; SQuAD 2.0 has 130,000
+_NONE, _LOST = -1, -2  # instead of a token: no answer; an answer that was not found in the paragraph
 
 
 class Windows(Segments):
     """The windows of all questions, in the order of the questions and of the paragraph.
 
-    `bounds_Q` [questions + 1]: windows of question q are bounds_Q[q] to bounds_Q[q + 1].
+    `bounds_Q` [questions + 1]: question q has the windows bounds_Q[q] to bounds_Q[q + 1].
     `begins_S`: the paragraph's token at which a window begins. `words_T`: the word of every token of every paragraph.
-    `spans_Q2`: first and last token in the paragraph of the answer to learn, -1 for none; absent without training.
+    `spans_Q2`: first and last token of the target answer in the paragraph, -1 for no answer; None without training.
     """
 
     squad: Questions
@@ -53,8 +53,9 @@ class Windows(Segments):
 
 
 def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, training: bool) -> Windows:
-    """All windows of a file. `training` finds the answers' tokens and leaves out questions whose answer the paragraph
-    does not hold. `counts`: questions, windows, impossible, offsets_corrected, answers_not_found, questions_cut."""
+    """Returns all windows of a file. With `training`, the tokens of the answers are determined, and questions whose
+    answer is not in the paragraph are left out. `counts` has questions, windows, impossible, offsets_corrected,
+    answers_not_found and questions_cut."""
     room = config.max_length - config.squad.max_query - 3
     if room < 1:
         what = f"max_length = {config.max_length} leaves no room for the paragraph beside max_query = "
@@ -68,9 +69,7 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
         squad = Questions(squad.contexts, [q for q, k in zip(squad.questions, kept, strict=True) if k], squad.version)
         spans_Q2 = spans_Q2[kept]
         if not squad.questions:
-            raise DataError(
-                "No question's answer is found in its paragraph: the file's answers belong to other paragraphs."
-            )
+            raise DataError("No answer was found in its paragraph: the answers of the file belong to other paragraphs.")
     questions = encode(tokenizer, [question.text for question in squad.questions], config.squad.max_query)
     asked_Q = np.minimum(questions.lengths, config.squad.max_query)
     owner_Q = np.array([question.paragraph for question in squad.questions], dtype=np.int64)
@@ -97,7 +96,7 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
 
 
 def _check_count(windows_Q: Ints, beyond_Q: Ints, questions: Sequence[Question], stride: int) -> None:
-    """Raises DataError where there are more windows than can be held. `beyond_Q`: tokens beyond the first window."""
+    """Raises DataError if there are too many windows for the memory. `beyond_Q`: tokens after the first window."""
     if int(windows_Q.sum()) > _MOST_WINDOWS:
         longest = questions[int(windows_Q.argmax())]
         least = -(-int(np.maximum(beyond_Q, 0).sum()) // max(1, _MOST_WINDOWS - len(windows_Q)))
@@ -109,8 +108,8 @@ def _check_count(windows_Q: Ints, beyond_Q: Ints, questions: Sequence[Question],
 
 
 def _paragraphs(tokenizer: Tokenizer, contexts: Sequence[str]) -> tuple[Texts, npt.NDArray[np.int32]]:
-    """Ids of the paragraphs, and the word of each token. The original tokenises word by word; since words end at
-    spaces, where the tokenizer splits as well, whole paragraphs give the same pieces in half the time."""
+    """Returns the ids of the paragraphs, and the word of each token. The original tokenises word by word. Because the
+    tokenizer splits at spaces too, whole paragraphs have the same pieces, in half the time."""
     parts, words = [], [np.zeros(0, dtype=np.int32)]
     for at in range(0, len(contexts), _CHUNK):
         block = contexts[at : at + _CHUNK]
@@ -124,7 +123,7 @@ def _paragraphs(tokenizer: Tokenizer, contexts: Sequence[str]) -> tuple[Texts, n
 def _spans(
     tokenizer: Tokenizer, squad: Questions, paragraphs: Texts, words_T: npt.NDArray[np.int32], counts: dict[str, int]
 ) -> Ints:
-    """First and last token [questions, 2] of the first answer; -1, -1 where there is none; -2 where it is not found."""
+    """Returns the first and last token [questions, 2] of the first answer: -1 for no answer, -2 if it was not found."""
     golds = encode(tokenizer, [question.answers[0][0] if question.answers else "" for question in squad.questions])
     spans_Q2 = np.full((len(squad.questions), 2), _NONE, dtype=np.int64)
     cached, numbers, words = -1, np.zeros(0, dtype=np.int32), [""]
@@ -153,7 +152,7 @@ def _spans(
 
 
 def _word_span(numbers: npt.NDArray[np.int32], words: Sequence[str], text: str, start: int) -> tuple[int, int] | None:
-    """First and last word of an answer; None where these words do not hold it (the original's check)."""
+    """Returns the first and last word of an answer, or None if these words do not contain it (the original's check)."""
     if not text.strip() or not 0 <= start < len(numbers):
         return None
     first, last = int(numbers[start]), int(numbers[min(start + len(text), len(numbers)) - 1])
@@ -163,8 +162,8 @@ def _word_span(numbers: npt.NDArray[np.int32], words: Sequence[str], text: str, 
 
 
 def _improved(ids: npt.NDArray[np.int32], first: int, last: int, gold: npt.NDArray[np.int32]) -> tuple[int, int]:
-    """The longest-reaching first part of tokens [first, last] that equals the tokenised answer, "1895" within
-    "(1895-1943)."; all of them where none does (`_improve_answer_span`)."""
+    """Returns the first part of tokens [first, last] that equals the tokenised answer, such as "1895" in
+    "(1895-1943).", or first and last if there is none (`_improve_answer_span`)."""
     size = len(gold)
     if size:
         for start in range(first, last - size + 2):

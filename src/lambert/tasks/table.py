@@ -1,4 +1,4 @@
-"""Labelled files as rows: TSV, CSV, JSON lines and Parquet, compressed or not, each row with its place for errors."""
+"""Reads labelled files as rows: TSV, CSV, JSON lines and Parquet, compressed or not."""
 
 import bz2
 import csv
@@ -26,7 +26,7 @@ _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, "
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed. Failures of opening and reading leave as DataError that names the file."""
+    """Opens a file and decompresses it. Failures of opening and reading are raised as DataError that names the file."""
     refuse_archive(path)
     refuse_arrow(path)
     try:
@@ -35,19 +35,19 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     except FileNotFoundError as error:
         raise DataError(f"No such file: {path}.") from error
     except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} is cut off or damaged ({error}). Fetch it again.") from error
+        raise DataError(f"{path} is truncated or damaged ({error}). Download or copy it again.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def kind(path: Path) -> str:
-    """The name's ending without that of its compression: ".tsv", ".csv", ".jsonl", ".parquet"."""
+    """Returns the suffix of the name without that of its compression, such as ".tsv"."""
     return (Path(path.stem) if path.suffix in _OPENERS else path).suffix.lower()
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    """(place, row) of every row, where place is "file:line". Rows of files without a header have the columns' numbers,
-    counted from 1 and written as text, for keys. Blank lines are skipped."""
+    """Yields (place, row) of every row, where place is "file:line". The keys of rows of a file without a header are the
+    numbers of the columns from 1, as text. Blank lines are skipped."""
     readers: dict[str, Callable[[Path, Columns], Iterator[tuple[str, Row]]]] = {
         ".tsv": _read_table, ".txt": _read_table, ".csv": _read_table,
         ".jsonl": _read_json, ".ndjson": _read_json, ".json": _read_json,
@@ -86,7 +86,7 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
 
 
 def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells). TSV has no quoting, as in GLUE; CSV has, so that a row may take several lines."""
+    """Yields (line, cells). TSV has no quoting, as in GLUE. CSV has quoting, so a row may span several lines."""
     if kind(path) != ".csv":
         for number, line in _lines(path):
             if text := line.rstrip("\r\n"):
@@ -109,8 +109,8 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_table(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    asked = [name for name in (columns.text, columns.text_b, columns.label) if name]
-    numbered = all(name.isdecimal() for name in asked)
+    given = [name for name in (columns.text, columns.text_b, columns.label) if name]
+    numbered = all(name.isdecimal() for name in given)
     header = columns.header if columns.header is not None else not numbered
     names: list[str] | None = None
     for number, cells in _cells(path):
@@ -149,8 +149,8 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
 
 
 def column(row: Row, name: str, setting: str, place: str) -> Any:
-    """The value of a column. Raises DataError where there is none, with the task that has such rows or the nearest
-    column's name."""
+    """Returns the value of a column. Raises DataError if it is missing, with the task that fits such rows or the
+    nearest column name."""
     if name not in row:
         hint = _other_task(row) or nearest(name, [" ".join(str(key)[:60].split()) for key in islice(row, 100)])
         raise DataError(f"{place}: no column {name!r} (task.columns.{setting}).{hint}")
@@ -158,12 +158,12 @@ def column(row: Row, name: str, setting: str, place: str) -> Any:
 
 
 def _other_task(row: Row) -> str:
-    """The task that has rows of this form, as a sentence; "" where none is known."""
+    """Returns a sentence that names the task with rows of this form, or an empty string."""
     names = set(row)
     if {"tokens", "tags"} <= names:
-        return " A row of tokens and tags is of tagging: set --task.name tag."
+        return " Rows with tokens and tags are for tagging: set --task.name tag."
     if "data" in names or {"question", "context"} <= names:
-        return " Questions are of question answering, in a SQuAD file: set --task.name squad."
+        return " Questions are for question answering, in a SQuAD file: set --task.name squad."
     if any(str(name).startswith("-DOCSTART-") for name in names):
         return (
             " This is a CoNLL file, which is not supported: write each sentence as a line of JSON, "
@@ -173,7 +173,7 @@ def _other_task(row: Row) -> str:
 
 
 def text_cell(row: Row, name: str, setting: str, place: str) -> str:
-    """A column's text. Raises DataError where it is missing or no text."""
+    """Returns the text of a column. Raises DataError if it is missing or not text."""
     value = column(row, name, setting, place)
     if not isinstance(value, str):
         raise DataError(f"{place}: column {name!r} holds {shown(value)}, not text.")
@@ -181,8 +181,8 @@ def text_cell(row: Row, name: str, setting: str, place: str) -> str:
 
 
 def label_cell(row: Row, name: str, place: str) -> str:
-    """A column's label as text: 1 and "1" are the same label. Raises DataError where it is empty, a list or
-    an object."""
+    """Returns the label of a column as text: 1 and "1" are equal. Raises DataError if it is empty, a list or an
+    object."""
     value = column(row, name, "label", place)
     if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
         raise DataError(
@@ -193,7 +193,7 @@ def label_cell(row: Row, name: str, place: str) -> str:
         raise DataError(f"{place}: the label (column {name!r}) is empty.")
     if not isinstance(value, str | int | float):
         raise DataError(
-            f"{place}: the label (column {name!r}) is {shown(value)}. A label is a text, a number or true or false."
+            f"{place}: the label (column {name!r}) is {shown(value)}. A label must be text, a number, true or false."
         )
     label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if not label:
@@ -202,7 +202,7 @@ def label_cell(row: Row, name: str, place: str) -> str:
 
 
 def value_cell(row: Row, name: str, place: str) -> float:
-    """A column's number. Raises DataError where it is none, or not finite."""
+    """Returns the number of a column. Raises DataError if it is not a finite number."""
     value = column(row, name, "label", place)
     try:
         number = float(value)
@@ -214,7 +214,7 @@ def value_cell(row: Row, name: str, place: str) -> float:
 
 
 def ordered(labels: Sequence[str]) -> tuple[str, ...]:
-    """The distinct labels, sorted; as numbers where all of them are whole numbers, so that 10 follows 9."""
+    """Returns the distinct labels, sorted; as numbers if all are whole numbers, so that 10 follows 9."""
     distinct = set(labels)
     if all(label.removeprefix("-").isdecimal() for label in distinct):
         return tuple(sorted(distinct, key=lambda label: (int(label), label)))

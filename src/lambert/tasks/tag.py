@@ -1,7 +1,7 @@
-"""A label for each word of a sentence (Devlin et al. 2019, section 5.3): JSON lines {"tokens": [...], "tags": [...]}.
+"""Tagging: a label for each word of a sentence (Devlin et al. 2019, section 5.3).
 
-The label stands at a word's first piece. Words beyond `max_length` and words of no piece get no prediction: wrong for
-accuracy, not found for F1.
+The label of a word is predicted at its first piece. Words beyond `max_length` and words without a piece have no
+prediction, which is wrong for accuracy and not found for F1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from lambert.tasks.segments import LONG, Cuts, Segments, Texts, concatenated, ra
 from lambert.tasks.table import ordered, read_rows
 from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, whole_text, write_rows
 
-OUTSIDE = "O"  # the label of words that are nothing in particular (Ramshaw and Marcus 1995)
+OUTSIDE = "O"  # the label of words outside of all entities (Ramshaw and Marcus 1995)
 _NONE = -1  # the class of words without prediction
 
 
 class Words(Segments):
-    """Tokenised sentences of words: where each word begins in its sequence (`firsts`, 0 where it has no piece or was
-    cut off), and the class of each word where known (`truth`)."""
+    """Tokenised words: the first token of each word in its sequence (`firsts`, 0 if the word has no piece or was cut
+    off), and the class of each word if known (`truth`)."""
 
     firsts: Texts
     truth: Texts | None = None
@@ -43,13 +43,13 @@ class Words(Segments):
 
 
 class Tag:
-    """One label for each word. Scores: accuracy, and f1: micro-averaged over all labels but "O"."""
+    """One label for each word. Scores: accuracy, and f1, micro-averaged over all labels except "O"."""
 
     head = "tag"
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         if len(config.labels) < 2:
-            raise UsageError("task.labels: tagging needs two labels at least, given or found in a training file.")
+            raise UsageError("task.labels: tagging needs at least two labels, given or found in a training file.")
         self.config, self.tokenizer = config, tokenizer
         self.labels = len(config.labels)
 
@@ -60,7 +60,7 @@ class Tag:
                 [tag for place, row in read_rows(path, config.columns) for tag in _words(row, "tags", place)]
             )
             if len(found) < 2:
-                raise DataError(f"{path}: there are fewer than two different tags; there is nothing to learn.")
+                raise DataError(f"{path} has fewer than two different tags. Training needs at least two.")
             config = replace(config, labels=found)
         task = cls(config, tokenizer)
         return task, task.read(path, training=True)
@@ -73,7 +73,7 @@ class Tag:
             if len(words) != len(tags):
                 raise DataError(f"{place}: {len(words)} tokens but {len(tags)} tags.")
             if unknown := next((tag for tag in tags if tag not in numbers), None):
-                raise DataError(f"{place}: tag {shown(unknown)} is not among the labels learnt from.")
+                raise DataError(f"{place}: tag {shown(unknown)} is not among the labels of the training file.")
             rows.append(row)
             places.append(place)
             truth.append([numbers[tag] for tag in tags])
@@ -82,7 +82,7 @@ class Tag:
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
-        """Rows {"tokens": [...]} to predict, or {"text": ...}, whose words are divided by white space."""
+        """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which is divided into words at white space."""
         texts = [_words(_split(row, place), "tokens", place) for row, place in zip(rows, places, strict=True)]
         beginnings = [self._beginning(words) for words in texts]
         found = self.tokenizer.encode_batch(beginnings, is_pretokenized=True, add_special_tokens=False)
@@ -101,7 +101,7 @@ class Tag:
         return data
 
     def _beginning(self, words: list[str]) -> list[str]:
-        """The words; of very many those whose pieces exceed `max_length`, and of a very long one its beginning."""
+        """Returns the words. Words far beyond `max_length` and the ends of very long words are left out."""
         words = [word if len(word) <= LONG else word[:LONG] for word in words]
         first = words[: 16 * self.config.max_length]
         if len(first) < len(words):
@@ -111,7 +111,7 @@ class Tag:
         return words
 
     def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:
-        """The class of each word of each example; None where the word has no piece or was cut off."""
+        """Returns the class of each word of each example, None if the word has no piece or was cut off."""
         classes = concatenated(outputs, self.head).argmax(1)
         begins = np.cumsum(data.lengths_S) - data.lengths_S
         return [
@@ -141,7 +141,7 @@ class Tag:
         return [{"tags": [None if label is None else labels[label] for label in row]} for row in predictions]
 
     def write(self, path: Path, data: Words, predictions: Sequence[list[int | None]]) -> list[Path]:
-        """JSON lines {"tags": [...]}."""
+        """Writes JSON lines {"tags": [...]}."""
         return [write_rows(path.with_suffix(".jsonl") if path.suffix == ".tsv" else path, self.rows(data, predictions))]
 
     def model_config(self) -> dict[str, Any]:
@@ -149,7 +149,8 @@ class Tag:
 
 
 def _cells(truth_N: Ints, predicted_N: Ints, owner_N: Ints, rows: int, outside: int) -> Ints:
-    """For each row [rows, 5]: words; right ones; right ones, true ones and predicted ones that are not `outside`."""
+    """Returns counts for each row [rows, 5]: words; correct words; and of the words whose label is not `outside`:
+    correct, true, predicted."""
     right = truth_N == predicted_N
     tagged, found = truth_N != outside, (predicted_N != outside) & (predicted_N != _NONE)
     parts = [np.ones_like(right), right, right & tagged, tagged, found]
@@ -157,7 +158,7 @@ def _cells(truth_N: Ints, predicted_N: Ints, owner_N: Ints, rows: int, outside: 
 
 
 def _split(row: Row, place: str) -> Row:
-    """The row with tokens, where it has a text alone."""
+    """Returns the row with tokens, split from its text if it has none."""
     return row if "tokens" in row or "text" not in row else {**row, "tokens": text_of(row, "text", place).split()}
 
 
@@ -165,7 +166,7 @@ def _words(row: Row, key: str, place: str) -> list[str]:
     words = row.get(key)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise DataError(
-            f"{place}: {key!r} is no list of texts with one entry a word. Tagging reads JSON lines such as "
+            f"{place}: {key!r} is not a list of texts, one for each word. Tagging reads JSON lines such as "
             '{"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, and Parquet.'
         )
     return [whole_text(word, key, place) for word in words]

@@ -1,4 +1,4 @@
-"""What a task is: how labelled text becomes targets, and how a head's outputs become predictions and scores."""
+"""The interface of tasks: from labelled text to targets, and from outputs of a head to predictions and scores."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ P = TypeVar("P")
 
 
 class Task(Protocol[D, P]):
-    """Ties together labelled text (D, a Source), the head that learns it, and predictions (P, one an example).
+    """Connects labelled text (D, a Source), the head that is trained on it, and predictions (P, one per example).
 
     `head` names the objective (a key of `model.heads.HEADS`, or "package.module:name"), `labels` its number of outputs.
     """
@@ -39,37 +39,37 @@ class Task(Protocol[D, P]):
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Self, D]:
-        """The task as the training file defines it (labels, version), and the training data."""
+        """Returns the task, completed from the training file (labels, version), and the training data."""
 
     def read(self, path: Path, *, training: bool = False) -> D:
-        """A labelled file. `training` gives targets and drops what cannot be learnt from. Raises DataError."""
+        """Reads a labelled file. With `training`, examples that cannot be trained on are left out. Raises DataError."""
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> D:
-        """Rows without labels, to be predicted; `places` names each row in errors."""
+        """Reads rows without labels. `places` names each row in error messages."""
 
     def predictions(self, data: D, outputs: Outputs) -> list[P]:
-        """One prediction an example, from the outputs for all sequences of `data` in order."""
+        """Returns one prediction per example, from the outputs for all sequences of `data` in order."""
 
     def score(self, data: D, predictions: Sequence[P]) -> dict[str, float]:
-        """Scores by name; NAME_se is the standard error of NAME."""
+        """Returns scores by name. NAME_se is the standard error of NAME."""
 
     def rows(self, data: D, predictions: Sequence[P]) -> list[Row]:
-        """Predictions as plain values, one row an example."""
+        """Returns predictions as plain values, one row per example."""
 
     def write(self, path: Path, data: D, predictions: Sequence[P]) -> list[Path]:
-        """Writes the predictions file in the task's usual form and returns every file written."""
+        """Writes the predictions in the usual format of the task and returns all files that were written."""
 
     def model_config(self) -> dict[str, Any]:
-        """Keys for config.json of the model folder: {"lambert": {"task": ...}} and what Hugging Face reads."""
+        """Returns keys for config.json: {"lambert": {"task": ...}} and the keys that Hugging Face reads."""
 
 
 def stored(config: TaskConfig) -> dict[str, Any]:
-    """{"lambert": {"task": ...}} for config.json, which `described` reads back equal."""
+    """Returns {"lambert": {"task": ...}} for config.json. `described` is its inverse."""
     return {"lambert": {"task": as_dict(config)}}
 
 
 def label_names(labels: Sequence[str]) -> dict[str, Any]:
-    """id2label and label2id as Hugging Face's config.json has them."""
+    """Returns id2label and label2id as in Hugging Face's config.json."""
     ids = {label: number for number, label in enumerate(labels)}
     return {"id2label": {str(number): label for label, number in ids.items()}, "label2id": ids}
 
@@ -80,9 +80,16 @@ _ARCHITECTURES = {"QuestionAnswering": "squad", "SequenceClassification": "class
 def described(
     model_config: Mapping[str, Any], name: str = "", source: object = "The model's config.json"
 ) -> TaskConfig:
-    """The task that a model folder's config.json, `source` in errors, describes; for a folder of another origin, `name`
-    or what its architecture tells. Raises UsageError where the folder is of another task, DataError where it is
-    damaged."""
+    """Returns the task that config.json of a model folder describes. For a folder that Lambert did not write, the task
+    is `name`, or is derived from the architecture.
+
+    Args:
+        source: Names config.json in error messages.
+
+    Raises:
+        UsageError: The folder is of another task than `name`.
+        DataError: The description is damaged.
+    """
     ours = model_config.get("lambert") or {}
     try:
         kept = ours.get("task")
@@ -92,11 +99,11 @@ def described(
             raise UsageError(f"The model was fine-tuned for the task {kept.get('name')!r}, not {name!r}.")
         return _described(kept)
     except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(f"{source} describes its task in another form: {error}.") from error
+        raise DataError(f"{source} does not describe its task correctly: {error}.") from error
 
 
 def _described(kept: Mapping[str, Any]) -> TaskConfig:
-    """Raises TypeError or ValueError where a value is not of its setting's type, or beyond its range."""
+    """Raises TypeError or ValueError if a value has a wrong type or is out of range."""
     columns, squad = typed(Columns, kept.get("columns", {})), typed(SquadConfig, kept.get("squad", {}))
     rest = {key: value for key, value in kept.items() if key not in ("columns", "squad")}
     try:
@@ -119,10 +126,11 @@ def _foreign(model_config: Mapping[str, Any], name: str) -> TaskConfig:
 def predict(
     task: Task[Any, Any], outputs_of: Callable[[Any], Outputs], lines: Iterable[str], *, chunk: int = 512
 ) -> Iterator[Row]:
-    """JSON lines in, one answer row for each out, in order and in constant memory: `chunk` lines at a time.
+    """Yields one prediction for each JSON line, in order and in constant memory: `chunk` lines at a time. Blank lines
+    are skipped.
 
-    `outputs_of(source)` runs the model over every sequence of a Source in order. Blank lines are skipped. Raises
-    DataError that names the line, after the answers to the chunks before it.
+    `outputs_of(source)` runs the model over every sequence of a Source in order. Raises DataError that names a bad
+    line, after the predictions of the chunks before it.
     """
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     while block := list(islice(numbered, chunk)):
@@ -134,14 +142,15 @@ def predict(
 def answers(
     task: Task[Any, Any], outputs_of: Callable[[Any], Outputs], rows: Sequence[Row], places: Sequence[str]
 ) -> list[Row]:
-    """One answer row for each row, with its "id" where it has one. `places` names each row in errors."""
+    """Returns one prediction for each row, with the row's "id" if it has one. `places` names each row in error
+    messages."""
     data = task.parse(rows, places)
     found = task.rows(data, task.predictions(data, outputs_of(data)))
     return [{"id": row["id"], **answer} if "id" in row else answer for row, answer in zip(rows, found, strict=True)]
 
 
 def json_row(line: str, place: str) -> Row:
-    """A line of JSON as a row. Raises DataError where it is none, or no object."""
+    """Parses a line of JSON. Raises DataError if it is not a JSON object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -152,14 +161,14 @@ def json_row(line: str, place: str) -> Row:
 
 
 def keys_found(row: Mapping[str, Any]) -> str:
-    """The first keys of a row, for messages."""
+    """Returns the first keys of a row, for messages."""
     names = ", ".join(islice(map(str, row), 10)) + (", ..." if len(row) > 10 else "")
     names = " ".join(names.split())
     return (names if len(names) <= 200 else f"{names[:197]}...") or "none"
 
 
 def text_of(row: Row, key: str, place: str) -> str:
-    """The text that a row holds under `key`. Raises DataError where it is missing or no text."""
+    """Returns the text of `key`. Raises DataError if it is missing or not text."""
     value = row.get(key)
     if not isinstance(value, str):
         what = "is missing" if value is None else "is not a text"
@@ -168,16 +177,16 @@ def text_of(row: Row, key: str, place: str) -> str:
 
 
 def whole_text(text: str, key: str, place: str) -> str:
-    """The text itself. Raises DataError where it holds half of a surrogate pair, which JSON can write as \\ud800."""
+    """Returns the text. Raises DataError if it contains half of a surrogate pair, which JSON can write as \\ud800."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{place}: {key!r} holds half of a surrogate pair, which is no character.") from error
+        raise DataError(f"{place}: {key!r} contains half of a surrogate pair, which is not a character.") from error
     return text
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> Path:
-    """Rows as JSON lines, or as a tab-separated table where the name ends in .tsv (nested values are left out)."""
+    """Writes rows as JSON lines, or for .tsv as a tab-separated table without nested values."""
     if path.suffix == ".tsv":
         flat = [{key: value for key, value in row.items() if not isinstance(value, dict | list)} for row in rows]
         names = list(flat[0]) if flat else []

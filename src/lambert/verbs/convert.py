@@ -1,4 +1,4 @@
-"""`lambert import` and `lambert export`: model folders in and out, each verified by its outputs before it appears."""
+"""`lambert import` and `lambert export`: convert model folders and verify the outputs before a folder appears."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,21 +21,22 @@ from lambert.runs.result import Result, Say, silent
 
 @dataclass(frozen=True, slots=True)
 class ImportConfig:
-    """A Hugging Face folder (safetensors, or pytorch_model.bin read without running code) to a model folder."""
+    """Converts a Hugging Face folder to a model folder. The weights are safetensors, or a pytorch_model.bin, which is
+    read without running code from it."""
 
     source: Annotated[Path, Parameter(name="--from")]
     """Folder with config.json, the weights, and vocab.txt or tokenizer.json."""
     out: Path
     """Model folder to write; it must not exist."""
     lowercase: bool | None = None
-    """Whether the vocabulary is uncased; not set: as the folder's tokenizer settings say."""
+    """Whether the vocabulary is uncased. Unset: as the tokenizer settings of the folder say."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
-    """A model folder to another format."""
+    """Converts a model folder to another format."""
 
     model: Path
     """Model folder."""
@@ -48,11 +49,11 @@ class ExportConfig:
 
 
 KEPT = ("id2label", "label2id", "problem_type", "lambert")
-"""Keys of config.json that say what the head means: they are handed on."""
+"""Keys of config.json that describe the head. They are copied."""
 
 
 def run_import(config: ImportConfig, say: Say = silent) -> Result:
-    """Reads, writes aside, verifies, renames."""
+    """Converts the folder. The model folder appears only after its outputs have been verified."""
     for line in _imported(config):
         say(line)
     return Result(config.out)
@@ -67,9 +68,7 @@ def _imported(config: ImportConfig) -> Iterator[str]:
         raise UsageError(f"{config.out} exists already. Choose another --out, or remove it.")
     layout.check_family(layout.read_config(config.source), config.source)
     tokenizer = tokenizers.load(config.source, lowercase=config.lowercase)
-    tokenizers.specials(
-        tokenizer, str(tokenizers.file_in(config.source))
-    )  # for its error: without [MASK] and its like the folder is of no use later
+    tokenizers.specials(tokenizer, str(tokenizers.file_in(config.source)))  # raises if a special piece is missing
     pieces = tokenizer.get_vocab_size()
     model, report = weights.load(config.source, vocabulary=pieces, code=config.code, pooler=True)
     yield from (*report.lines(), *report.warnings())
@@ -82,7 +81,7 @@ def _imported(config: ImportConfig) -> Iterator[str]:
 
 
 def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
-    """Raises DataError for what others could not read in the folder that is written."""
+    """Raises DataError if a copied key has a form that other programs could not read."""
     names, ids, kind = kept.get("id2label", {}), kept.get("label2id", {}), kept.get("problem_type", "")
     forms = {
         "id2label": isinstance(names, dict) and all(key.isdecimal() and isinstance(names[key], str) for key in names),
@@ -91,11 +90,11 @@ def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
     }
     for name, right in forms.items():
         if not right:
-            raise DataError(f"{path} has {name} in another form than Hugging Face's. Mend or remove it.")
+            raise DataError(f"{path} has {name} in another form than Hugging Face's. Correct or remove it.")
 
 
 def run_export(config: ExportConfig, say: Say = silent) -> Result:
-    """Writes `config.model` in `config.format`, verified."""
+    """Converts `config.model` to `config.format` and verifies the result."""
     for line in lookup(FORMATS, config.format, "--format", Kind((ExportConfig,)))(config) or ():
         say(line)
     return Result(config.out)

@@ -1,4 +1,4 @@
-"""`lambert doctor`: what this machine has, what is missing, and what will be used."""
+"""`lambert doctor`: reports what this machine has, what is missing, and what Lambert will use."""
 
 import importlib.util
 import json as text
@@ -25,16 +25,16 @@ EXTRAS = {
     "hf": ("transformers",),
     "zstd": ("backports.zstd",),
 }
-"""Distributions that each optional part needs, as in pyproject.toml."""
+"""The distributions of each optional extra, as in pyproject.toml."""
 BUILT_IN = {"backports.zstd": "compression.zstd"}
-"""Modules of newer Pythons that replace a distribution."""
+"""Modules of newer Python versions that replace a distribution."""
 SIDE = 1024
-"""Rows and columns of the matrices whose product is timed."""
+"""Rows and columns of the matrices that are multiplied for timing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorConfig:
-    """What to print."""
+    """The form of the report."""
 
     json: bool = False
     """Print the findings as JSON instead of a table."""
@@ -42,18 +42,18 @@ class DoctorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the answer."""
+    """One line of the report."""
 
     what: str
     found: str
     state: Literal["ok", "note", "missing"] = "ok"
-    """missing: something does not work until it is mended; note: slower or narrower than it could be."""
+    """missing: something does not work until it is corrected; note: something is slow or unavailable."""
     advice: str = ""
     """What to do about it."""
 
 
 def run(config: DoctorConfig, say: Say = silent) -> list[Finding]:
-    """Prints what was found. Nothing that is missing is an error: the exit code is 0."""
+    """Prints the findings and returns them. Missing parts are not errors: the exit code is 0."""
     findings = list(examine())
     if config.json:
         say(text.dumps([asdict(finding) for finding in findings], indent=1))
@@ -76,7 +76,7 @@ def run(config: DoctorConfig, say: Say = silent) -> list[Finding]:
 
 
 def examine() -> Iterator[Finding]:
-    """Everything, from the interpreter to a collective; takes some seconds."""
+    """Yields all findings. This takes some seconds."""
     import torch
 
     yield Finding("lambert", lambert.__version__)
@@ -104,7 +104,7 @@ def _devices() -> Iterator[Finding]:
     if used == "cpu" and shutil.which("nvidia-smi") is not None:
         yield Finding(
             "GPU",
-            f"nvidia-smi is here, but torch {torch.__version__} finds no GPU",
+            f"nvidia-smi is installed, but torch {torch.__version__} finds no GPU",
             "note",
             "install a CUDA build of torch that fits the driver",
         )
@@ -118,7 +118,7 @@ def _threads() -> Finding:
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
-    found = f"{threads} of torch on {usable} usable cores, {torch.backends.cpu.get_cpu_capability()}"
+    found = f"torch uses {threads} of {usable} usable cores, {torch.backends.cpu.get_cpu_capability()}"
     if threads < usable:
         return Finding("threads", found, "note", f"OMP_NUM_THREADS={usable} would use all cores")
     return Finding("threads", found)
@@ -149,7 +149,8 @@ def _disk() -> Finding:
 
 
 def _bfloat16() -> Finding:
-    """Times a matrix product in both precisions, since a CPU may support bfloat16 and be slower in it."""
+    """Times a matrix product in both precisions, because bfloat16 may be slower than float32 on a CPU that supports
+    it."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -170,7 +171,7 @@ def _bfloat16() -> Finding:
 
 
 def _compiler() -> Finding:
-    """Whether torch.compile has what it generates code for: Triton on a GPU; a C++ compiler, tried, on a CPU."""
+    """Checks what torch.compile needs: Triton on a GPU; on a CPU a C++ compiler, which is tried."""
     import torch
 
     if torch.cuda.is_available():
@@ -193,12 +194,12 @@ def _compiler() -> Finding:
         )
     if done.returncode:
         advice = "apt-get install g++ python3-dev; without them nothing is compiled"
-        return Finding("torch.compile", _line(done.stderr), "note", advice)
+        return Finding("torch.compile", _first_line(done.stderr), "note", advice)
     return Finding("torch.compile", f"{compiler} compiles")
 
 
 def _gloo() -> Finding:
-    """A sum over a group of this one process: whether gloo finds a network interface and the host's own name."""
+    """Sums over a group of this one process, which checks that gloo finds a network interface and the host name."""
     import torch
     from torch import distributed
 
@@ -215,7 +216,7 @@ def _gloo() -> Finding:
             distributed.destroy_process_group()
     except (RuntimeError, OSError) as error:
         advice = "set GLOO_SOCKET_IFNAME to a network interface, such as lo"
-        return Finding("torch.distributed", _line(str(error)), "missing", advice)
+        return Finding("torch.distributed", _first_line(str(error)), "missing", advice)
     return Finding("torch.distributed", f"{backends}; gloo sums")
 
 
@@ -235,18 +236,14 @@ def _version(package: str) -> str | None:
     except metadata.PackageNotFoundError:
         module = BUILT_IN.get(package, "")
         parent = module.partition(".")[0]
-        there = (
-            bool(module)
-            and importlib.util.find_spec(parent) is not None
-            and importlib.util.find_spec(module) is not None
-        )
-        return "in Python" if there else None
+        built_in = module and importlib.util.find_spec(parent) and importlib.util.find_spec(module)
+        return "in Python" if built_in else None
 
 
-def _line(words: str) -> str:
-    return next(iter(words.strip().splitlines()), "it failed without a word")[:200]
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "it failed without a message")[:200]
 
 
 def _plain(words: str) -> str:
-    """Without rich's markup: `lambert-bert[report]` is not a style."""
+    """Returns the text escaped for rich, for which `[report]` would be a style."""
     return words.replace("[", r"\[")

@@ -1,4 +1,4 @@
-"""`lambert evaluate`: a fine-tuned model and labelled data to the official scores and a predictions file."""
+"""`lambert evaluate`: scores a fine-tuned model on labelled data and writes its predictions."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -22,18 +22,19 @@ from lambert.tasks.config import OtherColumns
 
 @dataclass(frozen=True, slots=True)
 class EvaluateConfig:
-    """Scores of a model on a labelled file."""
+    """Scores a model on a labelled file."""
 
     model: Path
     """Run folder of `lambert finetune`, its model folder, or a Hugging Face folder with a task head."""
     data: Path
     """Labelled file."""
     task: str = ""
-    """classify, regress, squad or tag; empty: the task that the model folder describes."""
+    """classify, regress, squad or tag. Empty: the task that the model folder describes."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
     predictions: Path | None = None
-    """File to write: for SQuAD the official JSON (and beside it the n-best answers), else JSON lines or .tsv."""
+    """Predictions file to write: for SQuAD the official JSON, with a file of n-best answers beside it; else JSON lines
+    or .tsv."""
     json: bool = False
     """Print the scores as one line of JSON."""
     columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
@@ -43,7 +44,7 @@ class EvaluateConfig:
 
 
 def run(config: EvaluateConfig, say: Say = silent) -> Result:
-    """Scores the model and writes the predictions; of several ranks the first has the scores and writes.
+    """Scores the model and writes the predictions. With several ranks, only the first returns the scores and writes.
 
     Raises SavedAndStopped after a signal.
     """
@@ -76,13 +77,13 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
 
 
 def _then(found: Outputs, end: Callable[[], None]) -> Outputs:
-    """The outputs, and a call when they are over."""
+    """Yields the outputs, then calls `end`."""
     yield from found
     end()
 
 
 def _lines(scores: Mapping[str, float]) -> Iterator[str]:
-    """A line a score, with its standard error."""
+    """Yields a line for each score, with its standard error."""
     for name, value in scores.items():
         if not name.endswith("_se"):
             error = f" ± {scores[f'{name}_se']:.4f}" if f"{name}_se" in scores else ""

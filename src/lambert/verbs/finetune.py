@@ -1,4 +1,4 @@
-"""`lambert finetune`: an encoder and labelled data to a task model and its scores."""
+"""`lambert finetune`: trains an encoder on labelled data for a task, and scores it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.runs.config import LogConfig, check_together
 from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTrainConfig
-from lambert.runs.folder import INITIAL_WEIGHTS, open_run, seen
+from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
@@ -39,10 +39,10 @@ COMMON = (
 
 @dataclass(frozen=True, slots=True)
 class FinetuneConfig:
-    """Fine-tuning on labelled text. The same command again continues."""
+    """Fine-tuning on labelled text. Repeating the command continues the run."""
 
     data: Path
-    """Labelled training file: SQuAD JSON; TSV, CSV, JSON lines or Parquet with named columns."""
+    """Labelled training file: SQuAD JSON, or TSV, CSV, JSON lines or Parquet with named columns."""
     out: Path
     """Run folder: settings, metrics, checkpoints, and the task model in model/."""
     init: Path
@@ -50,13 +50,13 @@ class FinetuneConfig:
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
     dev: Path | None = None
-    """Labelled file to score during training and at its end."""
+    """Labelled file for evaluation during training and at the end."""
     random_init: bool = False
-    """Keep only the shape and the vocabulary of `init` and begin with fresh weights: what is pre-training worth?"""
+    """Use only the shape and the vocabulary of `init`, with fresh weights, to measure the value of pre-training."""
     restart_damaged: bool = False
-    """Begin anew where all checkpoints in `out` are damaged; otherwise that is refused, with a list of them."""
+    """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
     seed: int = 42
-    """Decides the fresh head, the order of the data and dropout."""
+    """Seed of the weights of the fresh head, the order of the data and dropout."""
     task: TaskConfig = field(default_factory=TaskConfig)
     optim: FinetuneOptimConfig = field(default_factory=FinetuneOptimConfig)
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
@@ -70,32 +70,31 @@ class FinetuneConfig:
 
 
 def run(config: FinetuneConfig, say: Say = silent) -> Result:
-    """Trains, or continues where the run folder was left, writes the task model into `out`/model and scores `dev`.
+    """Trains from the newest checkpoint in `out` or from the beginning, writes the task model to `out`/model and scores
+    `dev`.
 
-    Raises SavedAndStopped after a signal, whenever the signal comes.
+    Raises SavedAndStopped after a signal, whenever it comes.
     """
     return run_to_end(updates, config, say)
 
 
 def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
-    """Yields each update of the run, with the scores of `dev` where they were taken; the last has the final scores.
-    Nothing is yielded where the run has all its updates.
+    """Yields each update of the run, with the scores on `dev` if they were computed; the last has the final scores.
+    Yields nothing if the run is complete.
 
     Closing the iterator, as `break` does, saves a checkpoint; the same call continues from it.
     """
-    stop = StopRequest() if stop is None else stop  # a request is false until a signal came
+    stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
-            folder = model_folder(config.init)
-            tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
+            folder, given = model_folder(config.init), config
             shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
-            given, config = (
-                config,
-                replace(config, task=config.task.resolved(shape.positions), optim=config.optim.resolved(shape)),
-            )
+            tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
+            task_config, optim = config.task.resolved(shape.positions), config.optim.resolved(shape)
+            config = replace(config, task=task_config, optim=optim)
             task, data = learn(config.task, tokenizer, config.data)
             config = replace(config, train=config.train.resolved(data.size(0)))
-            said = [*_resolved(given, config)]
+            notes = [*_resolved(given, config)]
             config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
             dev = task.read(config.dev) if config.dev else None
             heads = {task.head: task.labels}
@@ -107,46 +106,46 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             if config.random_init:
                 model = weights.fresh(model.config, heads, config.seed)
             else:
-                said = [*report.warnings(), *said]
+                notes = [*report.warnings(), *notes]
             files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
             hashes = {name: sha256(path) for name, path in files.items()}
             if not config.random_init:
                 hashes[INITIAL_WEIGHTS] = fingerprint(folder)
 
-        def obey(sequences: int) -> None:
-            if stop.agreed(world):  # a rank that left alone would be waited for
+        def check_signal(sequences: int) -> None:
+            if stop.agreed(world):  # all ranks leave together
                 stop.check()
 
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
                 return {}
             try:
-                found = outputs(model, dev, precision, world, micro_tokens, obey)
+                found = outputs(model, dev, precision, world, micro_tokens, check_signal)
                 return task.score(dev, task.predictions(dev, found))
             except Interrupted:
                 return {}
 
         if world.is_first:
-            for line in said:
+            for line in notes:
                 say(line)
             say(_counts(config.data, data))
             if config.dev is not None:
                 say(_counts(config.dev, dev))
-        with open_run(config, world, seen(model, tokenizer, hashes)):
+        with open_run(config, world, fingerprints(model, tokenizer, hashes)):
             scores = yield from run_updates(config, model, data, score, world, stop, say)
             if scores is not None and world.is_first:
                 say(publish_run(config, model, tokenizer, task.model_config(), scores))
 
 
 def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
-    """A line with the settings that were left open, and their values."""
+    """Yields a line with the settings that were not given, and their values."""
     before, now = dotted(as_dict(given)), dotted(as_dict(config))
     found = ", ".join(f"{name} = {value:g}" for name, value in now.items() if before.get(name) != value)
     if found:
-        yield f"not set, by the model and the data: {found}"
+        yield f"chosen by the model and the data: {found}"
 
 
 def _counts(path: Path, data: Any) -> str:
-    """What was read, cut and left out."""
+    """Returns a line with the numbers of examples that were read, cut and left out."""
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in data.counts.items() if count)
     return f"{path}  {counts}"

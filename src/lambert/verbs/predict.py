@@ -1,4 +1,4 @@
-"""`lambert predict`: JSON lines from standard input, one answer a line to standard output, in constant memory."""
+"""`lambert predict`: reads JSON lines from standard input and writes one prediction per line, in constant memory."""
 
 import json
 import os
@@ -25,25 +25,25 @@ from lambert.tasks import Outputs, Task, predict
 from lambert.tasks.config import OtherColumns
 
 OutputsOf = Callable[[Source], Outputs]
-"""Runs the model over every sequence, on all ranks together."""
+"""Runs the model over every sequence of a Source. All ranks must call it."""
 _INPUT_SECONDS = 365 * 86_400.0
-"""How long the input may pause."""
+"""Maximum pause of the input."""
 _END = "[]"
-"""What the other ranks are given for a chunk when there is none."""
+"""Broadcast to the other ranks instead of a chunk at the end of the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictConfig:
-    """Answers of a model, line by line: {"text": ...}, {"question": ..., "context": ...}, or a text with [MASK]."""
+    """Predictions for lines of {"text": ...}, {"question": ..., "context": ...}, or a text with [MASK]."""
 
     model: Path
-    """Run folder or model folder: fine-tuned, or pre-trained (then it fills in [MASK])."""
+    """Run folder or model folder of a fine-tuned model, or of a pre-trained model, which fills in [MASK]."""
     task: str = ""
-    """classify, regress, squad, tag or mask; empty: the task that the model folder describes."""
+    """classify, regress, squad, tag or mask. Empty: the task that the model folder describes."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
     chunk: int = 512
-    """Lines read before the first answer; more are packed better, fewer are answered sooner."""
+    """Lines that are read and predicted together. More lines are packed better, fewer are answered sooner."""
     columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
         default_factory=OtherColumns
     )
@@ -54,9 +54,10 @@ class PredictConfig:
 
 
 def run(config: PredictConfig, say: Say = silent) -> None:
-    """Reads until the input ends; "id" is handed through. Raises SavedAndStopped after a signal."""
+    """Reads until the input ends. The "id" of a line is copied to its prediction. Raises SavedAndStopped after a
+    signal."""
     with graceful_stop(
-        "; the answers so far are whole lines", "To continue: the same command, with the lines that have none."
+        "; the predictions so far are complete lines", "To continue: the same command, with the remaining lines."
     ):
         _answer(config, say)
 
@@ -64,8 +65,8 @@ def run(config: PredictConfig, say: Say = silent) -> None:
 def _answer(config: PredictConfig, say: Say) -> None:
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
         raise DataError(
-            "Started again after a crash of one process, when lines had been read that are gone now. Start the command "
-            "anew, with the lines that have no answer."
+            "The launcher restarted this process after a crash, but the lines that were read before are lost. Run the "
+            "command again with the lines that have no prediction."
         )
     with detect(config.inference.device) as world:
         with world.together("reading the model"):
@@ -82,23 +83,23 @@ def _answer(config: PredictConfig, say: Say) -> None:
 
 
 def _lead(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int, say: Say) -> Exception | None:
-    """Reads standard input, hands every chunk that can be answered to the other ranks, and says the answers. Gives
-    the bad line, or the end of the output's reader, that ended it: the other ranks have nothing to say to it."""
+    """Reads standard input, broadcasts every valid chunk to the other ranks, and writes the predictions. Returns the
+    error that ended it, a bad line or a closed output, which the other ranks do not have."""
     lines: list[str] = []
 
-    def heard() -> Iterator[str]:
+    def recorded() -> Iterator[str]:
         for line in _lines(sys.stdin):
             lines.append(line)
             yield line
 
-    def shared(source: Source) -> Outputs:
+    def broadcast(source: Source) -> Outputs:
         world.broadcast_text(json.dumps(lines))
         lines.clear()
         return outputs_of(source)
 
     failure = None
     try:
-        for answer in predict(task, shared, heard(), chunk=chunk):
+        for answer in predict(task, broadcast, recorded(), chunk=chunk):
             say(json_text(answer))
     except (DataError, BrokenPipeError) as error:
         failure = error

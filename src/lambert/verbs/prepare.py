@@ -1,4 +1,4 @@
-"""`lambert prepare`: raw text to a tokenizer and token shards."""
+"""`lambert prepare`: converts raw text to a tokenizer and token shards."""
 
 import time
 from typing import Any
@@ -13,11 +13,11 @@ from lambert.runs.result import Result, Say, silent
 
 __all__ = ["PrepareConfig", "run"]
 
-INTERVAL = 10.0  # seconds between lines where there is no terminal to draw a bar on
+INTERVAL = 10.0  # seconds between lines of progress if the output is not a terminal
 
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:
-    """Prepares the corpus and says what was kept and dropped. On a terminal it shows progress.
+    """Prepares the corpus and reports what was kept and dropped. On a terminal it shows progress.
 
     Raises SavedAndStopped after a signal.
     """
@@ -55,7 +55,7 @@ def _prepare(config: PrepareConfig, say: Say) -> None:
 
 
 def summary(manifest: dict[str, Any]) -> list[str]:
-    """What a manifest says, in a few lines."""
+    """Returns a summary of a manifest in a few lines."""
     documents = manifest["documents"]
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in documents["dropped"].items() if count) or "none"
     size = sum(entry["bytes"] for entry in manifest["inputs"])
@@ -82,13 +82,13 @@ def summary(manifest: dict[str, Any]) -> list[str]:
 
 
 def warnings(manifest: dict[str, Any]) -> list[str]:
-    """What is likely not what the user meant, and what to do, a line each."""
+    """Returns warnings about results that the user probably did not intend, with what to do."""
     found, kept = [], manifest["documents"]["kept"]
     settings, splits = manifest["settings"], manifest["splits"]
     if kept == 1:
         found.append(
-            "warning: the corpus is one document. Nothing is held out, and next sentences need two. If the file holds "
-            "several, say how they are separated: --documents blank-line or --documents line"
+            "warning: the corpus is one document. Nothing is held out, and next-sentence pairs need two documents. If "
+            "the file contains several documents, use --documents blank-line or --documents line"
         )
     elif settings["heldout"] and not splits["heldout"]["documents"]:
         found.append("warning: no document is held out, so pre-training has no held-out scores")

@@ -1,4 +1,4 @@
-"""`lambert pretrain`: shards to an encoder."""
+"""`lambert pretrain`: trains an encoder on the shards of a corpus."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.runs.config import LogConfig, TrainConfig, check_together
 from lambert.runs.defaults import FreshEncoderConfig
-from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, open_run, seen
+from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
 from lambert.runs.plateau import beside_unigrams, few_updates
 from lambert.runs.publish import publish_run
@@ -49,32 +49,33 @@ COMMON = (
     "train.device", "train.evaluate_every", "train.save_every",
 )  # fmt: skip
 """Settings that `--help` shows first."""
-HELDOUT_SEED = 0  # held-out sequences and masks are the same for every run on a corpus, so that losses compare
+HELDOUT_SEED = 0  # held-out sequences and masks are the same for all runs on a corpus, so losses are comparable
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainConfig:
-    """Masked-LM pre-training, with next sentences where the packing has pairs. The same command again continues."""
+    """Masked-LM pre-training, with next-sentence prediction if the packing has pairs. Repeating the command continues
+    the run."""
 
     corpus: Path
     """Folder that `lambert prepare` wrote."""
     out: Path
     """Run folder: settings, metrics, checkpoints, and the encoder in model/."""
     init: Path | None = None
-    """Model folder or run folder to start from; not set: fresh weights in the shape of [model]."""
+    """Model folder or run folder to start from. Unset: fresh weights in the shape of [model]."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
     keep_moments: bool = False
-    """Take over the optimizer's moments from the run in `init` too; by default a new stage begins with fresh ones."""
+    """Also take the optimizer moments from the run in `init`. By default a new stage starts with fresh moments."""
     restart_damaged: bool = False
-    """Begin anew where all checkpoints in `out` are damaged; otherwise that is refused, with a list of them."""
+    """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
     verify: bool = False
-    """Compare all of the corpus with the hashes in its manifest before the first update. Otherwise 64 MiB of it are, at
-    each start others: all of a small corpus."""
+    """Compare the whole corpus with the hashes in its manifest before the first update. Without this flag 64 MiB are
+    compared, others at each start; a small corpus is always compared whole."""
     seed: int = 42
-    """Decides the fresh weights, the order of the data, the masks and dropout."""
+    """Seed of the fresh weights, the order of the data, the masks and dropout."""
     model: FreshEncoderConfig | None = None
-    """Shape of the encoder; not set: that of `init`."""
+    """Shape of the encoder. Unset: that of `init`."""
     packing: PackingConfig = field(default_factory=PackingConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -89,20 +90,20 @@ class PretrainConfig:
 
 
 def run(config: PretrainConfig, say: Say = silent) -> Result:
-    """Trains, or continues where the run folder was left, and writes the encoder into `out`/model.
+    """Trains from the newest checkpoint in `out` or from the beginning, and writes the encoder to `out`/model.
 
-    Raises SavedAndStopped after a signal, whenever the signal comes.
+    Raises SavedAndStopped after a signal, whenever it comes.
     """
     return run_to_end(updates, config, say)
 
 
 def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
-    """Yields each update of the run, with held-out scores where some were taken; the last has the final scores. Nothing
-    is yielded where the run has all its updates.
+    """Yields each update of the run, with held-out scores if they were computed; the last has the final scores. Yields
+    nothing if the run is complete.
 
     Closing the iterator, as `break` does, saves a checkpoint; the same call continues from it.
     """
-    stop = StopRequest() if stop is None else stop  # a request is false until a signal came
+    stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     config = dataclasses.replace(config, optim=config.optim.at_batch(config.train.batch_size))
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
@@ -142,7 +143,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
         first_start = world.is_first and not archive.last(config.out)
         if first_start and (warning := few_updates(config.train, source.size(0))):
             say(warning)
-        with open_run(config, world, seen(model, tokenizer, data)):
+        with open_run(config, world, fingerprints(model, tokenizer, data)):
             entropy = manifest["splits"]["train"].get("unigram_entropy")
             scores = yield from run_updates(config, model, source, score, world, stop, say, moments, entropy)
             if scores is not None and world.is_first:
@@ -152,8 +153,8 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
 
 
 def texts(run: Path, step: int) -> list[str]:
-    """The sequences that update `step`, from 1, of the run in the folder `run` saw, in their order, with the words that
-    it masked: what a row of incidents.jsonl is about."""
+    """Returns the sequences of update `step` (from 1) of the run in the folder `run`, in order, with the masked words
+    restored. A row of incidents.jsonl names such a step."""
     recipe = settings.read(run / CONFIG)
     corpus, seed = Path(recipe["corpus"]), recipe["seed"]
     tokenizer = tokenizers.load(corpus)
@@ -174,7 +175,8 @@ def _source(
 
 
 def _heldout(config: PretrainConfig, documents: int, specials: Specials) -> CorpusSource | None:
-    """What the run is scored on; None where nothing was held out. One document alone has no random next sentences."""
+    """Returns the held-out data, or None if nothing was held out. With one document there are no next-sentence
+    pairs."""
     if not documents:
         return None
     packing = config.packing if documents > 1 else dataclasses.replace(config.packing, mode="full")
@@ -183,7 +185,7 @@ def _heldout(config: PretrainConfig, documents: int, specials: Specials) -> Corp
 
 
 def _check_complete(config: PretrainConfig) -> None:
-    """Raises UsageError that names all that must still be set."""
+    """Raises UsageError that names all missing settings."""
     model = "No model: give its shape in [model] (layers, hidden, heads, ...), or a folder in init."
     lacking = [] if config.init or config.model else [model]
     if lacking := [*lacking, *filter(None, [config.train.open_question])]:
@@ -197,19 +199,19 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
         assert config.model is not None  # by _check_complete
         if config.model.vocabulary not in (0, pieces):
             raise UsageError(
-                f"model.vocabulary = {config.model.vocabulary}, but the corpus has {pieces} pieces; drop it."
+                f"model.vocabulary = {config.model.vocabulary}, but the corpus has {pieces} pieces: leave it out."
             )
         shape = config.model.shape(pieces)
         check_model(shape, config.train, config.optim.name, world)
         return weights.fresh(shape, objectives, config.seed)
     folder = model_folder(config.init)
+    code = (*config.code, config.model.block) if config.model else config.code
+    shape = layout.encoder_config(layout.read_config(folder), folder, code)
     if tokenizers.load(folder).get_vocab() != tokenizer.get_vocab():
         raise DataError(
             f"{config.corpus} was prepared with another vocabulary than that of {folder}. Prepare it with "
-            f"--tokenizer {folder}, or drop init."
+            f"--tokenizer {folder}, or leave init out."
         )
-    code = (*config.code, config.model.block) if config.model else config.code
-    shape = layout.encoder_config(layout.read_config(folder), folder, code)
     check_model(shape, config.train, config.optim.name, world)
     model, report = weights.load(folder, objectives, pieces, config.seed, code)
     for line in report.warnings() if world.is_first else ():
@@ -219,8 +221,10 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
         given = dataclasses.replace(config.model, vocabulary=pieces, init_range=kept)
         for name in (f.name for f in dataclasses.fields(given)):
             if getattr(given, name) != getattr(model.config, name):
-                theirs, ours = getattr(model.config, name), getattr(given, name)
-                raise UsageError(f"model.{name} = {ours}, but {folder} has {theirs}. With init, leave [model] out.")
+                own = getattr(model.config, name)
+                raise UsageError(
+                    f"model.{name} = {getattr(given, name)}, but {folder} has {own}. With init, leave [model] out."
+                )
     return model
 
 
