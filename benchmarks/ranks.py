@@ -18,7 +18,7 @@ from torch import nn
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
 from lambert.distributed.exchange import Exchange, build
-from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine.allocator import TUNABLES
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision

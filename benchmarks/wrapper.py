@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lambert.core.world import World
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.failure_detector import FailureDetector
 from lambert.distributed.group import Group
 from lambert.engine.compiler import compile_blocks

@@ -20,7 +20,7 @@ from lambert.core import settings
 from lambert.core.errors import UsageError
 from lambert.core.world import World
 from lambert.distributed.exchange import Exchange
-from lambert.distributed.exchange.methods import ExchangeConfig, Name
+from lambert.distributed.exchange.config import ExchangeConfig, Name
 from lambert.engine.guard import GuardConfig
 from lambert.runs import updates
 from lambert.runs.config import TrainConfig, check_together

@@ -18,7 +18,7 @@ from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.errors import LambertError
 from lambert.core.world import World
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.group import detect
 from lambert.engine import checkpoint, signals
 from lambert.engine.lock import hold

@@ -11,7 +11,6 @@ from lambert.core.batch import Batch, Ints, Source, Target, flat_batch
 from lambert.core.errors import DataError
 from lambert.core.shards import Split
 from lambert.core.specials import Specials
-from lambert.data.google import GooglePlan
 from lambert.data.masking import DynamicMasking, MaskingConfig
 from lambert.data.packing import FullPlan, Outline, PackingConfig, Plan, Rows
 from lambert.data.pairs import PairPlan
@@ -59,6 +58,8 @@ class CorpusSource(Source):
         if packing.mode == "full":
             self._fixed = FullPlan(self._outline, packing)
         elif packing.mode == "google":
+            from lambert.data.google import GooglePlan
+
             split.check_ids(0, split.tokens)
             google = GooglePlan(self._outline, packing, masking, specials, seed)
             self._fixed, self._masking = google, google

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from lambert.core.batch import Source
 from lambert.core.errors import DataError, MachineError
 from lambert.core.world import World
-from lambert.distributed.sharding import Sharded
 from lambert.engine.device_memory import free_memory
 from lambert.engine.loop import OutOfMemory
 from lambert.model.config import EncoderConfig
@@ -162,7 +161,6 @@ def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, 
             free -= checkpoint_state(weights) + residuals_per_weight * torch.float32.itemsize * weights
         free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # the ranks of a node share its memory
     coming = (kept_per_weight(dtype) + residuals_per_weight * torch.float32.itemsize) * weights
-    if isinstance(optimizer, Sharded):
-        coming -= optimizer.moment_bytes_saved
+    coming -= getattr(optimizer, "moment_bytes_saved", 0)  # of a sharded optimizer
     there = [value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value)]
     return max(0, free - coming + sum(value.nbytes for value in there))

@@ -11,7 +11,6 @@ from lambert.core.errors import DataError, DivergedError, UsageError
 from lambert.core.world import World
 from lambert.distributed import exchange as exchanges
 from lambert.distributed.exchange import Exchange
-from lambert.distributed.sharding import shard
 from lambert.engine import checkpoint
 from lambert.engine.guard import Guard
 from lambert.engine.log import RunLog
@@ -51,6 +50,8 @@ class Run:
         exchange = exchanges.build(model, world, config.exchange, updates=steps, deterministic=options.deterministic)
         optimizer = build(model, config.optim)
         if options.shard_optimizer:
+            from lambert.distributed.sharding import shard
+
             optimizer = shard(optimizer, exchange, world)
         return cls(config, world, model, optimizer, precision, guard, microbatch, saver, exchange)
 

@@ -18,7 +18,7 @@ from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import places, sequential
-from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.group import detect
 from lambert.engine import archive
 from lambert.engine.guard import GuardConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 from lambert.core.batch import Batch
 from lambert.core.world import World
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine.loop import OutOfMemory
 
 

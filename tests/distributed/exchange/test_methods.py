@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lambert.core.world import World
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.methods import ExchangeConfig, Name
+from lambert.distributed.exchange.config import ExchangeConfig, Name
 from lambert.engine.precision import Precision
 
 COMPRESSED: tuple[Name, ...] = ("bfloat16", "float16", "int8", "int4", "powersgd")

@@ -7,8 +7,9 @@ import torch
 from exchange_runs import Found, found_by, trained, weights, whole
 
 from lambert.core.world import World
-from lambert.distributed.exchange import DistributedExchange, build
-from lambert.distributed.exchange.methods import ExchangeConfig
+from lambert.distributed.exchange import build
+from lambert.distributed.exchange.config import ExchangeConfig
+from lambert.distributed.exchange.overlapped import DistributedExchange
 from lambert.distributed.group import Group
 from lambert.engine.precision import Precision
 from lambert.model.config import EncoderConfig

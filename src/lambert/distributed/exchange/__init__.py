@@ -9,13 +9,11 @@ this is not torch's DistributedDataParallel.
 from torch import nn
 
 from lambert.core.world import World
-from lambert.distributed.exchange.local_sgd import LocalSGD
-from lambert.distributed.exchange.methods import ExchangeConfig
-from lambert.distributed.exchange.overlapped import DistributedExchange
+from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.group import Group
 from lambert.engine.exchange import Exchange
 
-__all__ = ["DistributedExchange", "Exchange", "LocalSGD", "build"]
+__all__ = ["Exchange", "build"]
 
 
 def build(
@@ -29,5 +27,8 @@ def build(
     """
     if not isinstance(world, Group):
         return Exchange(net, deterministic=deterministic)
+    from lambert.distributed.exchange.local_sgd import LocalSGD
+    from lambert.distributed.exchange.overlapped import DistributedExchange
+
     kind = LocalSGD if config.sync_every > 1 else DistributedExchange
     return kind(net, world, config, updates=updates, deterministic=deterministic)

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from lambert.core.world import World
 from lambert.distributed.exchange.comm_thread import CommThread
+from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.exchange.hierarchy import Hierarchical, nodes
-from lambert.distributed.exchange.methods import COMPILED, EARLY, METHODS, ExchangeConfig
+from lambert.distributed.exchange.methods import COMPILED, EARLY, METHODS
 from lambert.distributed.exchange.reduction import Butterfly, Method
 from lambert.distributed.exchange.tied_embedding import TiedEmbedding
 from lambert.distributed.group import Group
