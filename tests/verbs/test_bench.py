@@ -54,6 +54,7 @@ def sides_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(memory.subprocess, "run", run)
     monkeypatch.setattr(ceilings, "product_ceiling", lambda *_, **__: 1e10)  # half a second each
+    monkeypatch.setattr(ceilings, "SUSTAINED", 0.01)
     monkeypatch.setattr(ceilings, "COPIED", 2**20)
     return asked
 
@@ -177,7 +178,8 @@ def test_works_and_peers_from_outside(lambert: Lambert, tmp_path: Path, monkeypa
     assert [side["check"] for side in found["sides"].values()] == [1, 2]
 
 
-def test_tables_fit_a_terminal(lambert: Lambert, corpus: Path, texts: Path) -> None:
+def test_tables_fit_a_terminal(lambert: Lambert, corpus: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lambert.verbs.bench.peak_of", lambda *_: 100)
     works: list[dict[str, Any]] = [
         {"peer": "transformers", "sequences": 64, "length": 16, "size": "tiny"},
         {"work": "optimizer", "peer": "adamw-foreach", "size": "tiny"},

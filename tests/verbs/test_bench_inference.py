@@ -17,7 +17,7 @@ from lambert.verbs.bench import BenchConfig, inference, work
 from lambert.verbs.bench.work import OWN
 
 TINY = {"work": "inference", "size": "tiny", "sequences": 3, "length": 24}
-OTHERS = ("onnxruntime", "openvino", "openvino-latency", "openvino-padded")
+OTHERS = ("onnxruntime", "openvino", "openvino-latency")
 
 
 def checks(precision: str, peers: tuple[str, ...]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`lambert bench`: how fast a kind of work is here, what share of this device's ceilings, and beside its peers.
+"""`lambert bench`: the speed of each kind of work, its share of this device's ceilings, and the speed of its peers.
 
 Read in this order: config, work, batches, then a kind of work, such as training.
 """
@@ -47,7 +47,7 @@ KIND = Kind((BenchConfig, World))
 
 
 def run(config: BenchConfig, say: Say = silent) -> None:
-    """Prints a table, or one JSON object."""
+    """Measures, and prints a table or one JSON object."""
     config = config.resolved()
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -67,7 +67,7 @@ def run(config: BenchConfig, say: Say = silent) -> None:
 
 
 def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
-    """Everything that is measured, as plain values."""
+    """Returns everything that is measured, as plain values."""
     ceilings = Ceilings(
         world.device, PRECISIONS.get(config.precision, torch.bfloat16), work.shapes, products=work.operations > 0
     )

@@ -1,4 +1,4 @@
-"""Batches of realistic lengths: drawn lengths, random tokens, and the same sequences in padded rows for peers."""
+"""Batches of realistic lengths with random tokens, and the same sequences in padded rows for peers."""
 
 from pathlib import Path
 
@@ -17,18 +17,18 @@ from lambert.verbs.bench.work import Shape
 MASKED = 0.15
 VOCABULARY = 30_522
 PAD, UNK, CLS, SEP, MASK, FIRST_WORD = 0, 100, 101, 102, 103, 1000
-"""Ids of BERT's uncased English vocabulary; FIRST_WORD is the first behind unused pieces."""
+"""Ids of BERT's uncased English vocabulary; FIRST_WORD follows the unused pieces."""
 FITTED = {"wikipedia": (0.46, 0.38, 0.75), "squad": (0.448, 0.414, 0.37)}
-"""By kind of lengths: the mean as a share of the longest, then the median (as a share) and the spread (in the
-logarithm) of a lognormal that comes near it.
+"""By kind of lengths: the mean as a share of the maximum, then the median (as a share) and the standard deviation of
+the logarithm of the lognormal distribution that fits it.
 
 wikipedia: articles of English Wikipedia cut to 512 tokens. squad: the 88,641 windows of 384 tokens, stride 128, of
-SQuAD v1.1's training file under BERT's uncased vocabulary: mean 172.0 tokens, median 159, spread of the logarithm
-0.372, 1.2% full; the dev file's 10,833 have mean 178.5, median 164, spread 0.381."""
+SQuAD v1.1's training file under BERT's uncased vocabulary: mean 172.0 tokens, median 159, standard deviation of the
+logarithm 0.372, 1.2% full; the dev file's 10,833 windows: mean 178.5, median 164, standard deviation 0.381."""
 
 
 def encoder_of(config: BenchConfig) -> EncoderConfig:
-    """The encoder of a published size over BERT's vocabulary."""
+    """Returns the encoder of a published size with BERT's vocabulary."""
     return EncoderConfig(
         vocabulary=VOCABULARY,
         positions=max(512, config.length),
@@ -39,8 +39,8 @@ def encoder_of(config: BenchConfig) -> EncoderConfig:
 
 
 def drawn_lengths(config: BenchConfig) -> Ints:
-    """Lengths [S], in tokens. Lognormal ones are drawn until their mean is within 0.02 `length` of the measured one, or
-    as near as so few get; those of a file are drawn from its lines and cut to `length`."""
+    """Returns lengths in tokens [S]. Lognormal lengths are drawn until their mean is within 0.02 `length` of the
+    measured mean, or within half a token in total. Lengths of a file are drawn from its lines and cut to `length`."""
     draw = np.random.default_rng(config.seed)
     if config.lengths == "full":
         return np.full(config.sequences, config.length, dtype=np.int64)
@@ -69,7 +69,7 @@ def _listed(path: Path) -> Ints:
 
 
 def drawn_batch(encoder: EncoderConfig, lengths_S: Ints, seed: int, heads: tuple[str, ...] = ("mlm", "nsp")) -> Batch:
-    """Random ids in two segments, with random targets for these heads: mlm, nsp or span; none for inference."""
+    """Returns random ids in two segments, with random targets for `heads`: mlm, nsp or span."""
     draw = np.random.default_rng(seed)
     tokens, sequences = int(lengths_S.sum()), len(lengths_S)
     ids_T = draw.integers(FIRST_WORD, encoder.vocabulary, tokens)
@@ -89,23 +89,23 @@ def drawn_batch(encoder: EncoderConfig, lengths_S: Ints, seed: int, heads: tuple
 
 
 def counts(batch: Batch) -> dict[str, int]:
-    """Targets of each objective."""
+    """Returns the number of targets of each objective."""
     return {name: target.count for name, target in batch.targets.items()}
 
 
 def width_of(config: BenchConfig, batch: Batch) -> int:
-    """Tokens of a padded row, by `padding`."""
+    """Returns the number of tokens of a padded row."""
     return batch.longest if config.padding == "longest" else config.length
 
 
 def rows(batch: Batch, values_T: Tensor, width: int, empty: int = 0) -> Tensor:
-    """One value a token as rows [S, width], `empty` behind the ends."""
+    """Returns the values [T] as rows [S, width], padded with `empty`."""
     inside = _inside(batch, width)
     return torch.full(inside.shape, empty, device=values_T.device).masked_scatter(inside, values_T)
 
 
 def padded(batch: Batch, width: int) -> dict[str, Tensor]:
-    """The same sequences as inputs of transformers' models: rows of `width` [S, width] with an attention mask."""
+    """Returns the same sequences as inputs of transformers models: rows [S, width] and their attention mask."""
     return {
         "input_ids": rows(batch, batch.ids_T, width),
         "token_type_ids": rows(batch, batch.types_T, width),
@@ -119,12 +119,12 @@ def _inside(batch: Batch, width: int) -> Tensor:
 
 
 def layer_shapes(encoder: EncoderConfig, tokens: int) -> tuple[Shape, ...]:
-    """The matrix products of a layer over this many tokens, attention's own left out."""
+    """Returns the matrix products of a layer over this many tokens, without those inside attention."""
     return tuple((tokens, inputs, outputs) for inputs, outputs in family_of(encoder).matrices(encoder))
 
 
 def with_gradients(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """These products and, for each, those of the gradients of its two operands."""
+    """Returns these products and, for each, those of the gradients of its two operands."""
     return tuple(
         product
         for rows, inner, columns in shapes

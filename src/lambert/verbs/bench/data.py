@@ -1,5 +1,5 @@
-"""What feeds a model: assembling and masking batches, beside torch's DataLoader, and encoding text, beside the bare
-tokenizers library. One thread each."""
+"""Data preparation on one thread: assembling and masking batches beside torch's DataLoader, and encoding text beside
+the bare tokenizers library."""
 
 import json
 import os
@@ -33,30 +33,37 @@ from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import Step, Work, sides
 
 A_ROUND = 2048
-"""Sequences of a round of the loader, or as many as the corpus has: some tenths of a second."""
+"""Maximum number of sequences of a round of the loader, which takes some tenths of a second."""
 MICRO_TOKENS = 8192
-"""Tokens of a micro-batch: ours, as evaluation has by default."""
+"""Tokens of a micro-batch: our choice, the default of evaluation."""
 DOCUMENTS, SENTENCE = 4000, 24
-"""Random documents of a corpus of our own, and the mean length of their sentences in tokens."""
+"""Documents of a random corpus, and the mean length of their sentences in tokens."""
 CONTINUATIONS = 0.2
-"""Share of its vocabulary that continues a word."""
+"""Share of its vocabulary that consists of continuation pieces."""
 
 
 def loader(config: BenchConfig, world: World) -> Work:
-    """The first updates of an epoch: cut from the corpus, put together and masked. Planning the epoch is start-up."""
-    split, specials = _prepared(config.corpus) if config.corpus else _random_corpus(config)
+    """The first updates of an epoch, read from the corpus, assembled and masked. Planning the epoch is start-up."""
+    if config.corpus:
+        split, specials = Split(config.corpus), tokenizers.specials(tokenizers.load(config.corpus), str(config.corpus))
+    else:
+        split, specials = _random_corpus(config)
     packing = PackingConfig(mode=config.packing, sequence_length=config.length)
-    source = CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
+
+    def planned() -> CorpusSource:
+        return CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
+
+    source = planned()
     size = min(config.sequences, source.size(0))
     updates = max(1, min(A_ROUND, source.size(0)) // size)
-    # The rows of each update in the order of the stream, whose masks are undone for the peer.
+    # The sequences of each update in the order of the stream, without masks, for the peer.
     rows = [row for batch in _streamed(source, config, size, updates) for row in _rows(batch)]
     longest = [max(len(row["ids"]) for row in rows[at : at + size]) for at in range(0, len(rows), size)]
     width = sum(longest) if config.padding == "longest" else config.length * updates
 
     def own() -> Step:
-        planned = CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
-        return lambda: float(sum(batch.targets["mlm"].count for batch in _streamed(planned, config, size, updates)))
+        fresh = planned()
+        return lambda: float(sum(batch.targets["mlm"].count for batch in _streamed(fresh, config, size, updates)))
 
     tokens = sum(len(row["ids"]) for row in rows)
 
@@ -84,12 +91,8 @@ def _rows(batch: Batch) -> list[dict[str, Tensor]]:
     return [{"ids": ids.clone(), "types": types.clone()} for ids, types in pairs]
 
 
-def _prepared(corpus: Path) -> tuple[Split, Specials]:
-    return Split(corpus), tokenizers.specials(tokenizers.load(corpus), str(corpus))
-
-
 def _random_corpus(config: BenchConfig) -> tuple[Split, Specials]:
-    """Documents with the lengths of Wikipedia's articles, uncut. The files go at once: their memory stays mapped."""
+    """Returns documents as long as Wikipedia's articles. The files are deleted at once; they remain mapped."""
     draw = np.random.default_rng(config.seed)
     _, median, spread = batches.FITTED["wikipedia"]
     wanted_D = np.exp(draw.normal(np.log(median * 512), spread, DOCUMENTS))
@@ -109,13 +112,14 @@ def _random_corpus(config: BenchConfig) -> tuple[Split, Specials]:
         folder = Path(name)
         writer = SplitWriter(folder / "train", batches.VOCABULARY)
         writer.add(ids_T, lengths_n, np.repeat(np.arange(DOCUMENTS), sentences_D))
-        manifest = {"vocabulary": batches.VOCABULARY, "tokenizer_sha256": "", "splits": {"train": writer.close()}}
+        splits = {"train": writer.close(), "heldout": SplitWriter(folder / "heldout", batches.VOCABULARY).close()}
+        manifest = {"vocabulary": batches.VOCABULARY, "tokenizer_sha256": "", "splits": splits}
         (folder / "manifest.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **manifest}))
         return Split(folder), specials
 
 
 def _dataloader(config: BenchConfig, rows: list[dict[str, Tensor]], size: int, specials: Specials) -> Step:
-    """torch's DataLoader in this process over the same sequences, ready in memory; its collate pads and masks."""
+    """torch's DataLoader in this process, over the same sequences in memory; its collate function pads and masks."""
     if config.whole_word:
         raise UsageError("peer = dataloader masks single pieces: drop --whole-word or the peer.")
     width = config.length if config.padding == "length" else 0
@@ -125,8 +129,8 @@ def _dataloader(config: BenchConfig, rows: list[dict[str, Tensor]], size: int, s
 
 
 def _collated(rows: list[dict[str, Tensor]], specials: Specials, width: int) -> dict[str, Tensor]:
-    """Rows padded to the longest, or to `width`, with 15% of the pieces masked as by Devlin et al., 2018, section 3.1:
-    the usual collate function, in tensor operations."""
+    """Returns rows padded to the longest, or to `width`, with 15% of the pieces masked as in Devlin et al., 2018,
+    section 3.1: the usual collate function, in tensor operations."""
     width = width or max(len(row["ids"]) for row in rows)
     ids_SM = torch.full((len(rows), width), specials.pad)
     types_SM, inside_SM = torch.zeros_like(ids_SM), torch.zeros_like(ids_SM)
@@ -149,8 +153,8 @@ LOADERS: Mapping[str, Callable[..., Step]] = {"dataloader": _dataloader}
 
 
 def tokenizer(config: BenchConfig, world: World) -> Work:
-    """Text that is in memory to ids: cleaned, split into sentences, hashed and encoded, as in `lambert prepare`. Every
-    round begins with no word known."""
+    """Encodes text in memory to ids: cleaned, split into sentences, hashed and encoded, as in `lambert prepare`. Every
+    round starts with an empty lexicon."""
     if config.tokenizer is None or not config.text:
         raise UsageError("work = tokenizer needs --tokenizer vocab.txt and --text FILE...")
     for file in config.text:
@@ -178,16 +182,8 @@ def tokenizer(config: BenchConfig, world: World) -> Work:
 
 
 def _encode_batch_fast(loaded: Any, parts: list[list[str]]) -> Step:
-    def step() -> float:
-        return float(
-            sum(
-                len(encoding)
-                for texts in parts
-                for encoding in loaded.encode_batch_fast(texts, add_special_tokens=False)
-            )
-        )
-
-    return step
+    encode = partial(loaded.encode_batch_fast, add_special_tokens=False)
+    return lambda: float(sum(len(encoding) for texts in parts for encoding in encode(texts)))
 
 
 TOKENIZERS: Mapping[str, Callable[..., Step]] = {"tokenizers": _encode_batch_fast}

@@ -1,7 +1,7 @@
-"""Inference: answer spans of a batch beside transformers, onnxruntime and OpenVINO, each as fast as it can.
+"""Inference: answer spans of a batch beside transformers, onnxruntime and OpenVINO, each in its fastest mode.
 
-Every side has the same weights and sequences and gives the same two logits a real token; a peer's are compared with
-Lambert's in float32 when it is built. Each side's round gives the sum of the magnitudes of its logits.
+All sides have the same weights and sequences and compute two logits for each real token. When a side is built, its
+logits are compared with Lambert's in float32. A round returns the sum of the absolute values of the logits.
 """
 
 import sys
@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,14 +33,14 @@ from lambert.verbs.bench.work import Step, Work, needed, sides
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TOLERANCE = {"float32": 1e-2, "bfloat16": 0.15, "float16": 0.15, "int8": 0.5}
-"""Largest difference from Lambert's float32 logits, as a share of their largest: beyond it a side computes something
-else. Rounding alone moves them by far less."""
+"""Largest allowed difference from Lambert's float32 logits, as a share of the largest logit. Rounding alone causes far
+smaller differences, so a larger one means that a side does not compute the same function."""
 Logits = Callable[[], Tensor]
-"""Computes the logits of a round [T, 2]."""
+"""Returns the logits of a round [T, 2]."""
 
 
 def inference(config: BenchConfig, world: World) -> Work:
-    """The logits of the starts and ends of answers, from tokens on the device."""
+    """Computes the logits of answer starts and ends from tokens on the device."""
     encoder = batches.encoder_of(config)
     lengths_S = batches.drawn_lengths(config)
     batch = batches.drawn_batch(encoder, lengths_S, config.seed, ()).to(world.device)
@@ -56,7 +57,7 @@ def inference(config: BenchConfig, world: World) -> Work:
 
 
 class Drawn:
-    """The sequences of a batch as a Source."""
+    """A Source of the sequences of a batch."""
 
     def __init__(self, batch: Batch) -> None:
         self._bounds = batch.bounds_S1.cpu().numpy().astype(np.int64)
@@ -70,7 +71,7 @@ class Drawn:
         return found
 
     def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
-        """These sequences, which follow one another."""
+        """Returns these sequences, which are consecutive."""
         tokens = slice(self._bounds[indices_S[0]], self._bounds[indices_S[-1] + 1])
         return flat_batch(self._ids[tokens], self._types[tokens], self.lengths(epochs_S, indices_S))
 
@@ -85,21 +86,18 @@ def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World
     return _checked(config, "lambert", config.precision, logits, encoder, batch)
 
 
-def _transformers(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
-    return _torch_peer(config, encoder, batch, world, lambda model: model)
+def _float_precision(config: BenchConfig) -> str:
+    """The precision of a peer that has no int8."""
+    return "bfloat16" if config.precision == "int8" else config.precision
 
 
-def _transformers_compiled(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
-    return _torch_peer(config, encoder, batch, world, lambda model: compiled(model, world.device))
-
-
-def _torch_peer(
-    config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, wrap: Callable[..., Any]
+def _transformers(
+    config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, *, compile: bool = False
 ) -> Step:
-    """Weights cast once, rows as long as the longest."""
-    name = "bfloat16" if config.precision == "int8" else config.precision
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-    called = wrap(peer_model(("span",), encoder).eval().to(world.device, dtype))
+    """The weights are cast once; rows are as long as the longest sequence."""
+    name = _float_precision(config)
+    model = peer_model(("span",), encoder).eval().to(world.device, getattr(torch, name))
+    called = compiled(model, world.device) if compile else model
     inputs = batches.padded(batch, batches.width_of(config, batch))
     inside = inputs["attention_mask"].bool()
 
@@ -112,9 +110,9 @@ def _torch_peer(
 
 
 def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
-    """float32, or with precision int8 its dynamic quantisation: it has no bfloat16 on processors. Padded rows."""
+    """Padded rows in float32, or in int8 by dynamic quantisation: onnxruntime has no bfloat16 on CPUs."""
     if batch.ids_T.device.type != "cpu":
-        raise UsageError("peer = onnxruntime is measured on a processor: use --device cpu.")
+        raise UsageError("peer = onnxruntime is measured on a CPU: use --device cpu.")
     onnxruntime = needed("onnxruntime", "onnxruntime", "onnxruntime onnx")
     needed("onnx", "onnxruntime", "onnxruntime onnx")
     model = peer_model(("span",), encoder).eval()
@@ -144,56 +142,39 @@ def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, worl
     return _checked(config, "onnxruntime", "int8" if config.precision == "int8" else "float32", logits, encoder, batch)
 
 
-def _openvino(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
-    """Sequences at their own lengths, one request each, a stream for each thread: the fastest of its ways here."""
-    return _openvino_streams(config, encoder, batch, torch.get_num_threads())
-
-
-def _openvino_latency(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
-    """Sequences at their own lengths, one after the other, all threads on each."""
-    return _openvino_streams(config, encoder, batch, 1)
-
-
-def _openvino_padded(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
-    """One request with rows as long as the longest."""
-    return _openvino_streams(config, encoder, batch, 0)
-
-
-def _openvino_streams(config: BenchConfig, encoder: EncoderConfig, batch: Batch, streams: int) -> Step:
-    # Its import and each conversion would send a report to the vendor from a forked process; without this module: none.
+def _openvino(
+    config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, *, latency: bool = False
+) -> Step:
+    """One request a sequence, without padding: one stream a thread, or with `latency` one stream with all threads."""
+    # Its import and each conversion send a report to the vendor from a forked process, unless this module is missing.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     openvino = needed("openvino", "openvino", "openvino")
     if batch.ids_T.device.type != "cpu":
-        raise UsageError("peer = openvino is measured on a processor: use --device cpu.")
-    name = "bfloat16" if config.precision == "int8" else config.precision
-    short = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[name]
+        raise UsageError("peer = openvino is measured on a CPU: use --device cpu.")
+    name = _float_precision(config)
     example = {name: torch.ones(1, 16, dtype=torch.int64) for name in NAMES}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         graph = openvino.convert_model(peer_model(("span",), encoder).eval(), example_input=example)
+    streams = 1 if latency else torch.get_num_threads()
     settings = {
         "PERFORMANCE_HINT": "THROUGHPUT" if streams > 1 else "LATENCY",
-        "INFERENCE_PRECISION_HINT": short,
+        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[name],
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "NUM_STREAMS": max(1, streams),
+        "NUM_STREAMS": streams,
     }
     network = openvino.Core().compile_model(graph, "CPU", settings)
     free: SimpleQueue[Any] = SimpleQueue()
-    for _ in range(max(1, streams)):
+    for _ in range(streams):
         free.put(network.create_infer_request())
-    pool = ThreadPoolExecutor(max(1, streams))
-    if streams:
-        requests = list(_requests(batch))
-    else:
-        rows = batches.padded(batch, batches.width_of(config, batch))
-        requests = [{name: rows[name].numpy() for name in NAMES}]
+    pool = ThreadPoolExecutor(streams)
+    requests = list(_requests(batch))
 
     def answer(inputs: dict[str, Any]) -> Any:
         stream = free.get()
         start, end = stream.infer(inputs).to_tuple()
         free.put(stream)
-        inside = inputs["attention_mask"].astype(bool)
-        return np.stack([start[inside], end[inside]], 1)
+        return np.stack([start[0], end[0]], 1)
 
     def logits() -> Tensor:
         return torch.from_numpy(np.concatenate(list(pool.map(answer, requests))))
@@ -209,21 +190,20 @@ def _requests(batch: Batch) -> Iterator[dict[str, Any]]:
 
 PEERS: Mapping[str, Callable[..., Step]] = {
     "transformers": _transformers,
-    "transformers-compiled": _transformers_compiled,
+    "transformers-compiled": partial(_transformers, compile=True),
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
-    "openvino-latency": _openvino_latency,
-    "openvino-padded": _openvino_padded,
+    "openvino-latency": partial(_openvino, latency=True),
 }
-"""Functions (config, encoder, batch, world) that build a round. Where a peer has no such precision it takes the next
-best: bfloat16 beside int8, float32 beside bfloat16 (onnxruntime)."""
+"""Functions (config, encoder, batch, world) that build a round. A peer without the precision of `config` uses the next
+one: bfloat16 for int8, float32 for bfloat16 (onnxruntime)."""
 
 
 def _checked(
     config: BenchConfig, side: str, precision: str, logits: Logits, encoder: EncoderConfig, batch: Batch
 ) -> Step:
-    """A round of these logits. Raises MachineError where they are not those of the same model in float32: looked at
-    once, and not in the process that measures the memory of a side."""
+    """Returns a round that computes `logits`. Raises MachineError if the logits differ from those of the same model in
+    float32. The process that measures the memory of a side skips this comparison."""
     if not config.only_memory:
         model = weights.fresh(encoder, {"span": 0}).to(batch.ids_T.device).eval()
         with torch.inference_mode():

@@ -1,5 +1,5 @@
-"""Peak memory of a side: on a GPU by its allocator; elsewhere in a process of its own, since the one that measures
-holds all sides."""
+"""Peak memory of a side: from the allocator of a GPU; elsewhere measured in a separate process, because the measuring
+process holds all sides."""
 
 import re
 import resource
@@ -17,7 +17,7 @@ from lambert.verbs.bench.config import BenchConfig
 
 
 def peak_of(config: BenchConfig, side: str) -> int:
-    """Peak memory of building a side and two of its rounds, in MB. Raises MachineError where the process fails."""
+    """Returns the peak memory in MB of building a side and two of its rounds. Raises MachineError if this fails."""
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder) / "bench.toml"
         recipe.write_text(text(replace(config, only_memory=side)), encoding="utf-8")
@@ -30,7 +30,7 @@ def peak_of(config: BenchConfig, side: str) -> int:
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes that are in use on a GPU, and from which `risen` counts; 0 on other devices."""
+    """Returns the bytes in use on a GPU and resets its peak, for `risen`; 0 on other devices."""
     if device.type != "cuda":
         return 0
     torch.cuda.reset_peak_memory_stats(device)
@@ -38,15 +38,15 @@ def allocated(device: torch.device) -> int:
 
 
 def risen(device: torch.device, before: int) -> int:
-    """By how many MB the use of a GPU's memory rose at most above what `allocated` gave; 0 on other devices."""
+    """Returns the rise of a GPU's peak memory above `before`, in MB; 0 on other devices."""
     return (torch.cuda.max_memory_allocated(device) - before) // 2**20 if device.type == "cuda" else 0
 
 
 def peak_mb(device: torch.device) -> int:
-    """Peak memory of this process on the device, in MB."""
+    """Returns the peak memory of this process on the device, in MB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) // 2**20
     status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss would begin with the peak of the process that started this one
+    if status.exists():  # ru_maxrss starts at the peak of the parent process
         return int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) // 1024  # type: ignore[index]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 2**20)

@@ -1,4 +1,4 @@
-"""The step of an optimizer alone: LAMB beside torch's AdamW, over the parameters of a published size."""
+"""Optimizer steps: LAMB beside torch's AdamW, on the parameters of a published size."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,13 +17,13 @@ from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import OWN, Step, Work, sides
 
 TRAFFIC = {OWN: 40, "adamw": 28, "adamw-foreach": 28}
-"""Bytes that a step must move for a float32 parameter. AdamW reads the weight, the gradient and two means and writes
-all but the gradient: 7 x 4. LAMB cannot write the weight before it knows the norm of the whole step, so that the step
-is written and read once more, and the weight read: 10 x 4."""
+"""Minimum memory traffic of a step, in bytes per float32 parameter. AdamW reads the weight, the gradient and two
+moments and writes all but the gradient: 7 x 4. LAMB needs the norm of the whole step before it can write
+the weight, so it also writes and reads the step, and reads the weight again: 10 x 4."""
 
 
 def optimizer(config: BenchConfig, world: World) -> Work:
-    """One update of every parameter of a pre-training model, with gradients that stay as they are."""
+    """One update of every parameter of a pre-training model with constant gradients."""
     encoder = batches.encoder_of(config)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in Model(encoder, {"mlm": 0, "nsp": 0}).parameters())

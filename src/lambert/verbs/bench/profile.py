@@ -1,4 +1,4 @@
-"""Where the time of Lambert's side goes: a trace, and its largest costs by kind."""
+"""A profile of Lambert's side: a trace, and its largest costs by kind."""
 
 import textwrap
 import time
@@ -34,18 +34,18 @@ KINDS = {
     "gradients summed": ("AccumulateGrad",),
     "cast or copy": ("aten::to", "aten::copy_", "ToCopyBackward", "aten::clone", "aten::contiguous", "aten::cat"),
 }
-"""Kinds of cost by parts of the names of operations. An operation is of the kind of the outermost one around it that
-has any: the cast of a weight within a linear layer is a cost of the product."""
+"""Kinds of cost, with parts of the names of their operations. An operation has the kind of the outermost enclosing
+operation that has one: the cast of a weight within a linear layer is a cost of the matrix product."""
 
 Costs = dict[tuple[str, str], tuple[float, int]]
-"""By kind and operation: microseconds without those of inner operations, and calls."""
+"""By kind and operation: microseconds without those of nested operations, and calls."""
 
 
 def profile(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
-    """Runs three rounds under torch's profiler, writes a Chrome trace to `config.profile` and gives the costs as plain
-    values: the largest operations, and all of them by kind, as shares of the time in torch's operations.
+    """Runs three rounds under torch's profiler and writes a Chrome trace to `config.profile`. Returns the largest
+    operations, and the sums by kind, as shares of the time in torch's operations.
 
-    Raises UsageError for work outside torch, MachineError where the trace cannot be written.
+    Raises UsageError for work outside torch, MachineError if the trace cannot be written.
     """
     assert config.profile is not None
     step = work.sides[OWN]()
@@ -88,13 +88,13 @@ def _write(found: torch.profiler.profile, path: Path) -> None:
         found.export_chrome_trace(str(path))
         written = path.stat().st_size
     except OSError as error:
-        raise MachineError(f"{path} cannot be written: {error.strerror}. Choose another place.") from error
-    if not written:  # the profiler itself is silent about a disk that is full
+        raise MachineError(f"{path} cannot be written: {error.strerror}. Choose another file.") from error
+    if not written:  # the profiler does not report a full disk
         raise MachineError(f"{path} cannot be written. Free space or choose another place.")
 
 
 def kind_of(names: Iterable[str]) -> str:
-    """The kind of an operation, from its name and those around it, the outermost first; "other" where none tells."""
+    """Returns the kind of an operation from the names of its enclosing operations, outermost first, and its own."""
     for name in names:
         for kind, parts in KINDS.items():
             if any(part in name for part in parts):
@@ -103,11 +103,11 @@ def kind_of(names: Iterable[str]) -> str:
 
 
 def grouped(events: Iterable[Any], cuda: bool) -> Costs:
-    """The costs of a profile's events, the largest first: time of the device on a GPU, else of the processor."""
+    """Returns the costs of the events of a profile, largest first, in device time on a GPU and else in CPU time."""
     costs: Costs = {}
     for event in events:
         if event.device_type.name != "CPU":
-            continue  # a kernel's time is also that of the operation which started it
+            continue  # the time of a kernel also counts for the operation that launched it
         names, around = [event.name], event.cpu_parent
         while around is not None:
             names.append(around.name)
@@ -119,7 +119,7 @@ def grouped(events: Iterable[Any], cuda: bool) -> Costs:
 
 
 def costs_table(found: dict[str, Any]) -> str:
-    """What `profile` gave, for people."""
+    """Returns the result of `profile` as a table."""
     shares = ", ".join(f"{kind} {share:.0%}" for kind, share in found["kinds"].items() if share >= 0.005)
     lines = [f"{ROUNDS} rounds of {found['work']}, {1e3 * found['seconds']:,.1f} ms each under the profiler"]
     lines += [*textwrap.wrap(shares, 100), "", f"{'kind':20}{'operation':48}{'share':>8}{'calls':>8}"]

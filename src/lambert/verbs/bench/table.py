@@ -1,4 +1,4 @@
-"""The figures for people, within 100 columns."""
+"""The figures as a table of at most 100 columns."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ COLUMNS = {
     "build_seconds": ("build s", ",.1f", 9),
     "compile_seconds": ("compile s", ",.1f", 11),
 }
-"""By figure of a side: the column's head, the form of its values and its width. A work shows those that it has."""
+"""By figure of a side: the heading, the format and the width of its column. A work shows the figures that it has."""
 
 
 def table(config: BenchConfig, result: dict[str, Any]) -> str:
-    """What was measured, a line for each side, a line for each peer's ratio, and the ceilings."""
+    """Returns a line for each side, a line for each peer's ratio, and the ceilings."""
     sides = result["sides"]
     shown = {figure: column for figure, column in COLUMNS.items() if sides[OWN].get(figure) is not None}
     lines = [_title(config, result), " " * NAME + "".join(f"{head:>{width}}" for head, _, width in shown.values())]
@@ -68,7 +68,7 @@ def _ceilings(config: BenchConfig, result: dict[str, Any]) -> list[str]:
     if result["shaped_ceiling_gflops"]:
         share = result["sides"][OWN]["share_of_shaped_ceiling"]
         best = f"{result['shaped_ceiling_gflops']:,} GFLOP/s"
-        lines.append(f"         {best}, the products of these layers alone (median); of this lambert has {share:.1%}")
+        lines.append(f"         {best}, the products of these layers alone (median); lambert reaches {share:.1%}")
     copies = f"{result['copy_gb_per_second']:,} GB/s"
     lines.append(f"memory copy: {copies}, read and written, {where}")
     return lines

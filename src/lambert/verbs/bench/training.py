@@ -1,10 +1,11 @@
-"""Training steps: pre-training (15% masked, next sentences) and question answering (answer spans), beside
+"""Training steps: pre-training (15% masked tokens, next sentences) and question answering (answer spans), beside
 transformers' models with the same weights and sequences."""
 
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,12 +27,12 @@ from lambert.verbs.bench.work import Step, Work, needed, sides
 
 
 def pretrain(config: BenchConfig, world: World) -> Work:
-    """Forward, backward and losses of masked tokens and next sentences."""
+    """Forward and backward pass with the losses of masked tokens and next sentences."""
     return _training(config, world, ("mlm", "nsp"))
 
 
 def finetune(config: BenchConfig, world: World) -> Work:
-    """Forward, backward and loss of answer spans, as for SQuAD."""
+    """Forward and backward pass with the loss of answer spans, as for SQuAD."""
     return _training(config, world, ("span",))
 
 
@@ -58,14 +59,13 @@ def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World
         attention.leave_to_python()
         compile_blocks(model.encoder.blocks)
     counts_K = torch.tensor([float(count) for count in counts.values()], device=world.device)
+    gradients = Gradients(model)
+    precision = Precision(config.precision, world.device)
+    computed = batch.with_compute(replace(precision.compute, gradients=gradients))
 
     def loss() -> Tensor:
         mean: Tensor = (model(computed) / counts_K).sum()
         return mean
-
-    gradients = Gradients(model)
-    precision = Precision(config.precision, world.device)
-    computed = batch.with_compute(replace(precision.compute, gradients=gradients))
 
     def collect() -> None:
         gradients.collect()
@@ -74,23 +74,25 @@ def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World
     return _step(config, model, loss, world, gradients.clear, collect)
 
 
-def _transformers(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
+def _transformers(
+    config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str, *, compile: bool = False
+) -> Step:
     model = peer_model(tuple(batch.targets), encoder).train().to(world.device)
-    return _peer_step(config, model, model, batch, world)
+    called = compiled(model, world.device) if compile else model
+    inputs = peer_inputs(batch, batches.width_of(config, batch))
+    return _step(config, model, lambda: called(**inputs).loss, world, model.zero_grad)
 
 
-def _compiled(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World, kind: str) -> Step:
-    model = peer_model(tuple(batch.targets), encoder).train().to(world.device)
-    return _peer_step(config, model, compiled(model, world.device), batch, world)
-
-
-PEERS: Mapping[str, Callable[..., Step]] = {"transformers": _transformers, "transformers-compiled": _compiled}
-"""Functions (config, encoder, batch, world, kind) that build a training step; `kind` is the name of
-transformers' class."""
+PEERS: Mapping[str, Callable[..., Step]] = {
+    "transformers": _transformers,
+    "transformers-compiled": partial(_transformers, compile=True),
+}
+"""Functions (config, encoder, batch, world, kind) that build a training step; `kind` is the class of the
+transformers model."""
 
 
 def peer_model(heads: tuple[str, ...], encoder: EncoderConfig) -> Any:
-    """Returns transformers' model with these heads, with sdpa attention and the weights of Lambert's model. Raises
+    """Returns transformers' model with these heads, with sdpa attention and the weights of Lambert's side. Raises
     UsageError if transformers is not installed."""
     transformers = needed("transformers", "transformers", "lambert-bert[hf]")
     own = weights.fresh(encoder, dict.fromkeys(heads, 0))
@@ -101,20 +103,21 @@ def peer_model(heads: tuple[str, ...], encoder: EncoderConfig) -> Any:
 
 
 def compiled(model: nn.Module, device: torch.device) -> Callable[..., Any]:
-    """The model under torch.compile, which happens in its first call. Raises MachineError where it cannot."""
+    """Returns the model under torch.compile, which compiles in the first call. Raises MachineError without a
+    compiler."""
     need_compiler("peer = transformers-compiled", device)
     called: Callable[..., Any] = torch.compile(model)
     return called
 
 
 def need_compiler(setting: str, device: torch.device) -> None:
-    """Raises MachineError where torch.compile has no C++ compiler for this device."""
+    """Raises MachineError if torch.compile has no C++ compiler for this device."""
     if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
         raise MachineError(f"{setting} needs a C++ compiler: install g++ or set CXX.")
 
 
 def peer_inputs(batch: Batch, width: int) -> dict[str, Tensor]:
-    """The batch with its labels as transformers' models take them: -100 where nothing is predicted."""
+    """Returns the batch and its labels as inputs of a transformers model; -100 marks tokens without a label."""
     inputs = batches.padded(batch, width)
     if "mlm" in batch.targets:
         mlm = batch.targets["mlm"]
@@ -127,30 +130,20 @@ def peer_inputs(batch: Batch, width: int) -> dict[str, Tensor]:
     return inputs
 
 
-def _peer_step(config: BenchConfig, model: nn.Module, called: Callable[..., Any], batch: Batch, world: World) -> Step:
-    inputs = peer_inputs(batch, batches.width_of(config, batch))
-
-    def loss() -> Tensor:
-        mean: Tensor = called(**inputs).loss
-        return mean
-
-    return _step(config, model, loss, world)
-
-
 def _step(
     config: BenchConfig,
     net: nn.Module,
     loss_of: Callable[[], Tensor],
     world: World,
-    clear: Callable[[], None] | None = None,
+    clear: Callable[[], None],
     collect: Callable[[], None] = lambda: None,
 ) -> Step:
-    """An update: `clear`, passes forward and backward, `collect`, and the optimizer's step if that is asked for."""
+    """Returns an update: `clear`, forward and backward passes, `collect`, and optionally the optimizer's step."""
     precision = Precision(config.precision, world.device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True) if config.optimizer else None
 
     def step() -> float:
-        (clear or net.zero_grad)()
+        clear()
         for _ in range(config.accumulate):
             with precision.autocast():
                 loss = loss_of()

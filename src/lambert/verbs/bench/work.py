@@ -1,4 +1,4 @@
-"""What is measured: sides that do the same work, one round each in turn, and the figures of their times."""
+"""Sides that do the same work in alternating rounds, and the figures computed from their times."""
 
 import importlib
 import statistics
@@ -17,46 +17,46 @@ from lambert.verbs.bench.memory import allocated, risen
 
 OWN = "lambert"
 Step = Callable[[], float]
-"""Does one round and gives a value to check it by, such as its loss. On a GPU it waits for the device."""
+"""Runs one round and returns a value to check it by, such as its loss. On a GPU it waits for the device."""
 Side = Callable[[], Step]
-"""Builds a side: weights, compiled graphs, inputs. Its time is the start-up's, never a round's."""
+"""Builds a side: weights, compiled graphs, inputs. Its time counts as start-up."""
 Shape = tuple[int, int, int]
 """Rows, inner width and columns of a matrix product."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One round of a kind of work, and who can do it. What each side computes is the same; how, is its own affair."""
+    """A kind of work and its sides, which all compute the same thing in their own way."""
 
     sides: Mapping[str, Side]
     """By name, OWN first; made by `sides`."""
     tokens: int
-    """Real units of a round: tokens without padding, or whatever `unit` says."""
+    """Number of units of a round, such as tokens without padding; see `unit`."""
     sequences: int = 0
-    """Sequences of a round; 0 where there are none."""
+    """Sequences of a round; 0 if the work has none."""
     padded: int = 0
-    """Tokens of the peers' batch, padding included; 0 where nothing is padded."""
+    """Tokens of the peers' batch, padding included; 0 if nothing is padded."""
     operations: int = 0
-    """Floating-point operations of a round's matrix products on real tokens; 0 where they are not what counts."""
+    """Floating-point operations of a round's matrix products on real tokens; 0 if the work has none."""
     unit: str = "tokens"
-    """What `tokens` counts."""
+    """The unit that `tokens` counts."""
     shapes: tuple[Shape, ...] = ()
-    """Matrix products of a round, for the ceiling in these shapes; `batches.layer_shapes` gives those of an encoder."""
+    """Matrix products of a round, for the ceiling in these shapes; see `batches.layer_shapes`."""
     anew: bool = False
-    """Build a side again, untimed, before each of its rounds: one that learns from a round is faster in the next."""
+    """Build a side again, untimed, before each of its rounds, because it caches results of earlier rounds."""
     more: Callable[[str, float], dict[str, float]] = lambda side, seconds: {}
-    """Further figures of a side, by its name and its median seconds a round."""
+    """Returns further figures of a side from its name and its median seconds per round."""
 
 
 @dataclass
 class Times:
-    """What a side took, in seconds."""
+    """The times of a side, in seconds."""
 
     build: float
     first: float
-    """The first round: with compiling, choosing of kernels and first touches of memory."""
+    """The first round, which includes compiling, the choice of kernels and the first use of memory."""
     check: float
-    """The first round's value."""
+    """The value of the first round."""
     memory_mb: int = 0
     """Peak memory of the build and two rounds, on a GPU."""
     rounds: list[float] = field(default_factory=list)
@@ -67,22 +67,22 @@ class Times:
 
     @property
     def compile(self) -> float:
-        """What the first round took beyond a later one."""
+        """The first round minus the median of the later ones."""
         return max(0.0, self.first - self.median)
 
 
 def sides(
     config: BenchConfig, own: Side, peers: Mapping[str, Callable[..., Step]], *arguments: object
 ) -> dict[str, Side]:
-    """Lambert's side and one for each peer that `config` names, a function in `peers` (or from outside) that builds a
-    step from `arguments`. Raises UsageError with the nearest name for an unknown peer."""
+    """Returns Lambert's side and one for each peer that `config` names: a function in `peers`, or from outside, that
+    builds a step from `arguments`. Raises UsageError, with the nearest name, for an unknown peer."""
     kind = Kind(tuple(type(argument) for argument in arguments))
     chosen = {name: partial(lookup(peers, name, "peer", kind), *arguments) for name in config.peers()}
     return {OWN: own, **chosen}
 
 
 def needed(package: str, peer: str, install: str) -> Any:
-    """The package, imported. Raises UsageError that says what to install."""
+    """Imports and returns the package. Raises UsageError that says what to install."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -96,8 +96,8 @@ def timed(
     clock: Callable[[], float] = time.perf_counter,
     device: torch.device | None = None,
 ) -> dict[str, Times]:
-    """Builds every side, lets it take its first round and one more, then takes `rounds` of each, A B A B. `between`
-    is called before the first of these and after all sides took theirs. Of a GPU as `device`, memory is noted."""
+    """Builds every side, runs its first round and one more, then runs `rounds` of each in alternation. `between` is
+    called before these rounds and after each of them. If `device` is a GPU, peak memory is recorded."""
     steps: dict[str, Step] = {}
     times: dict[str, Times] = {}
     for name, side in work.sides.items():
@@ -121,9 +121,9 @@ def timed(
 
 
 def figures(work: Work, times: Mapping[str, Times], best: float, shaped: float) -> dict[str, dict[str, Any]]:
-    """The figures of each side. `best` and `shaped` are ceilings in operations a second, 0 where none were measured.
+    """Returns the figures of each side. `best` and `shaped` are ceilings in operations per second, 0 if not measured.
 
-    A peer's ratio is its seconds over Lambert's in the same round: the median over rounds, the least and the largest.
+    A peer's ratio is its seconds divided by Lambert's seconds in the same round: median, minimum and maximum.
     """
     found = {}
     for name, taken in times.items():
