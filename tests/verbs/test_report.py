@@ -126,13 +126,14 @@ def test_a_run_that_is_still_being_written(tmp_path: Path) -> None:
 
 def test_missing_keys_and_values_that_are_no_numbers(tmp_path: Path) -> None:
     rows = [{"step": 1}, {"step": 2, "loss": None, "lr": "high"}, {"step": 3, "loss": 2.0}, {"step": 4, "loss": True}]
+    rows.append({"step": 5, "loss": 1.5})
     run = report.read(folder(tmp_path / "run", rows), "run")
-    assert run.series("loss") == [(3, 2.0)]
+    assert run.series("loss") == [(3, 2.0), (5, 1.5)]
     assert [chart.title for chart in report.charts([run], [0])] == ["Loss"]
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": Infinity}\n')
-    assert "No update has been logged yet" in page(tmp_path / "run")
+    assert "fewer than two updates have been logged" in page(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text("")
-    assert "No update has been logged yet" in page(tmp_path / "run")
+    assert "fewer than two updates have been logged" in page(tmp_path / "run")
 
 
 def test_damaged_side_files_are_said_on_the_page(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_of_many_incidents_the_ends_are_shown_and_what_was_done_stays(tmp_path: 
     what, who = (table["columns"].index(name) for name in ("What", "Ranks"))
     (more,) = (cells for cells in table["rows"] if "more in" in cells[what])
     assert more[what] == "960 more in incidents.jsonl"
-    (lost,) = (cells for cells in table["rows"] if cells[what].startswith("Lost: "))
+    (lost,) = (cells for cells in table["rows"] if cells[what].startswith("PeerLost: "))
     assert lost[who] == "3"
     assert "1 of 1003 lines of incidents.jsonl could not be read" in page(run)
 

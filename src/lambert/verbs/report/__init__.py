@@ -1,4 +1,4 @@
-"""`lambert report`: run folders to one HTML page that needs no network."""
+"""`lambert report`: one HTML page about one or more runs, without network access."""
 
 import time
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ from lambert.verbs.report.sections import advice, charts, differences, endings, 
 
 @dataclass(frozen=True, slots=True)
 class ReportConfig:
-    """Run folders to one page."""
+    """One HTML page about one or more runs."""
 
     runs: Annotated[tuple[Path, ...], Parameter(parse=False)] = ()
-    """Run folders, as pretrain and finetune write them."""
+    """Run folders written by pretrain and finetune."""
     out: Path | None = None
-    """The page to write. Not set: report.html in the run folder, or here if there are several runs."""
+    """The page to write. Not set: report.html in the run folder, or in the current folder for several runs."""
     chain: bool = False
-    """Draw each run after the one before it, as phases of one training, not over one another."""
+    """Draw each run after the previous one, as stages of one training, instead of over one another."""
 
 
 def run(config: ReportConfig, say: Say = silent) -> Path:
-    """Writes the page and gives its path.
+    """Writes the page and returns its path.
 
-    Raises UsageError without runs or the extra packages, DataError where a folder holds no run.
+    Raises UsageError without runs or without the required packages, DataError if a folder contains no run.
     """
     if missing := [package for package in ("matplotlib", "jinja2") if find_spec(package) is None]:
         raise UsageError(f"report needs {' and '.join(missing)}: pip install 'lambert-bert[report]'.")
@@ -43,14 +43,16 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     folders = list(dict.fromkeys(folder.resolve() for folder in config.runs))
     runs = [read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     out = config.out or (config.runs[0] if len(runs) == 1 else Path()) / "report.html"
-    page = render(runs, chain=config.chain).encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair
+    page = (
+        render(runs, chain=config.chain).encode("utf-8", "replace").decode()
+    )  # JSON may contain half a surrogate pair
     write_atomic(out, page)
     say(f"report  {out}")
     return out
 
 
 def render(runs: Sequence[Run], *, chain: bool = False) -> str:
-    """The page as HTML."""
+    """Returns the page as HTML."""
     import jinja2
 
     template = jinja2.Environment(
@@ -81,7 +83,7 @@ def render(runs: Sequence[Run], *, chain: bool = False) -> str:
 
 
 def _blocks(run: Run) -> list[dict[str, Any]]:
-    """The tables, then the examples, of a summary.json, with cells as text."""
+    """Returns the tables, then the examples, of summary.json."""
     try:
         found = [*(run.summary.get("tables") or ()), *(run.summary.get("examples") or ())]
         return [table(str(block.get("caption", "")), block["columns"], block["rows"]) for block in found]
@@ -92,7 +94,7 @@ def _blocks(run: Run) -> list[dict[str, Any]]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' own names, with as many parents as tell them apart."""
+    """Returns the names of the folders, with as many parents as make them distinct."""
     deepest = max(len(folder.parts) for folder in folders)
     for depth in range(1, deepest):
         names = ["/".join(folder.parts[-depth:]) for folder in folders]

@@ -1,4 +1,4 @@
-"""Curves over updates as inline SVG in the colours of the page around them."""
+"""Curves over updates, drawn as inline SVG in the colours of the page."""
 
 import io
 import re
@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 MOST_POINTS = 400
-"""Points of a curve; longer ones are averaged over equal stretches."""
+"""Maximum number of points of a curve; longer curves are averaged over equal intervals."""
 COLOURS = 6
-"""Colours of the page; the seventh run has the first one again, dashed."""
+"""Number of colours of the page; the seventh run has the first colour again, dashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Line:
     run: int
     points: list[tuple[int, float]]
     held_out: bool = False
-    """Dots instead of a smoothed line."""
+    """Drawn as dots instead of a smoothed line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class Chart:
     title: str
     lines: list[Line]
     form: str = ",.4g"
-    """How a value is written."""
+    """Format of a value."""
     noisy: bool = True
-    """Whether a smoothed line is drawn over the values."""
+    """Draw a smoothed line over the values."""
     from_zero: bool = False
-    """Whether the axis begins at 0, as rates and shares should."""
+    """Start the axis at 0, as for rates and shares."""
 
 
 def draw(chart: Chart) -> str:
-    """The chart as an SVG element whose colours are the page's, so that it follows light and dark."""
+    """Returns the chart as an SVG element with the page's colour variables, which have light and dark values."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    # Colours that nothing else has, replaced by the page's variables below.
+    # Unique colours, replaced by the page's variables below.
     ink, grid, runs = "#fe0200", "#fe0201", [f"#fe01{number:02x}" for number in range(COLOURS)]
     style = {
         "svg.fonttype": "none",
@@ -76,8 +76,7 @@ def draw(chart: Chart) -> str:
             axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value, ",.0f")))
-        few = all(len(line.points) == 1 for line in chart.lines)
-        axes.set_xlabel("updates (one point a run)" if few else "updates", color=ink)
+        axes.set_xlabel("updates", color=ink)
         axes.tick_params(which="both", color=grid, labelcolor=ink, length=3)
         axes.grid(axis="y", color=grid, linewidth=0.6)
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -93,14 +92,14 @@ def draw(chart: Chart) -> str:
 
 
 def _thin(points: list[tuple[int, float]]) -> list[tuple[float, float]]:
-    """At most MOST_POINTS means over stretches of neighbouring points."""
+    """Returns at most MOST_POINTS means over intervals of consecutive points."""
     edges = [len(points) * i // MOST_POINTS for i in range(MOST_POINTS + 1)] if len(points) > MOST_POINTS else []
     stretches = [points[a:b] for a, b in pairwise(edges)] or [[point] for point in points]
     return [(fmean(x for x, _ in stretch), fmean(y for _, y in stretch)) for stretch in stretches]
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """Centred moving mean over a twentieth of the curve."""
+    """Returns the centred moving mean over a twentieth of the curve."""
     reach = max(1, len(values) // 40)
     return [fmean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
 

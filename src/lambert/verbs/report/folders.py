@@ -1,4 +1,4 @@
-"""Run folders, as far as they can be read."""
+"""Reads run folders, which may be incomplete or damaged."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,25 +17,25 @@ _LARGEST = 1e30
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run folder holds, as far as it can be read."""
+    """The readable contents of a run folder."""
 
     name: str
     rows: list[dict[str, Any]]
-    """Rows of metrics.jsonl, in order of their updates."""
+    """Rows of metrics.jsonl, sorted by update."""
     config: dict[str, Any]
     """Dotted settings."""
     environment: dict[str, Any]
     scores: dict[str, Any]
     summary: dict[str, Any]
     notices: list[str]
-    """What could not be read, a sentence each."""
+    """One sentence about each file that could not be read."""
     log: list[tuple[str, str]] = field(default_factory=list)
     """(time, text) of the lines of log.txt."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
     """Rows of incidents.jsonl."""
 
     def series(self, key: str, start: int = 0) -> list[tuple[int, float]]:
-        """(update, value) wherever `key` has a finite number; updates are counted from `start`."""
+        """Returns (start + update, value) for each row in which `key` is a finite number."""
         return [(start + row["step"], float(row[key])) for row in self.rows if is_number(row.get(key))]
 
     def last(self, key: str) -> float | None:
@@ -47,7 +47,7 @@ class Run:
 
 
 def read(folder: Path, name: str) -> Run:
-    """A run folder. Only a missing metrics.jsonl is an error; what else is damaged becomes a notice on the page."""
+    """Reads a run folder. Only a missing metrics.jsonl is an error; other damage becomes a notice on the page."""
     metrics = folder / METRICS
     if not metrics.is_file():
         known = sorted(str(path.parent) for path in folder.parent.glob(f"*/{METRICS}"))
@@ -79,7 +79,7 @@ def read(folder: Path, name: str) -> Run:
 
 
 def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines that have a step."""
+    """Returns the rows with a step of a file of JSON lines."""
     if not path.is_file():
         return []
     rows, unreadable = [], 0
@@ -88,7 +88,7 @@ def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:
         row = _row(line)
         if row is not None:
             rows.append(row)
-        elif line.strip() and number < len(lines):  # a last line cut short is a run that is still being written
+        elif line.strip() and number < len(lines):  # the last line of a run that is being written may be incomplete
             unreadable += 1
     if unreadable:
         notices.append(f"{name}: {unreadable} of {len(lines)} lines of {path.name} could not be read.")
@@ -96,7 +96,7 @@ def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:
 
 
 def _log(path: Path) -> list[tuple[str, str]]:
-    """Lines that begin with a time; others belong to the one before, and tell nothing alone."""
+    """Returns the lines that begin with a time; the others continue the line before them."""
     if not path.is_file():
         return []
     lines = (line.partition(" ") for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -113,7 +113,7 @@ def _row(line: str) -> dict[str, Any] | None:
 
 
 def _loaded(text: str) -> Any:
-    """What JSON holds. Raises ValueError for half of a surrogate pair too, which no page can show."""
+    """Returns the JSON value. Raises ValueError also for half of a surrogate pair, which no page can contain."""
     found = json.loads(text)
     json.dumps(found, ensure_ascii=False).encode()
     return found
@@ -138,10 +138,10 @@ def _is_time(text: str) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one, finite, and not so large that no curve or time could show it."""
+    """Returns whether the value is a finite number that a curve or a time can show."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def is_rate(value: Any) -> bool:
-    """Whether it is a number that can be divided by."""
+    """Returns whether the value is a positive number."""
     return is_number(value) and value > 0

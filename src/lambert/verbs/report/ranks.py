@@ -1,4 +1,4 @@
-"""What a report says of the ranks of a run, and of what went wrong in it."""
+"""The parts of a report about the ranks of a run and about its incidents."""
 
 import re
 import time
@@ -13,25 +13,24 @@ from lambert.verbs.report.cells import table
 from lambert.verbs.report.folders import TIME, Run, is_number, is_rate
 
 MOST_INCIDENTS = 40
-"""Shown of a file; of more the first and the last halves."""
+"""Maximum number of incidents shown per file: half from the start, half from the end."""
 
 WAIT_IS_HIGH = 0.25
-"""Share of an update spent waiting for gradients from which the page says so."""
+"""Share of an update spent waiting for gradients from which the page gives advice."""
 IMBALANCE_IS_HIGH = 1.1
-"""The fullest rank's tokens over the mean from which the page says so."""
+"""Ratio of the largest number of tokens of a rank to the mean from which the page gives advice."""
 
 _START = re.compile(r"(\d+) ranks, ([1-9]\d*) a machine .*gradients by (\w+)")
 _TIMED = re.compile(r"exchange (\w+) +([\d.]+) s an update, +([\d.]+)x(.*)")
 _CONTINUED = "continuing after update"
 _SLOW = re.compile(r"rank \d+ is slow")
 _WRONG = re.compile(rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: |[A-Z]\w+: ")
-"""What lines of log.txt, as training and its log write them, are about trouble; a skipped update is told by
-incidents.jsonl."""
+"""Matches the lines of log.txt that report incidents. Skipped updates are in incidents.jsonl."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that went wrong, or what was done about it."""
+    """An incident, or the reaction to one."""
 
     at: float
     """Seconds since 1970."""
@@ -39,11 +38,11 @@ class Event:
     update: int | None
     ranks: str
     sequences: int | None
-    """That the update saw."""
+    """Number of sequences of the update."""
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Rows of the table of ranks: a label, and a cell for each run; none where all are of one process."""
+    """Returns the rows of the table of ranks: a label and a cell for each run. None if all runs had one process."""
     if not any(map(_has_ranks, runs)):
         return []
     columns = [_facts(run) if _has_ranks(run) else {"Ranks": "1"} for run in runs]
@@ -52,17 +51,17 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def timed(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The tables that exchange.method = "auto" last chose from."""
+    """Returns the tables from which exchange.method = "auto" made its last choice."""
     chosen = (run for run in runs if any(_TIMED.fullmatch(text) for _, text in run.log))
     return [_timed(run, several=len(runs) > 1) for run in chosen]
 
 
 def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """The table of what went wrong, in the order of time, without columns that nothing is in."""
+    """Returns the table of incidents in order of time, without empty columns."""
     found = [(run.name, event) for run in runs for event in _events(run)]
     if not found:
         return None
-    # log.txt has whole seconds, and tells what an update led to.
+    # log.txt has whole seconds, and its lines follow from the incidents of the same second.
     found.sort(key=lambda pair: (int(pair[1].at), pair[1].sequences is None))
     columns = {
         "Time": [_clock(event.at) for _, event in found],
@@ -77,26 +76,26 @@ def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def advice(run: Run) -> list[str]:
-    """What the ranks suggest to do, a sentence each."""
+    """Returns advice that follows from the measurements of the ranks, one sentence each."""
     said = []
     waits = [wait for _, _, wait in exchange_shares(run)]
     if waits and median(waits) >= WAIT_IS_HIGH:
         said.append(
-            f"{run.name}: {median(waits):.0%} of an update is waiting for gradients. Take a larger train.batch_size, "
-            "or an exchange.method of fewer bits where the recipe tolerates it."
+            f"{run.name}: {median(waits):.0%} of an update is waiting for gradients. Use a larger train.batch_size, "
+            "or an exchange.method of fewer bits if the recipe tolerates it."
         )
     imbalance = [value for _, value in run.series("imbalance")]
     if imbalance and median(imbalance) > IMBALANCE_IS_HIGH:
         said.append(
             f"{run.name}: the fullest rank has {median(imbalance):.2f} times the mean's tokens, and the others wait "
-            "for it. Take a smaller train.micro_tokens."
+            "for it. Use a smaller train.micro_tokens."
         )
     return said
 
 
 def exchange_shares(run: Run) -> list[tuple[int, float, float]]:
-    """(update, share of its time in which gradients were on their way, share in which nothing else was done), wherever
-    both are logged."""
+    """Returns (update, share of its time in which gradients were exchanged, share in which the rank only waited for
+    them) for each row that has both."""
     counted = [row for row in run.rows if is_number(row.get("sequences")) and is_rate(row.get("sequences_per_second"))]
     found = []
     for before, row in pairwise([{"step": 0, "sequences": 0}, *counted]):
@@ -109,7 +108,7 @@ def exchange_shares(run: Run) -> list[tuple[int, float, float]]:
 
 
 def _has_ranks(run: Run) -> bool:
-    """Whether there were several, at any time."""
+    """Returns whether the run had several ranks at any time."""
     processes = run.environment.get("processes", 1)
     return any(_starts(run)) or any("imbalance" in row for row in run.rows) or (is_number(processes) and processes > 1)
 
@@ -137,12 +136,12 @@ def _facts(run: Run) -> dict[str, str]:
     if run.log:
         found["Slow ranks"] = f"rank {', '.join(map(str, named))}" if named else "none"
         continued = sum(text.startswith(_CONTINUED) for _, text in run.log)
-        found["Times continued"] = str(max(continued, len(starts) - 1))  # before the first checkpoint a run begins anew
+        found["Times continued"] = str(max(continued, len(starts) - 1))  # before its first checkpoint a run starts over
     return {label: text for label, text in found.items() if text}
 
 
 def _last(run: Run) -> list[str]:
-    """Ranks of the last start, which one process alone does not log."""
+    """Returns the number of ranks of the last start, which a single process does not log."""
     processes = run.environment.get("processes")
     return [str(processes)] if processes is not None else []
 
@@ -152,7 +151,7 @@ def _timed(run: Run, *, several: bool) -> dict[str, Any]:
     at = ""
     for when, text in run.log:
         if match := _TIMED.fullmatch(text):
-            if match[1] in last:  # chosen anew
+            if match[1] in last:  # a new choice
                 last = {}
             last[match[1]], at = [match[1], match[2], f"{match[3]} x", match[4].removeprefix(" <- ")], when
     of = f"{run.name}: an" if several else "An"
@@ -161,7 +160,7 @@ def _timed(run: Run, *, several: bool) -> dict[str, Any]:
 
 
 def _starts(run: Run) -> Iterator[tuple[str, str, str]]:
-    """(ranks, ranks a machine, method) of each start with several ranks."""
+    """Returns (ranks, ranks per machine, method) of each start with several ranks."""
     return ((match[1], match[2], match[3]) for _, text in run.log if (match := _START.match(text)))
 
 
@@ -171,7 +170,7 @@ def _events(run: Run) -> list[Event]:
 
 
 def _thinned(events: list[Event], file: str) -> list[Event]:
-    """The first and the last, and how many more the file has."""
+    """Returns the first and the last events, and between them the number of those left out."""
     half = MOST_INCIDENTS // 2
     between = events[half:-half]
     if not between:
@@ -199,7 +198,7 @@ def _measured(key: str, row: dict[str, Any]) -> str:
 
 
 def _then(values: Iterable[str]) -> str:
-    """Each value where it differs from the one before."""
+    """Joins the values that differ from the previous one."""
     return ", then ".join(value for value, _ in groupby(values))
 
 
@@ -214,5 +213,5 @@ def _seconds(text: str) -> float:
 def _clock(seconds: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):  # no time that there is
+    except (OverflowError, ValueError, OSError):  # outside of the calendar
         return ""

@@ -1,4 +1,4 @@
-"""What a report says of training: charts, final numbers, settings that differ, advice."""
+"""The parts of a report about training: charts, final numbers, differing settings, advice."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,19 +6,20 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from lambert.verbs.report.cells import duration, side_by_side, words
+from lambert.engine.progress import duration
+from lambert.verbs.report.cells import side_by_side, words
 from lambert.verbs.report.curves import Chart, Line
 from lambert.verbs.report.folders import Run, is_number, is_rate
 from lambert.verbs.report.ranks import exchange_shares
 
 WAIT_IS_HIGH = 0.1
-"""Share of the time spent waiting for the loader from which the page says so."""
+"""Share of the time spent waiting for data from which the page gives advice."""
 
 
 def advice(run: Run) -> list[str]:
-    """What the curves suggest to do, a sentence each."""
+    """Returns advice that follows from the curves, one sentence each."""
     said = []
-    waits = [share for _, share in run.series("wait_share")][1:]  # the first stretch starts with an empty queue
+    waits = [share for _, share in run.series("wait_share")][1:]  # the first interval starts with an empty queue
     if waits and fmean(waits) >= WAIT_IS_HIGH:
         said.append(
             f"{run.name}: {fmean(waits):.0%} of the time went into waiting for data. Leave the loader a free core, or "
@@ -37,14 +38,14 @@ def advice(run: Run) -> list[str]:
         if losses[-1][1] > 1.02 * best:
             said.append(
                 f"{run.name}: the held-out loss {key.removeprefix('heldout/')} was lowest, {best:.4g}, after {at:,} "
-                f"updates and is {losses[-1][1]:.4g} at the end: the model has begun to memorise. Train for fewer "
-                "updates, or on more text."
+                f"updates and is {losses[-1][1]:.4g} at the end: the model overfits. Train for fewer updates, or "
+                "on more text."
             )
     return said
 
 
 def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
-    """The charts that the rows have something for; run r's updates are counted from starts[r]."""
+    """Returns the charts with two or more points of a run; the updates of run r are counted from starts[r]."""
 
     def lines(key: str, held_out: bool = False) -> list[Line]:
         found = (
@@ -73,11 +74,11 @@ def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
         Chart("Share of an update spent waiting for gradients", [w for w in waits if w.points], ".1%", from_zero=True),
         Chart("Share of the device's measured ceiling", lines("utilisation"), ".1%", from_zero=True),
     ]
-    return [chart for chart in out if chart.lines]
+    return [chart for chart in out if any(len(line.points) > 1 for line in chart.lines)]
 
 
 def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Rows of the table of results: a label, and a cell for each run."""
+    """Returns the rows of the table of results: a label and a cell for each run."""
 
     def row(label: str, key: str, form: str) -> tuple[str, list[str]]:
         values = [run.last(key) for run in runs]
@@ -87,7 +88,7 @@ def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("Updates", [f"{run.updates:,}" for run in runs]),
         row("Sequences", "sequences", ",.0f"),
         row("Real tokens", "tokens", ",.0f"),
-        ("Training time", [duration(_seconds(run)) for run in runs]),
+        ("Training time", [duration(seconds) if (seconds := _seconds(run)) else "" for run in runs]),
         *([row("Loss", "loss", ".4f")] if len(_keys(runs, "loss/")) != 1 else []),
         *(row(f"Loss, {words(key)}", key, ".4f") for key in _keys(runs, "loss/")),
         *(row(f"Held out, {words(key)}", key, ".4f") for key in _keys(runs, "heldout/")),
@@ -104,19 +105,19 @@ def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """The settings in which the runs are not all alike."""
+    """Returns the settings that differ between the runs."""
     return [(key, cells) for key, cells in side_by_side(configs) if len(set(cells)) > 1]
 
 
 def endings(chart: Chart, runs: int) -> list[tuple[int, str, str]]:
-    """(run, last value in training, last value held out) for the legend above a chart."""
+    """Returns (run, last value in training, last held-out value) for the legend of a chart."""
     ends = {(line.run, line.held_out): format(line.points[-1][1], chart.form) for line in chart.lines}
     both = ((number, ends.get((number, False), ""), ends.get((number, True), "")) for number in range(runs))
     return [ending for ending in both if ending[1] or ending[2]]
 
 
 def _keys(runs: Iterable[Run], prefix: str) -> list[str]:
-    """Keys with that prefix and any number, in the order in which they first appear."""
+    """Returns the keys with this prefix and at least one number, in order of their first appearance."""
     return list(
         dict.fromkeys(
             k for run in runs for row in run.rows for k, v in row.items() if k.startswith(prefix) and is_number(v)
@@ -125,7 +126,7 @@ def _keys(runs: Iterable[Run], prefix: str) -> list[str]:
 
 
 def _seconds(run: Run) -> float:
-    """Time spent in updates, from the counts and the rates: pauses between continuations do not count."""
+    """Returns the time spent in updates, from counts and rates, without pauses between continuations."""
     rows = [row for row in run.rows if is_number(row.get("sequences")) and is_rate(row.get("sequences_per_second"))]
     counts = [0, *(row["sequences"] for row in rows)]
     return math.fsum((b - a) / row["sequences_per_second"] for (a, b), row in zip(pairwise(counts), rows, strict=True))
