@@ -250,7 +250,7 @@ def test_the_second_leaves_even_deaf_code_at_once(
 ) -> None:
     left = ended(f"with request.deferred(): after(0.1, {int(number)}); after(0.4, {int(number)}); deaf()")
     assert left.returncode == 128 + number
-    assert "leaving at once" in left.stderr
+    assert "exiting at once" in left.stderr
 
 
 def test_an_unasked_request_says_so() -> None:
