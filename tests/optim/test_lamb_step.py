@@ -63,7 +63,7 @@ class Together(Lamb):
     def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
         yield [param for params in super()._batches(group) for param in params]
 
-    def _room(self, params: list[Tensor]) -> list[Tensor]:
+    def _buffers(self, params: list[Tensor]) -> list[Tensor]:
         return [torch.empty_like(param) for param in params]
 
 

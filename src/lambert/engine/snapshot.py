@@ -18,14 +18,14 @@ class Snapshot:
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns contiguous copies of the tensors on the host. The next call overwrites them."""
-        self._kept = {name: self._room(name, tensor) for name, tensor in tensors.items()}
+        self._kept = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
             self._kept[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return self._kept
 
-    def _room(self, name: str, tensor: Tensor) -> Tensor:
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         kept = self._kept.get(name)
         if kept is not None and (kept.shape, kept.dtype) == (tensor.shape, tensor.dtype):
             return kept

@@ -19,8 +19,9 @@ class OptimConfig:
     lr: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     base_batch: int | None = None
-    """Batch size that lr, end_lr and warmup_ratio are for. At another train.batch_size the rates change with the square
-    root of the ratio and warmup_ratio with the ratio (You et al., 2020, "untuned LAMB"). Not set: they are as given."""
+    """Batch size for which lr, end_lr and warmup_ratio are given. At another train.batch_size, the rates change with
+    the square root of the ratio and warmup_ratio with the ratio (You et al., 2020, "untuned LAMB"). Not set: no
+    change."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the running means of the gradient and of its square, each in [0, 1)."""
     eps: float = 1e-6
@@ -28,7 +29,7 @@ class OptimConfig:
     weight_decay: float = 0.01
     """Decoupled decay, a share of the weight for a learning rate of 1; biases and LayerNorm are never decayed."""
     max_grad_norm: float = 1.0
-    """Largest L2 norm of the whole gradient, which is scaled down to it before the update; 0 turns it off."""
+    """Bound on the L2 norm of the whole gradient, which is scaled down to it before the update; 0: no bound."""
     bias_correction: bool = True
     """LAMB: divide the running means by 1 - beta^t. Without it the first thousand updates of biases are too long."""
     adapt: Adapt = "decayed"
@@ -41,16 +42,16 @@ class OptimConfig:
     warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0 to its peak."""
     warmup_ratio: float = 0.0
-    """The same as a share of all updates of the run, in [0, 1); set this or warmup_steps, not both."""
+    """Warm-up as a share of all updates of the run, in [0, 1); set this or warmup_steps, not both."""
     power: float = 1.0
     """Exponent of the polynomial schedule."""
     end_lr: float = 0.0
-    """Learning rate at which the decay arrives at the end of the run."""
+    """Learning rate at the end of the run."""
     decay_share: float = 0.1
-    """wsd: share of the updates after the warm-up that the final decay takes, in (0, 1]."""
+    """wsd, wsd_linear: length of the final decay as a share of the updates after the warm-up, in (0, 1]."""
     anchored: bool = False
-    """Measure the decay from update 0, not from the end of the warm-up, where the learning rate then jumps down: what
-    Google's and NVIDIA's BERT scripts do."""
+    """Measure the decay from update 0 instead of from the end of the warm-up, as Google's and NVIDIA's BERT scripts do.
+    The learning rate then jumps down after the warm-up."""
 
     def __post_init__(self) -> None:
         check(
@@ -69,8 +70,12 @@ class OptimConfig:
             )
 
     def at_batch(self, batch_size: int) -> Self:
-        """Returns these settings for a batch of that many sequences, without `base_batch`: themselves where it is not
-        set. Raises UsageError where the warm-up would take the whole run."""
+        """Returns the settings for updates of `batch_size` sequences, with `base_batch` unset; `self` if `base_batch`
+        is not set. Raises UsageError if the warm-up would take the whole run.
+
+        Source: You et al., 2020, "untuned LAMB": with lr 5e-3 and warmup_ratio 0.2 at 32,768, lr is 1.77e-3 at 4,096,
+        which is ALBERT's published value.
+        """
         if self.base_batch is None:
             return self
         ratio = batch_size / self.base_batch

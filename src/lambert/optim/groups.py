@@ -1,4 +1,4 @@
-"""Which parameters are decayed."""
+"""Parameter groups with and without weight decay."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ def decay_groups(model: nn.Module, weight_decay: float = 0.01) -> list[dict[str,
     and vectors (biases and norms), which are not.
 
     In BERT the vectors are exactly the tensors called `bias` or `LayerNorm.*`, which Devlin et al.'s code excludes from
-    the decay. The number of dimensions finds them under any name. Each trainable parameter is in exactly one group; a
-    tied weight counts once.
+    the decay; the number of dimensions identifies them under any name. Each trainable parameter is in exactly one
+    group; a tied weight counts once.
 
     Args:
         model: Any module.
         weight_decay: Decay of the matrices, a share of the weight for a learning rate of 1.
 
     Returns:
-        One or two groups, each with `params`, a list of (name, parameter), and `weight_decay`: a group without
-        parameters is left out. Under `Lamb` the vectors have no trust ratio, because their decay is 0.
+        One or two groups, each with `params`, a list of (name, parameter), and `weight_decay`; a group without
+        parameters is omitted. In `Lamb` the vectors have no trust ratio, because their decay is 0.
 
     Source: google-research/bert, optimization.py, exclude_from_weight_decay.
     """

@@ -21,7 +21,7 @@ from lambert.core.errors import UsageError
 from lambert.optim.config import Adapt
 
 FUSED_DEVICES = ("cpu", "cuda")
-"""Where torch's one-pass Adam kernel is used."""
+"""Types of devices on which torch's fused Adam kernel is used."""
 
 # torch disables its compiler for these methods at their first call, and imports the compiler to do so: 0.8 s in each
 # training process. They are never compiled here; the attribute marks them as disabled already.
@@ -30,7 +30,8 @@ for _method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     setattr(_plain, "__dynamo_disable", _plain)
 
 _CHUNK = 1 << 20
-"""Elements of a tensor that a CPU updates at a time: their five arrays, 20 MB, fit into its last-level cache."""
+"""Number of elements of a tensor that a CPU updates at a time: five arrays of this size, 20 MB, fit into its last-level
+cache."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -180,21 +181,21 @@ class Lamb(torch.optim.Optimizer):
             _fused_adam(params, batch, group, group["lr"], decay, scaling)
             self._trust.update(dict.fromkeys(params, taken))
         elif group["fused"] and params[0].device.type == "cpu" and len(params) == 1:
-            self._trust[params[0]] = _one(batch, self._room(params), group, decay, scaling)
+            self._trust[params[0]] = _one(batch, self._buffers(params), group, decay, scaling)
         else:
-            ratios = _many(batch, self._room(params), group, decay, scaling)
+            ratios = _many(batch, self._buffers(params), group, decay, scaling)
             self._trust.update(zip(params, ratios.unbind(), strict=True))
 
-    def _room(self, params: list[Tensor]) -> list[Tensor]:
+    def _buffers(self, params: list[Tensor]) -> list[Tensor]:
         """Returns uninitialised tensors like `params`. On a CPU they are views of one buffer that is kept, because
         fresh pages would cost as much as the update. Elsewhere torch's allocator keeps memory itself."""
         if params[0].device.type != "cpu":
             return [torch.empty_like(param) for param in params]
         (param,) = params
-        room = self._scratch.get(param.dtype)
-        if room is None or room.numel() < param.numel():
-            room = self._scratch[param.dtype] = torch.empty(param.numel(), dtype=param.dtype)
-        return [room[: param.numel()].view_as(param)]
+        buffer = self._scratch.get(param.dtype)
+        if buffer is None or buffer.numel() < param.numel():
+            buffer = self._scratch[param.dtype] = torch.empty(param.numel(), dtype=param.dtype)
+        return [buffer[: param.numel()].view_as(param)]
 
 
 class _Batch(NamedTuple):

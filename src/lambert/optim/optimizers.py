@@ -31,9 +31,9 @@ def _lamb(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
 def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     on = {param.device.type for group in groups for _, param in group["params"]}
-    one_pass = on <= set(FUSED_DEVICES)
+    fused = on <= set(FUSED_DEVICES)
     return torch.optim.AdamW(
-        groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=one_pass, foreach=None if one_pass else True
+        groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, foreach=None if fused else True
     )
 
 
