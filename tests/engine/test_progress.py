@@ -76,3 +76,15 @@ def test_a_terminal_shows_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPat
     for part in ("train", "5/10", "updates", " left", "loss 1.5 [x]", "a note"):
         assert part in text
     assert text.rstrip().endswith("\x1b[?25h")
+
+
+def test_a_new_task_has_its_own_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with progress(None, "read", unit="MB", seconds=10, summary=False) as bar:
+        bar.update("read", 1.0, 4.0)
+        now[0] += 60
+        bar.update("write", 0.0, 4.0)
+        now[0] += 10
+        bar.update("write", 1.0, 4.0)
+    assert capsys.readouterr().err.splitlines() == ["write: 0/4 (0%) MB", "write: 1/4 (25%) MB, 30 s left"]

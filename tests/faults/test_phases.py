@@ -16,6 +16,7 @@ from patience import HANGS, patient
 
 from lambert.data.stream import sequential
 from lambert.engine import compiler
+from lambert.engine.progress import progress
 from lambert.inference import text_model
 from lambert.inference.outputs import outputs
 from lambert.model import publish, weights
@@ -249,7 +250,7 @@ def test_a_corpus_is_complete_or_absent(
     flags = {"input": texts, "out": out, "documents": "line", "vocabulary": 160, "workers": 2}
     threads = threading.active_count()
     with monkeypatch.context() as patched:
-        patched.setattr("lambert.verbs.prepare.Progress.update", strike())
+        patched.setattr(progress, "update", strike())
         last_line(
             lambert("prepare", **flags), 75,
             "Stopped by SIGTERM before the end; no corpus was written. To start again: the same command.",

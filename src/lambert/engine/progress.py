@@ -23,6 +23,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         quiet: Show nothing.
         seconds: Interval between two plain lines.
         done: Units that were done before.
+        summary: Without a terminal, print a last line at the end.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         quiet: bool = False,
         seconds: float = PLAIN_SECONDS,
         done: float = 0,
+        summary: bool = True,
     ) -> None:
         self.total, self.description, self.unit, self.quiet = total, description, unit, quiet
-        self.done, self._before, self._seconds = done, done, seconds
+        self.done, self._before, self._seconds, self._summary = done, done, seconds, summary
         self.details = ""
         self._bar: Bar | None = None
 
@@ -53,8 +55,15 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         if self._bar is not None:
             self._refresh()
             self._bar.stop()
-        elif not self.quiet and kind is None:
+        elif self._summary and not self.quiet and kind is None:
             _say(f"{self._plain()}, done in {duration(time.monotonic() - self._began)}")
+
+    def update(self, description: str, done: float, total: float) -> None:
+        """Shows the work done and the total of a task, which may be another one than before."""
+        if description != self.description:
+            self.description, self._began, self._before = description, time.monotonic(), done
+        self.done, self.total = done, total
+        self.show()
 
     def advance(self, count: float = 1, details: str = "") -> None:
         """Adds `count` units to the work done, and shows `details` (current numbers) beside the bar."""
@@ -114,7 +123,10 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         if self._bar is not None:
             left = self.seconds_left
             shown = "" if left is None else f"{duration(left)} left"
-            self._bar.update(self._bar.task_ids[0], completed=int(self.done), left=shown, details=self.details)
+            self._bar.update(
+                self._bar.task_ids[0], description=self.description, completed=int(self.done),
+                total=None if self.total is None else int(self.total), left=shown, details=self.details,
+            )  # fmt: skip
 
 
 def _say(text: str) -> None:

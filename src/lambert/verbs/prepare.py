@@ -3,21 +3,17 @@
 import time
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
+from lambert.engine.progress import progress
 from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.runs.result import Result, Say, silent
 
 __all__ = ["PrepareConfig", "run"]
 
-INTERVAL = 10.0  # seconds between lines of progress if the output is not a terminal
-
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:
-    """Prepares the corpus and reports what was kept and dropped. On a terminal it shows progress.
+    """Prepares the corpus, shows progress on stderr, and says what was kept and dropped.
 
     Raises SavedAndStopped after a signal.
     """
@@ -27,27 +23,16 @@ def run(config: PrepareConfig, say: Say = silent) -> Result:
 
 
 def _prepare(config: PrepareConfig, say: Say) -> None:
-    console = Console(quiet=say is silent)
     started = time.monotonic()
-    notes: list[str] = []
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("reading", total=None)
-        shown = started
+    phases: set[str] = set()
+    with progress(None, "reading", unit="MB", quiet=say is silent, summary=False) as bar:
 
-        def progress(done: int, total: int, note: str) -> None:
-            nonlocal shown
-            if note not in notes:
-                notes.append(note)
-            bar.update(task, completed=done, total=total, description=note)
-            if not console.is_terminal and time.monotonic() - shown >= INTERVAL:
-                shown = time.monotonic()
-                say(f"{note}: {done / max(total, 1):.0%} of {total / 1e6:.0f} MB")
+        def show(done: int, total: int, phase: str) -> None:
+            phases.add(phase)
+            bar.update(phase, done / 1e6, total / 1e6)
 
-        manifest = prepare(config, progress)
-    if "already prepared" in notes:
+        manifest = prepare(config, show)
+    if phases == {"already prepared"}:
         say(f"already prepared: {config.out}")
     for line in summary(manifest):
         say(line)
