@@ -62,7 +62,7 @@ def test_reaching_is_the_first_sentence_that_reaches(write_corpus, lengths, data
 def test_an_empty_split_is_refused(write_corpus):
     split = write_corpus([[[5]]])
     split.ends, split.documents = split.ends[:0], split.documents[:0]
-    with pytest.raises(DataError, match="holds no sentence"):
+    with pytest.raises(DataError, match="contains no sentences"):
         Outline(split)
 
 

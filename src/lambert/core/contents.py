@@ -99,9 +99,11 @@ def check(files: Sequence[HashedFile], *, whole: bool) -> None:
 
 
 def misfit(value: Any, shape: Any, where: str = "") -> str:
-    """The first place in JSON that is not of a shape, or "" where all is. A shape is `int` (0 to 2^62), `float` (any
-    number), `str`, [shape], or {key: shape} with the keys that must be there, or may be where they end in "?"; {"*":
-    shape} is of any keys."""
+    """Returns the path of the first value in parsed JSON that does not match a shape; "" if all values match.
+
+    A shape is `int` (0 to 2^62), `float` (any number), `str`, [shape of the items], or {key: shape}. A key that ends in
+    "?" is optional; the key "*" stands for all keys. Other keys are ignored.
+    """
     found = ""
     if isinstance(shape, dict) and isinstance(value, dict):
         keys = dict.fromkeys(value, shape["*"]) if "*" in shape else shape

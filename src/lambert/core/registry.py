@@ -149,7 +149,7 @@ def _binds(function: Any, takes: tuple[type, ...]) -> bool:
 def _takes(hint: Any, wanted: type) -> bool:
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     plain = [object if kind is Any else typing.get_origin(kind) or kind for kind in kinds]
-    told = all(inspect.isclass(kind) and not getattr(kind, "_is_protocol", False) for kind in plain)
-    if wanted is object or not told:
+    checkable = all(inspect.isclass(kind) and not getattr(kind, "_is_protocol", False) for kind in plain)
+    if wanted is object or not checkable:
         return True
     return any(issubclass(wanted, kind) or {wanted, kind} <= {int, float} for kind in plain)

@@ -41,7 +41,7 @@ class MaskingConfig:
         )  # fmt: skip
         if self.mask_share + self.random_share > 1 + 1e-9:
             shares = f"masking.mask_share = {self.mask_share} and masking.random_share = {self.random_share}"
-            raise UsageError(f"{shares} are not shares of one whole: choose 0 or more, together at most 1.")
+            raise UsageError(f"{shares} add up to more than 1: choose shares from 0 to 1 whose sum is at most 1.")
 
     def predictions(self, lengths_S: Ints) -> Ints:
         """Returns the number of masked tokens of each sequence [S]: min(max_predictions, max(1, round(rate * length))),

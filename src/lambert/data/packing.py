@@ -93,17 +93,17 @@ class Outline:
         self.document_of = np.asarray(split.documents)
         self.sentences = len(self.ends)
         if not self.sentences:
-            raise DataError(f"{self.name} holds no sentence. Run `lambert prepare` with more text.")
+            raise DataError(f"{self.name} contains no sentences. Run `lambert prepare` with more text.")
         again = "Run `lambert prepare` again."
         if self.ends[0] <= 0 or self.ends[-1] != split.tokens:
-            raise DataError(f"The sentences of {self.name} are not those of its {split.tokens:,} tokens. {again}")
+            raise DataError(f"The sentences of {self.name} do not cover its {split.tokens:,} tokens. {again}")
         firsts = [np.zeros(1, dtype=np.int64)]
         for low in range(1, self.sentences, BLOCK):
             block = self.document_of[low - 1 : low + BLOCK]
             firsts.append(np.flatnonzero(np.diff(block)) + low)
             ends = self.ends[low - 1 : low + BLOCK]
             if (ends[1:] <= ends[:-1]).any():
-                raise DataError(f"The sentences of {self.name} do not end one after the other. {again}")
+                raise DataError(f"The sentences of {self.name} do not end in ascending order. {again}")
         self.first = np.concatenate([*firsts, [self.sentences]])
         """The first sentence of each document, followed by the number of sentences."""
         self.documents = len(self.first) - 1

@@ -149,7 +149,7 @@ def _places(
         while low < high:
             size = source.size(epoch)
             if size < 1:
-                raise DataError(f"Epoch {epoch} of the data has no sequence. Give more data.")
+                raise DataError(f"Epoch {epoch} of the data has no sequences. Provide more data.")
             if low < base + size:
                 numbers = np.arange(low, min(high, base + size)) - base
                 low += len(numbers)

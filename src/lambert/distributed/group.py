@@ -30,7 +30,7 @@ from lambert.core.world import World
 from lambert.distributed.failure_detector import FailureDetector, within_deadline
 from lambert.distributed.launch_environment import ProcessInfo, process_info
 from lambert.distributed.rendezvous import meet, roll_call
-from lambert.engine.device import card_of, device_named
+from lambert.engine.device import device_named, gpu_uuid
 from lambert.engine.device_memory import ran_out
 
 TIMEOUT_SECONDS = 120.0
@@ -221,7 +221,7 @@ def _join(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device,
         problem = error
     seconds = min(timeout, _JOIN_SECONDS)
     store = meet(here, seconds)
-    text, code = roll_call(here, store, where.type, problem, seconds, card=card_of(where))
+    text, code = roll_call(here, store, where.type, problem, seconds, card=gpu_uuid(where))
     if text:
         raise _error_of_peer(text, code)
     try:

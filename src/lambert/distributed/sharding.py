@@ -58,7 +58,7 @@ class Sharded(Optimizer):
         """The optimizer that updates this rank's shard."""
         self._world, self._parameters = world, gradients.parameters
         self._owners = owners([parameter.numel() for parameter in gradients.parameters], world.size)
-        self._slices = self._laid_out(gradients.flat)
+        self._slices = self._layout(gradients.flat)
         self.own = {p for p, owner in zip(self._parameters, self._owners, strict=True) if owner == world.rank}
         """The parameters of this rank's shard."""
         for group in inner.param_groups:
@@ -73,7 +73,7 @@ class Sharded(Optimizer):
         """Bytes of LAMB's or Adam's moments that this rank does not store because other ranks own them."""
         return _MOMENTS * sum(parameter.numel() for parameter in self._parameters if parameter not in self.own)
 
-    def _laid_out(self, flat: Tensor) -> list[tuple[Tensor, list[Tensor], list[Tensor]]]:
+    def _layout(self, flat: Tensor) -> list[tuple[Tensor, list[Tensor], list[Tensor]]]:
         """Returns for each rank its slice of the buffer, its parameters, and a view of that slice per parameter."""
         shares, start = [], 0
         for rank in range(self._world.size):
@@ -118,7 +118,7 @@ class Sharded(Optimizer):
         """Returns the optimizer state by parameter: on rank 0 of all parameters, on other ranks of this rank's shard.
         On rank 0 the state that other ranks own is in host memory. All ranks must call this method."""
         mine = {
-            place: {slot: _described(value) for slot, value in self.state[parameter].items()}
+            place: {slot: _describe(value) for slot, value in self.state[parameter].items()}
             for place, parameter in enumerate(self._parameters)
             if parameter in self.state
         }
@@ -164,13 +164,13 @@ def shard(optimizer: Optimizer, exchange: Exchange, world: World) -> Optimizer:
     """
     if exchange.local:
         raise UsageError(
-            "train.shard_optimizer = true needs exchange.sync_every = 1: between two exchanges every rank updates all "
-            "of its own weights, by all moments. Set one or the other."
+            "train.shard_optimizer = true needs exchange.sync_every = 1: between two exchanges every rank updates "
+            "all of its own weights, with all moments. Unset one of them."
         )
     return Sharded(optimizer, exchange.gradients, world) if isinstance(world, Group) else optimizer
 
 
-def _described(value: Any) -> dict[str, Any]:
+def _describe(value: Any) -> dict[str, Any]:
     if not isinstance(value, Tensor):
         return {"value": value}
     return {"dtype": str(value.dtype), "shape": [*value.shape], "host": value.device.type == "cpu"}

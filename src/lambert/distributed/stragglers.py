@@ -47,7 +47,7 @@ class Stragglers:
         self._named[rank] = self._seen + _SILENCE
         return (
             f"rank {rank} is slow: {1e6 * slowest:,.1f} µs a token, the median is {1e6 * usual:,.1f}; "
-            "the others wait for it"
+            "its peers wait for it"
         )
 
 

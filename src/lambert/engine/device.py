@@ -52,12 +52,12 @@ def keep_current_gpu() -> Iterator[None]:
             torch.cuda.set_device(before)
 
 
-def card_of(device: torch.device) -> str:
+def gpu_uuid(device: torch.device) -> str:
     """Returns the GPU's UUID, which is unique across nodes too; "" for other devices."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def sent(values: Sequence[float], device: torch.device) -> Tensor:
+def on_device(values: Sequence[float], device: torch.device) -> Tensor:
     """Returns the values as a tensor [n] on the device, in torch's default type for them. The copy to a GPU is from
     pinned memory, so the host does not wait."""
     tensor = torch.tensor(values)

@@ -66,7 +66,7 @@ class Exchange:
         Args:
             losses_SK: Losses of this rank's shares S by objective K.
             seconds: Time of this rank's passes.
-            told: Flags of this rank.
+            flags: Flags of this rank.
 
         Returns the losses [K] summed over the shares of all ranks; for each rank [2, W] 1 + the number of the first
         parameter whose own gradient was not finite on that rank (0: none), and its `seconds`; and for each flag whether

@@ -50,16 +50,16 @@ class Incidents:
         try:
             with self._path.open("a+b") as file:
                 if self._rows < 0:
-                    self._rows = _mended(file)
+                    self._rows = _repair(file)
                 if self._rows >= MAX_ROWS or file.tell() >= MAX_BYTES:
                     self._open = False
-                    _log.warning("%s is full: what goes wrong from here on is not written there.", self._path)
+                    _log.warning("%s is full: further incidents are not written.", self._path)
                     return
                 file.write(json.dumps(self._row(incident)).encode() + b"\n")
                 self._rows += 1
         except OSError as error:
             self._open = False
-            _log.warning("%s cannot be written: %s. The run goes on without it.", self._path, error.strerror)
+            _log.warning("%s cannot be written: %s. The run continues without it.", self._path, error.strerror)
 
     def _row(self, incident: Incident) -> dict[str, Any]:
         epochs_S, indices_S = (places_S.tolist() for places_S in self._samples(incident.step - 1))
@@ -78,7 +78,7 @@ class Incidents:
         }
 
 
-def _mended(file: IO[bytes]) -> int:
+def _repair(file: IO[bytes]) -> int:
     """Returns the number of rows in the file. Appends a newline if a killed process left the last row incomplete."""
     file.seek(0)
     before = file.read()

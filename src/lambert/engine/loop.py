@@ -17,7 +17,7 @@ from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
 from lambert.core.world import World
-from lambert.engine.device import Reading, Stopwatch, sent
+from lambert.engine.device import Reading, Stopwatch, on_device
 from lambert.engine.device_memory import ran_out
 from lambert.engine.exchange import Exchange
 from lambert.engine.precision import Precision
@@ -141,8 +141,8 @@ def _accumulate(
     """Adds this rank's gradients to the buffer, and the contribution of each of its shares S to the mean losses to
     `losses_SK`."""
     own = [update.counts.get(name, 0) for name in _objectives(net)]
-    counts_K = sent([max(1, count) for count in counts], world.device)
-    divisors_K = sent([max(1, n) for n in own], world.device) if exchange.local else counts_K
+    counts_K = on_device([max(1, count) for count in counts], world.device)
+    divisors_K = on_device([max(1, n) for n in own], world.device) if exchange.local else counts_K
     compute = replace(precision.compute, gradients=exchange.gradients)
     last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
     for place, share in enumerate(update.shares):
@@ -229,7 +229,7 @@ def _extent(update: Update) -> tuple[int, int]:
 def _explained(number: int, tokens: int, longest: int, world: World) -> str:
     advice = "Lower train.micro_tokens: the batch size stays the same."
     if tokens <= longest:
-        advice = "One sequence alone does not fit: shorten the sequences, or take a smaller model."
+        advice = "One sequence alone does not fit: shorten the sequences, or choose a smaller model."
     return (
         f"Out of memory on {world.device} in update {number + 1}, with micro-batches of up to {tokens:,} tokens "
         f"(longest sequence: {longest}). {advice}"

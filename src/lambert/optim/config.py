@@ -66,7 +66,7 @@ class OptimConfig:
         if self.warmup_steps and self.warmup_ratio:
             raise UsageError(
                 f"optim.warmup_steps = {self.warmup_steps} and optim.warmup_ratio = {self.warmup_ratio} are both set: "
-                "drop one."
+                "unset one."
             )
 
     def at_batch(self, batch_size: int) -> Self:

@@ -52,7 +52,7 @@ class Sample:
         """Samples sequences spread evenly over the first epoch."""
         size = source.size(0)
         if size < 1:
-            raise DataError("Epoch 0 of the data has no sequence. Give more data.")
+            raise DataError("Epoch 0 of the data has no sequences. Provide more data.")
         indices_S = np.unique(np.arange(_SAMPLED) * size // _SAMPLED)
         lengths_S = source.lengths(np.zeros_like(indices_S), indices_S)
         long_S = indices_S[np.argsort(lengths_S, kind="stable")[-_COLLATED:]]

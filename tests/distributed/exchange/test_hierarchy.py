@@ -32,7 +32,7 @@ def ranks_of_a_machine_are_next_to_one_another(group: ProcessGroup) -> None:
     local, leaders = nodes(4, 2)
     assert dist.get_process_group_ranks(local) == [rank // 2 * 2, rank // 2 * 2 + 1]
     assert (None if leaders is None else dist.get_process_group_ranks(leaders)) == ([0, 2] if rank % 2 == 0 else None)
-    with pytest.raises(UsageError, match="whole machines of 3"):
+    with pytest.raises(UsageError, match="cannot be divided into nodes of 3"):
         nodes(4, 3)
 
 

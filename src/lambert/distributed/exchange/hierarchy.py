@@ -64,7 +64,8 @@ def nodes(
     """
     if local_size < 1 or world_size % local_size:
         raise UsageError(
-            f"{world_size} ranks are not whole machines of {local_size}: start as many on each, or sum in one step."
+            f"{world_size} ranks cannot be divided into nodes of {local_size}: start equally many ranks on each node, "
+            "or set exchange.nodes = 'off'."
         )
     rank, firsts, patience = dist.get_rank(), range(0, world_size, local_size), timedelta(seconds=timeout)
     locals_ = [dist.new_group([*range(first, first + local_size)], timeout=patience) for first in firsts]

@@ -51,7 +51,7 @@ class Quantized:
                 return the same bits.
         """
         if bits not in _BLOCKS:
-            raise UsageError(f"Gradients travel in 8 or 4 bits an element, not {bits}.")
+            raise UsageError(f"Gradients are sent in 8 or 4 bits per element, not {bits}.")
         block = _BLOCKS[bits] if block is None else block
         if block < 4 or block % 4:
             raise UsageError(f"Blocks of gradients are multiples of 4 elements, not {block}: try {_BLOCKS[bits]}.")

@@ -165,7 +165,7 @@ class Butterfly(Exact):
         if self._size & (self._size - 1):
             below = 1 << (self._size.bit_length() - 1)
             raise UsageError(
-                f"A sum that is the same on any number of ranks needs a power of two of them, not {self._size}: "
+                f"train.deterministic needs a number of ranks that is a power of two, not {self._size}: "
                 f"start {below} or {2 * below}."
             )
         self._scratch = Scratch()
@@ -240,7 +240,7 @@ class Residuals:
                 if total.shape != view.shape:
                     raise DataError(
                         f"The checkpoint's residual of {name} is {[*total.shape]} where its parameter is "
-                        f"{[*view.shape]}: it is another model's. Start from the weights alone."
+                        f"{[*view.shape]}: it belongs to another model. Start from the weights only."
                     )
                 view.copy_(total).div_(size)
 

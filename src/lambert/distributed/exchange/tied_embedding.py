@@ -31,7 +31,7 @@ class TiedEmbedding:
         self._dense_count = 0
         self._rows: list[tuple[Tensor, Tensor]] = []
         self._rows_count = 0
-        self._gathered: list[tuple[Tensor, Tensor]] = []
+        self._gathered_rows: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
         """Called before the first backward pass of an update."""
@@ -47,8 +47,8 @@ class TiedEmbedding:
         if self.active:
             if self._dense_count > 1:
                 raise MachineError(
-                    "The token table has a second dense gradient in this update, and had one in the first: a net that "
-                    "changes what it computes cannot send it ahead. Train with train.deterministic, which does not."
+                    "The token table received two dense gradients in this update, but one in the first update. A net "
+                    "that changes what it computes needs train.deterministic = true."
                 )
             self._ready()
 
@@ -65,19 +65,19 @@ class TiedEmbedding:
     def gather(self) -> None:
         """Called after the last backward pass: gathers the rows of all ranks while the dense part may still be sent."""
         self._gradients.watch(self._table, None)
-        self._gathered, self.finite = [], True
+        self._gathered_rows, self.finite = [], True
         if self.active is None:
             alike = int(self._dense_count == 1 and self._rows_count > 0)
             self.active = self._world.add([alike])[0] == self._world.size
         elif self.active:
             ids_U, rows_UD = self._summed()
             self.finite = bool(torch.isfinite(rows_UD.sum()))
-            self._gathered = self._all_gather(ids_U, rows_UD)
+            self._gathered_rows = self._all_gather(ids_U, rows_UD)
 
     def add_to(self, grad_VD: Tensor) -> None:
         """Adds the rows of all ranks, in the order of ranks, to the sum of the dense parts."""
-        for theirs_U, theirs_UD in self._gathered:
-            grad_VD.index_add_(0, theirs_U, theirs_UD)
+        for rank_U, rank_UD in self._gathered_rows:
+            grad_VD.index_add_(0, rank_U, rank_UD)
 
     def _summed(self) -> tuple[Tensor, Tensor]:
         """Returns this rank's row ids [U], each once, and the sum of the gradients of each row [U, D]."""
@@ -101,6 +101,6 @@ class TiedEmbedding:
         with self._world.collective("gathering rows of the token table"):
             torch.distributed.all_gather([*all_WUE], own_UE)
         return [
-            (theirs_UE[:count, -1].contiguous().view(torch.int32), theirs_UE[:count, :-1])
-            for theirs_UE, count in zip(all_WUE, counts, strict=True)
+            (rank_UE[:count, -1].contiguous().view(torch.int32), rank_UE[:count, :-1])
+            for rank_UE, count in zip(all_WUE, counts, strict=True)
         ]
