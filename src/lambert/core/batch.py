@@ -8,7 +8,7 @@ Shape legend, used as suffixes of names in the whole project:
     F  width of the feed-forward layer M  tokens of one sequence
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -37,10 +37,6 @@ class Target:
     def count(self) -> int:
         """Number of targets. The summed loss is divided by its sum over the whole global batch."""
         return self.at_N.shape[0]
-
-    def to(self, device: torch.device) -> "Target":
-        """Returns the targets on `device`."""
-        return Target(self.at_N.to(device, non_blocking=True), self.labels_N.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +76,17 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Returns the batch on `device`; the batch itself if it is already there."""
-        if self.ids_T.device == device:
-            return self
-        return Batch(
-            self.ids_T.to(device, non_blocking=True),
-            self.types_T.to(device, non_blocking=True),
-            self.positions_T.to(device, non_blocking=True),
-            self.bounds_S1.to(device, non_blocking=True),
-            self.longest,
-            {name: target.to(device) for name, target in self.targets.items()},
-            self.compute,
+        return self if self.ids_T.device == device else self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Returns the batch with `function` applied to each of its tensors."""
+        return replace(
+            self,
+            ids_T=function(self.ids_T),
+            types_T=function(self.types_T),
+            positions_T=function(self.positions_T),
+            bounds_S1=function(self.bounds_S1),
+            targets={name: Target(function(t.at_N), function(t.labels_N)) for name, t in self.targets.items()},
         )
 
     def with_compute(self, compute: Compute) -> "Batch":

@@ -3,14 +3,14 @@ so other code needs no branch for it; `distributed.group.Group` has the same int
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from lambert.core.batch import Batch, Target
+from lambert.core.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class World:
 
     def put(self, batch: Batch) -> Batch:
         """Returns the batch on this world's device. A copy to a GPU is from pinned memory: the host does not wait."""
-        return (_pinned(batch) if self.device.type == "cuda" else batch).to(self.device)
+        return (batch.map(Tensor.pin_memory) if self.device.type == "cuda" else batch).to(self.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sums `tensor` over all ranks (all-reduce), in place, and returns it."""
@@ -90,17 +90,3 @@ class World:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _pinned(batch: Batch) -> Batch:
-    return replace(
-        batch,
-        ids_T=batch.ids_T.pin_memory(),
-        types_T=batch.types_T.pin_memory(),
-        positions_T=batch.positions_T.pin_memory(),
-        bounds_S1=batch.bounds_S1.pin_memory(),
-        targets={
-            name: Target(target.at_N.pin_memory(), target.labels_N.pin_memory())
-            for name, target in batch.targets.items()
-        },
-    )

@@ -54,17 +54,13 @@ class Gradients:
         """The P trained parameters."""
         if len({(parameter.dtype, parameter.device) for parameter in self.parameters}) != 1:
             raise UsageError("All trained parameters must be of one type and on one device, and there must be some.")
-        starts = [0]
+        starts = self._starts = [0]
         for parameter in self.parameters:
             starts.append(starts[-1] + -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT)
         self.flat = self.parameters[0].new_zeros(starts[-1], requires_grad=False)
         """All gradients, concatenated, with zeros in the alignment gaps."""
-        self.views = [
-            self.flat[start : start + parameter.numel()].view(parameter.shape)
-            for start, parameter in zip(starts[:-1], self.parameters, strict=True)
-        ]
+        self.views = self.views_of(self.flat)
         """The P gradients in the shapes of their parameters."""
-        self._starts = starts
         self._places: dict[Tensor, Tensor] = {}  # views of the parameters whose gradients a backward pass may write
         self._watches: dict[Tensor, TableWatch] = {}
         self._gaps = [
@@ -72,6 +68,11 @@ class Gradients:
             for start, end, parameter in zip(starts, starts[1:], self.parameters, strict=False)
             if start + parameter.numel() < end
         ]
+
+    def views_of(self, flat: Tensor) -> list[Tensor]:
+        """Returns P views of `flat`, a tensor with the layout of the buffer, in the shapes of the parameters."""
+        starts = zip(self._starts, self.parameters, strict=False)
+        return [flat[start : start + parameter.numel()].view(parameter.shape) for start, parameter in starts]
 
     def clear(self) -> None:
         """Resets all gradients to zero. On a CPU, where an update is limited by memory bandwidth, nothing is written:

@@ -24,19 +24,21 @@ class LocalSGD(DistributedExchange):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._anchor: Tensor | None = None
-        self._apart = self._met = False
+        self._weights_differ = self._exchanged = False
 
     @property
     def seconds(self) -> tuple[float, float]:
-        return super().seconds if self._met else (0.0, 0.0)
+        return super().seconds if self._exchanged else (0.0, 0.0)
 
     def attach(self) -> None:
         super().attach()
-        self._anchor = self._anchored()
+        self._anchor = torch.zeros_like(self.gradients.flat)
+        for parameter, view in zip(self.gradients.parameters, self.gradients.views_of(self._anchor), strict=True):
+            view.copy_(parameter.detach())
 
     def begin(self, update: int, scale: Callable[[], float]) -> None:
         super().begin(update, lambda: 1.0)  # changes of weights have no loss scale
-        self._met = False
+        self._exchanged = False
 
     def last_pass(self) -> None:
         """Does nothing: gradients are not exchanged."""
@@ -51,13 +53,13 @@ class LocalSGD(DistributedExchange):
         return self.world.sum(norms_P.clone()) / self.world.size
 
     def end_update(self, updates: int) -> None:
-        self._apart = True
+        self._weights_differ = True
         if updates % self._config.sync_every == 0:
             self._average()
 
     def average_residuals(self, optimizer: Optimizer) -> None:
         """Averages the weights, the optimizer's moments and the residuals over the ranks."""
-        if self._apart:
+        if self._weights_differ:
             self._average()
         super().average_residuals(optimizer)
         for slots in optimizer.state.values():
@@ -67,7 +69,7 @@ class LocalSGD(DistributedExchange):
 
     def abort_update(self) -> None:
         """Averages weights that differ between ranks, because the next `attach` assumes that they are equal."""
-        if self._apart:
+        if self._weights_differ:
             self._average()
 
     @torch.no_grad()
@@ -75,22 +77,13 @@ class LocalSGD(DistributedExchange):
         """Sets weights = anchor + mean over ranks of (weights - anchor); the anchor is the weights at the last
         exchange. The changes are sent in the gradient buffer, whose gradients are no longer needed."""
         assert self._anchor is not None
-        self._met = True
-        flat, self._apart = self.gradients.flat, False
+        self._exchanged = True
+        flat, self._weights_differ = self.gradients.flat, False
         flat.zero_()
         for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
             view.copy_(parameter)
         flat.sub_(self._anchor)
         super().finish()
         self._anchor.add_(flat, alpha=1 / self.world.size)
-        start = flat.storage_offset()
-        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
-            offset = view.storage_offset() - start
-            parameter.copy_(self._anchor[offset : offset + view.numel()].view_as(parameter))
-
-    def _anchored(self) -> Tensor:
-        anchor = torch.zeros_like(self.gradients.flat)
-        for parameter, view in zip(self.gradients.parameters, self.gradients.views, strict=True):
-            offset = view.storage_offset() - self.gradients.flat.storage_offset()
-            anchor[offset : offset + view.numel()].copy_(parameter.detach().flatten())
-        return anchor
+        for parameter, view in zip(self.gradients.parameters, self.gradients.views_of(self._anchor), strict=True):
+            parameter.copy_(view)
