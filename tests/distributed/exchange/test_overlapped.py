@@ -57,7 +57,7 @@ def stop_requested(world: World) -> Any:
         found.append((step.stop_requested, step.stop_requested and stop.agreed(world), stop.reason))
         if step.index == 1 and world.rank == world.size - 1:
             with contextlib.suppress(Interrupted):
-                stop._ask(signal.SIGTERM, None)
+                stop._handle(signal.SIGTERM, None)
     return found
 
 
