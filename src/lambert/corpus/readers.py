@@ -4,7 +4,6 @@ Memory is bounded: a document longer than `PIECE` bytes is yielded in several pi
 else of a line, else of a word. A document that cannot be read is yielded as a piece with an `error`.
 """
 
-import importlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError
+from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import markup
 from lambert.corpus.streams import BLOCK, Stream, is_damage, unpacked
@@ -95,25 +95,12 @@ def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise UsageError("Reading Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
-    arrow_error: type[Exception] = importlib.import_module("pyarrow").ArrowException
     number = 0
     try:
-        table = parquet.ParquetFile(stream)
-        names = table.schema_arrow.names
-        if layout.text_field not in names:
-            yield Piece("", "row 1", error=f"has no column {layout.text_field!r} (columns: {', '.join(names)})")
-            return
-        for rows in table.iter_batches(batch_size=256, columns=[layout.text_field], use_threads=False):
-            for text in rows.column(0).to_pylist():
-                number += 1
-                yield _field({layout.text_field: text}, layout.text_field, f"row {number}")
-    except arrow_error as error:
-        reason = " ".join(str(error).split())
-        yield Piece("", f"row {number + 1}", error=f"is damaged or not Parquet ({reason})")
+        for number, row in enumerate(parquet_rows(stream, layout.text_field), 1):
+            yield _field(row, layout.text_field, f"row {number}")
+    except NotParquet as error:
+        yield Piece("", f"row {number + 1}", error=str(error))
 
 
 READERS: dict[str, Callable[[BinaryIO, Layout], Iterator[Piece]]] = {

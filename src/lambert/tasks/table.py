@@ -3,18 +3,19 @@
 import bz2
 import csv
 import gzip
+import io
 import lzma
 import math
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, BinaryIO, cast
 
 from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import nearest
 from lambert.core.unsupported import refuse_archive, refuse_arrow
 from lambert.tasks.config import Columns
@@ -22,6 +23,9 @@ from lambert.tasks.task import Row, json_row, whole_text
 
 _CONLL = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2")
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_UNPACKED_BYTES, _UNPACKED_RATIO = 64 << 20, 200
+"""The larger of these bytes and so many times the bytes of a compressed file may be read from it. Text has 2 to 10
+times."""
 
 
 @contextmanager
@@ -31,13 +35,49 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     refuse_arrow(path)
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            yield file
+            yield io.BufferedReader(_Unpacked(file, path), 1 << 17) if path.suffix in _OPENERS else file
     except FileNotFoundError as error:
         raise DataError(f"No such file: {path}.") from error
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path} is truncated or damaged ({error}). Download or copy it again.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+class _Unpacked(io.RawIOBase):
+    """A decompressed file. Raises DataError where it is so much larger than the file that it can only be meant to fill
+    the memory."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file, self._path = file, path
+        self._limit = max(_UNPACKED_BYTES, _UNPACKED_RATIO * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self._check()
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        found = self._file.seek(offset, whence)
+        self._check()
+        return found
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def _check(self) -> None:
+        if self._file.tell() > self._limit:
+            raise DataError(
+                f"{self._path} has more than {self._limit:,} bytes when it is unpacked, {_UNPACKED_RATIO} times its "
+                "size, which labelled data never have. If they are meant, unpack the file first."
+            )
 
 
 def kind(path: Path) -> str:
@@ -94,7 +134,7 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         return
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with opened(path) as file:
-        reader = csv.reader(TextIOWrapper(cast(Any, file), encoding="utf-8-sig", newline=""), strict=True)
+        reader = csv.reader(io.TextIOWrapper(cast(Any, file), encoding="utf-8-sig", newline=""), strict=True)
         try:
             for row in reader:
                 if row:
@@ -133,19 +173,12 @@ def _read_json(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
 
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UsageError(f"{path}: reading Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
-    number = 0
     with opened(path) as file:
         try:
-            for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:row {number}", row
-        except pyarrow.lib.ArrowException as error:
-            raise DataError(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}") from error
+            for number, row in enumerate(parquet_rows(cast(BinaryIO, file)), 1):
+                yield f"{path}:row {number}", row
+        except NotParquet as error:
+            raise DataError(f"{path} {error}.") from error
 
 
 def column(row: Row, name: str, setting: str, place: str) -> Any:

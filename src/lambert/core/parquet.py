@@ -1,0 +1,69 @@
+"""Rows of Parquet files, in memory that the size of the file explains."""
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from lambert.core.errors import UsageError
+
+_ROWS = 256
+_MEMORY = 64 << 20
+"""Bytes that the rows of one batch may have, if one row has not more."""
+_RATIO = 200
+"""A column may have so many times the bytes of the file when it is decompressed, if that is more than _MEMORY. Text
+has 2 to 10 times."""
+
+
+class NotParquet(Exception):
+    """Why a file cannot be read as Parquet, in one line."""
+
+
+def parquet_rows(stream: BinaryIO, column: str = "") -> Iterator[dict[str, Any]]:
+    """Yields the rows of a Parquet file as dictionaries, with all columns or one. Raises NotParquet, and UsageError if
+    pyarrow is not installed.
+
+    A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which every
+    row refers. The first is refused. For the second, the number of rows in a batch follows from the longest text.
+    """
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise UsageError("Reading Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
+    try:
+        file = parquet.ParquetFile(stream)
+        names = file.schema_arrow.names
+        if column and column not in names:
+            raise NotParquet(f"has no column {column!r} (columns: {', '.join(names)})")
+        _check_sizes(file, stream)
+        leaves = [file.schema.column(number) for number in range(len(file.schema))]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level]
+        dictionaries = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=texts)
+        chosen: dict[str, Any] = {"columns": [column] if column else None, "use_threads": False}
+        for group in range(file.num_row_groups):
+            first = next(dictionaries.iter_batches(1, row_groups=[group], **chosen), None)
+            longest = max((_longest(values) for values in first.columns), default=0) if first is not None else 0
+            size = max(1, min(_ROWS, _MEMORY // max(longest, 1)))
+            for batch in file.iter_batches(size, row_groups=[group], **chosen):
+                yield from batch.to_pylist()
+    except arrow.ArrowException as error:
+        raise NotParquet(f"is damaged or no Parquet ({' '.join(str(error).split())})") from error
+
+
+def _check_sizes(file: Any, stream: BinaryIO) -> None:
+    bytes_of_file = stream.seek(0, os.SEEK_END)
+    for group in map(file.metadata.row_group, range(file.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            size = chunk.total_uncompressed_size
+            if size > max(_MEMORY, _RATIO * bytes_of_file):
+                raise NotParquet(
+                    f"has a column, {chunk.path_in_schema!r}, of {size:,} bytes in a file of {bytes_of_file:,}: it is "
+                    "not read, since no text is so repetitive. If it is meant, write it without compression"
+                )
+
+
+def _longest(values: Any) -> int:
+    """Returns the bytes of the longest text in the dictionary of a column; 0 if the column has no dictionary."""
+    compute = importlib.import_module("pyarrow.compute")
+    dictionary = getattr(values, "dictionary", None)
+    return compute.max(compute.binary_length(dictionary)).as_py() or 0 if dictionary is not None else 0

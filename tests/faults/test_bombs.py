@@ -1,0 +1,111 @@
+"""Small files that hold very much when they are decompressed: read in bounded memory, or refused in one line."""
+
+import bz2
+import gzip
+import importlib
+import json
+import lzma
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BYTES = 100 * 10**6
+"""Of each bomb, decompressed."""
+READ_TEXT = """
+from lambert.corpus.readers import Layout, read
+def read_all(path):
+    return [piece.error for piece in read(path, Layout()) if piece.error]
+"""
+READ_LABELLED = """
+from lambert.core.errors import DataError
+from lambert.tasks.config import Columns
+from lambert.tasks.squad_text import read_squad
+from lambert.tasks.table import read_rows
+def read_all(path):
+    try:
+        read_squad(path) if ".json." in path.name else sum(1 for _ in read_rows(path, Columns()))
+    except DataError as error:
+        return [str(error)]
+"""
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+before = peak()
+print(json.dumps([[path.name, read_all(path), peak() - before] for path in map(Path, sys.argv[1:])]))
+"""
+
+
+def zstd_open(path: Path, mode: str) -> Any:
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name).open(path, mode)
+        except ImportError:
+            continue
+    raise AssertionError("the tests need backports.zstd")
+
+
+OPEN: dict[str, Callable[[Path, str], Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open, "zst": zstd_open}
+
+
+def bomb(path: Path, begin: bytes = b"") -> Path:
+    """Writes one line of BYTES letters, compressed as the name says."""
+    with OPEN[path.suffix[1:]](path, "wb") as file:
+        file.write(begin)
+        for _ in range(BYTES // 10**6):
+            file.write(b"a" * 10**6)
+    return path
+
+
+def parquet_bombs(folder: Path) -> list[Path]:
+    """A text of BYTES letters; and one of 20 MB in a dictionary to which 100 rows refer."""
+    import pyarrow
+    import pyarrow.parquet
+
+    one, many = folder / "one.parquet", folder / "many.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a" * BYTES]}), one, compression="zstd")
+    text = pyarrow.array(["a" * (20 * 10**6)]).dictionary_encode().take(pyarrow.array([0] * 100))
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), many, compression="zstd", store_schema=False)
+    return [one, many]
+
+
+def measured(read: str, *paths: Path) -> dict[str, tuple[list[str], int]]:
+    """What was said of each file, and by how many megabytes the memory had grown after it."""
+    command = [sys.executable, "-c", read + MEASURE, *map(str, paths)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return {name: (said, grown) for name, said, grown in json.loads(done.stdout)}
+
+
+def test_raw_text(tmp_path: Path) -> None:
+    texts = [bomb(tmp_path / f"a.txt.{suffix}") for suffix in OPEN]
+    found = measured(READ_TEXT, *texts, bomb(tmp_path / "a.jsonl.gz", b'{"text": "'))
+    assert all(grown < 60 for name, (_, grown) in found.items() if "txt" in name), found
+    assert all(said == [] for name, (said, _) in found.items() if "txt" in name)
+    said, grown = found["a.jsonl.gz"]
+    assert said == ["is longer than 64 MiB"]
+    assert grown < 250
+
+
+def test_labelled(tmp_path: Path) -> None:
+    names = ("rows.tsv.gz", "rows.csv.bz2", "rows.jsonl.xz", "rows.json.gz")
+    found = measured(READ_LABELLED, *(bomb(tmp_path / name) for name in names))
+    for name, (said, grown) in found.items():
+        (line,) = said
+        assert line.startswith(f"{tmp_path / name} has more than 67,108,864 bytes when it is unpacked"), line
+        assert grown < 300, found
+
+
+@pytest.mark.parametrize("read", [READ_TEXT, READ_LABELLED], ids=["text", "labelled"])
+def test_parquet(read: str, tmp_path: Path) -> None:
+    found = measured(read, *parquet_bombs(tmp_path))
+    (said,) = found["one.parquet"][0]
+    assert "has a column, 'text', of 100,000,0" in said
+    assert not found["many.parquet"][0]
+    assert found["many.parquet"][1] < 600, found
