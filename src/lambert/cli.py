@@ -288,7 +288,7 @@ def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> C
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and Path(tokens[1]) != recipe:
-            raise _stray(tokens, str(recipe))
+            raise _stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe))
         return run(config or kind(), say=_SAY)
 
     def with_runs(runs: Runs, /, *, config: Any) -> Any:

@@ -99,6 +99,11 @@ def test_command_lines(parse: Lambert) -> None:
     check()
 
 
+@pytest.mark.parametrize("word", ["", ".", "a//b", "a/./b", "./", "a/"])
+def test_words_that_are_another_path(word: str, parse: Lambert) -> None:
+    answered(parse("prepare", "--input=t", "--out=o", word))
+
+
 plain = st.one_of(
     st.integers(), st.floats(), st.booleans(), st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=6),
     st.sampled_from(["auto", "nan", "float32"]),
