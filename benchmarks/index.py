@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lambert.core.shards import FORMAT_VERSION, Split
+from lambert.core.shards import FORMAT_VERSION, Split, SplitWriter
 from lambert.core.specials import Specials
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
@@ -52,10 +52,11 @@ def write(folder: Path, sentences: int) -> dict[str, int]:
             tokens, documents = int(rows[-1, 0]), int(rows[-1, 1]) + 1
     with (train / "00000.bin").open("wb") as out:
         out.truncate(2 * tokens)
-    shards = [{"file": "00000.bin", "tokens": tokens, "bytes": 2 * tokens}]
+    shards = [{"file": "00000.bin", "tokens": tokens, "bytes": 2 * tokens, "sha256": ""}]
     counts = {"documents": documents, "sentences": sentences, "tokens": tokens}
     manifest = {"format_version": FORMAT_VERSION, "vocabulary": VOCABULARY, "tokenizer_sha256": ""}
-    manifest |= {"splits": {"train": {**counts, "shards": shards}}}
+    written = {**counts, "shards": shards, "index_sha256": ""}
+    manifest |= {"splits": {"train": written, "heldout": SplitWriter(folder / "heldout", VOCABULARY).close()}}
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     return counts
 

@@ -333,3 +333,12 @@ def test_found_before(found: str, tokenizer: Any, tmp_path: Path) -> None:
         create(configured(name), tokenizer).read(path)
     one_line(refused.value, path)
     assert said in str(refused.value)
+
+
+def test_a_parquet_file_whose_pages_are_overwritten(tokenizer: Any, tmp_path: Path) -> None:
+    """pyarrow's error is an OSError of several lines."""
+    path, content = tmp_path / "rows.parquet", parquet([("a", "b")])
+    path.write_bytes(content[:4] + bytes(60) + content[64:])
+    with pytest.raises(DataError) as refused:
+        create(configured("classify"), tokenizer).read(path)
+    one_line(refused.value, path)

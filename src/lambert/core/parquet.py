@@ -46,7 +46,9 @@ def parquet_rows(stream: BinaryIO, column: str = "") -> Iterator[dict[str, Any]]
             size = max(1, min(_ROWS, _MEMORY // max(longest, 1)))
             for batch in file.iter_batches(size, row_groups=[group], **chosen):
                 yield from batch.to_pylist()
-    except arrow.ArrowException as error:
+    except (arrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk
         raise NotParquet(f"is damaged or no Parquet ({' '.join(str(error).split())})") from error
 
 
