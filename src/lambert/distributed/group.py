@@ -58,11 +58,13 @@ def detect(device: str = "auto", timeout: float = TIMEOUT_SECONDS) -> World:
     here = process_info()
     if here.size == 1:
         return World(device=device_named(device, here.local_rank), reason=here.reason)
+    owner = not torch.distributed.is_initialized()
     where, store = _join(here, device, timeout)
     detector = FailureDetector(store, here.rank, here.size)
     group = Group(
-        here.rank, here.size, here.local_rank, here.local_size, where, here.reason, timeout, detector=detector
-    )
+        here.rank, here.size, here.local_rank, here.local_size, where, here.reason, timeout, detector=detector,
+        owner=owner,
+    )  # fmt: skip
     equal = group.largest(here.local_size) == -group.largest(-here.local_size)
     return group if equal else replace(group, local_size=1)
 
@@ -79,6 +81,8 @@ class Group(World):
     """Reports which ranks left, and why."""
     timeout: float = TIMEOUT_SECONDS
     """How long a collective waits, in seconds."""
+    owner: bool = True
+    """Whether `close` destroys torch's default process group: not if it existed before."""
 
     def sum(self, tensor: Tensor) -> Tensor:
         with self.collective("summing"):
@@ -175,7 +179,8 @@ class Group(World):
 
     def close(self) -> None:
         self.detector.stop()
-        torch.distributed.destroy_process_group()
+        if self.owner:
+            torch.distributed.destroy_process_group()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -217,6 +222,8 @@ def _join(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device,
     where, problem = torch.device("cpu"), None
     try:
         where = device_named(device, here.local_rank)
+        if torch.distributed.is_initialized():
+            _check_process_group(here, where)
     except UsageError as error:
         problem = error
     seconds = min(timeout, _JOIN_SECONDS)
@@ -224,6 +231,8 @@ def _join(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device,
     text, code = roll_call(here, store, where.type, problem, seconds, card=gpu_uuid(where))
     if text:
         raise _error_of_peer(text, code)
+    if torch.distributed.is_initialized():
+        return where, store
     try:
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo",
@@ -239,6 +248,23 @@ def _join(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device,
             f"{_summary(error)}. Does a firewall block connections between the nodes?"
         ) from error
     return where, store
+
+
+def _check_process_group(here: ProcessInfo, device: torch.device) -> None:
+    """Raises UsageError if Lambert cannot use torch's default process group, which the calling program, such as a
+    worker of Ray Train, has initialized."""
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if (rank, size) != (here.rank, here.size):
+        raise UsageError(
+            f"torch's process group has rank {rank} of {size} here, and {here.reason} says rank {here.rank} of "
+            f"{here.size}: make them agree, or let Lambert initialize the group."
+        )
+    backends = torch.distributed.get_backend_config()
+    if device.type == "cuda" and not ("cpu:" in backends and "cuda:" in backends):
+        raise UsageError(
+            f"torch's process group has the backend {backends}, and Lambert communicates between CPUs too: initialize "
+            "it with cpu:gloo,cuda:nccl (in Ray Train: TorchConfig(backend=...))."
+        )
 
 
 def _reason(error: BaseException) -> str:
