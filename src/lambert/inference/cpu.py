@@ -106,7 +106,7 @@ def for_cpu(model: Model, kind: Kind) -> Model:
     """Converts the model in place for inference on a CPU, and returns it. It cannot be trained any more.
 
     Embeddings, norms and heads become bfloat16, or float32 with int8 weights. Raises as `check` does, and UsageError
-    for blocks other than "bert".
+    for blocks and families without such an encoder.
     """
     check(kind)
     convert = family_of(model.config).for_cpu

@@ -1,4 +1,4 @@
-"""The settings of an encoder, and the published sizes."""
+"""Settings of an encoder, and the published sizes of BERT."""
 
 from dataclasses import dataclass
 from typing import Any

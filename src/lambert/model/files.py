@@ -1,7 +1,7 @@
-"""The tensors of a model folder as they lie in its files: one file, several with an index, or PyTorch's own format.
+"""Reads the tensors of a model folder: from one safetensors file, several with an index, or PyTorch's own format.
 
-Nothing here runs code from a file, and nothing takes more memory than the files' own size: safetensors, whose header is
-checked against the file, or `pytorch_model.bin` read with `weights_only` and checked for storage that is not there.
+No code from a file is executed, and no more memory is allocated than the size of the files: safetensors checks its
+header against the file, and `pytorch_model.bin` is read with `weights_only` and checked for missing storage.
 """
 
 import hashlib
@@ -29,12 +29,14 @@ _DAMAGE = (
     safetensors.SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, OSError,
     ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, AssertionError, NotImplementedError,
 )  # fmt: skip
-"""What the libraries raise for files that are damaged or made to do harm; torch's reader has no error of its own."""
+"""Exceptions of the libraries for damaged or malicious files. torch has no exception class of its own for them."""
 
 
 def read(folder: Path) -> tuple[Tensors, Path]:
-    """The tensors of a model folder by the names in the file, and the file or the index. Raises DataError where there
-    is none or one is damaged."""
+    """Returns the tensors of a model folder by their names in the file, and the path of the file or of the index.
+
+    Raises DataError if there is no file, or if one is damaged.
+    """
     for name, reader in {WEIGHTS: _safetensors, INDEX: _shards, PICKLED: _pickled}.items():
         path = Path(folder) / name
         if path.is_file():
@@ -43,7 +45,7 @@ def read(folder: Path) -> tuple[Tensors, Path]:
 
 
 def fingerprint(folder: Path) -> str:
-    """The SHA-256 of the files that `read` takes the tensors of a model folder from."""
+    """Returns the SHA-256 of the files from which `read` takes the tensors of a model folder."""
     path = next(path for name in (WEIGHTS, INDEX, PICKLED) if (path := Path(folder) / name).is_file())
     names = set(json_object(path)["weight_map"].values()) if path.name == INDEX else set()
     shards = [path.with_name(name) for name in sorted(names)]
@@ -52,7 +54,8 @@ def fingerprint(folder: Path) -> str:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """A JSON object in a file. Raises DataError, which names the file, where it is none or holds half characters."""
+    """Returns the JSON object in a file. Raises DataError that names the file if it contains anything else, or half
+    of a surrogate pair."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(found, ensure_ascii=False).encode()
@@ -68,12 +71,13 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
-    """Raises DataError that names the first tensor with a value that is NaN, infinite in float32, or no real number."""
+    """Raises DataError that names the first tensor with a value that is NaN or infinite in float32, or of another type
+    than floating point."""
     for name, tensor in tensors:
         if not tensor.is_floating_point():
             raise DataError(f"{path}: {name} is of {str(tensor.dtype)[6:]}, not of floating point.")
-        wide = tensor if tensor.itemsize in (2, 4) else tensor.float()  # float8 has no sum
-        if not torch.isfinite(wide.sum(dtype=torch.float32)):  # one pass without a copy; a sum may overflow alone
+        wide = tensor if tensor.itemsize in (2, 4) else tensor.float()  # torch cannot sum float8
+        if not torch.isfinite(wide.sum(dtype=torch.float32)):  # one pass without a copy; the sum may overflow
             count = int((~torch.isfinite(wide)).sum())
             if count:
                 raise DataError(
@@ -120,7 +124,7 @@ def _pickled(path: Path) -> Tensors:
                 if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                     raise DataError(f"{path} is compressed, as PyTorch's own files are not. Write it again.")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch remarks on unusual pickles before it refuses them
+            warnings.simplefilter("ignore")  # torch warns of unusual pickles before it refuses them
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except _DAMAGE as error:
         raise _damaged(path, error) from error
