@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
+from lambert.model.heads import HEADS
 
-_POOLED = {"nsp", "label", "value"}
 _CLASSES = {"nsp": 2, "value": 1, "span": 2}
 """Number of outputs of the heads that have a fixed number of classes."""
 
@@ -23,12 +23,15 @@ def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
 def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, int], labels: Mapping[str, int]) -> int:
     """Returns the operations of the heads' forward pass.
 
-    `targets` is the number of predicted rows of each objective (for spans, the number of tokens); `labels` is the
-    number of classes of each label and tag head.
+    Args:
+        config: The encoder.
+        sequences: Number of sequences.
+        targets: Number of predicted rows of each objective; for spans, the number of tokens.
+        labels: Number of classes of each label and tag head.
     """
     width = config.hidden
     classes = {**labels, **_CLASSES}
-    products = width**2 * sequences if targets.keys() & _POOLED else 0
+    products = width**2 * sequences if any(HEADS[name].pooled for name in targets if name in HEADS) else 0
     for name, count in targets.items():
         products += count * width * ((width + config.vocabulary) if name == "mlm" else classes[name])
     return 2 * products
@@ -37,9 +40,13 @@ def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, i
 def training(
     config: EncoderConfig, lengths: Iterable[int], targets: Mapping[str, int], labels: Mapping[str, int] | None = None
 ) -> int:
-    """Returns the operations of one forward and backward pass over sequences of these lengths, in tokens.
+    """Returns the operations of one forward and backward pass.
 
-    `targets` is the number of targets of each objective; `labels` is the number of classes of each label and tag head.
+    Args:
+        config: The encoder.
+        lengths: Lengths of the sequences, in tokens.
+        targets: Number of targets of each objective.
+        labels: Number of classes of each label and tag head.
     """
     lengths = list(lengths)
     if "span" in targets:
