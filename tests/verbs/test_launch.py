@@ -138,11 +138,11 @@ def test_slurm_says_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     with pytest.raises(UsageError):
-        LaunchConfig(nnodes="2").meeting()
+        LaunchConfig(nnodes="2").rendezvous()
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert LaunchConfig(nnodes="2").meeting() == ("n1", 15_000 + 12 * 31)
-    assert LaunchConfig(nnodes="2", endpoint="[::1]:5").meeting() == ("::1", 5)
+    assert LaunchConfig(nnodes="2").rendezvous() == ("n1", 15_000 + 12 * 31)
+    assert LaunchConfig(nnodes="2", endpoint="[::1]:5").rendezvous() == ("::1", 5)
 
 
 def launched(*flags: str) -> tuple[int, str, float]:

@@ -1,4 +1,4 @@
-"""A process that `lambert launch` started: it leaves with its launcher, and tells it how it ended."""
+"""A worker of `lambert launch`: it ends with its launcher, and reports to it how it ended."""
 
 import ctypes
 import json
@@ -16,11 +16,11 @@ from lambert.core.files import write_atomic
 from lambert.core.signals import LAUNCHED
 
 ENDS = "LAMBERT_ENDS"
-"""Folder in which the processes of a launcher say how they ended."""
+"""Name of the variable with the folder in which the workers report how they ended."""
 FINAL = (2, 3, 5, 75, 130)
-"""Exit codes of what another try would not change: wrong settings or data, divergence, saved and stopped."""
+"""Exit codes after which a restart is useless: wrong settings or data, divergence, saved and stopped."""
 GRACE_SECONDS = 4.0
-"""How long a process may take to save and leave when its launcher is gone; ours."""
+"""How long a worker may take to save and leave when its launcher is gone; ours."""
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -28,18 +28,18 @@ _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process ended."""
+    """How a worker ended."""
 
     rank: int
-    """Its number among all."""
+    """Rank of the worker."""
     pid: int
     """Its process id."""
     code: int
-    """The exit code that says why."""
+    """Exit code, `core.errors`."""
     line: str
-    """The line for the user."""
+    """The error message."""
     moment: float
-    """When, in seconds since 1970."""
+    """Time of the end, in seconds since 1970."""
 
 
 def signal_at_parent_death(number: int) -> None:
@@ -50,8 +50,8 @@ def signal_at_parent_death(number: int) -> None:
 
 
 def follow() -> None:
-    """Ties this process to the `lambert launch` that started it, if one did: when its launcher dies it is asked to save
-    and leave (SIGTERM), and it is gone GRACE_SECONDS later, even out of a collective that waits for others."""
+    """Makes this process end with the `lambert launch` that started it, if one did. When the launcher dies, this
+    process gets SIGTERM, so that it saves, and SIGKILL GRACE_SECONDS later, because it may hang in a collective."""
     launcher = _launcher()
     if not launcher:
         return
@@ -62,11 +62,11 @@ def follow() -> None:
 
 
 def report_end(code: int, line: str) -> int:
-    """Says how this process ends: to the launcher, which tells the user once for all ranks, or else on standard error.
+    """Reports how this process ends: to its launcher, which tells the user once for all ranks, else on standard error.
+    If the launcher is gone, only the first rank that ends prints its line.
 
-    Where the launcher is gone, one of its ranks says its line for all. Gives the exit code to leave with. To the
-    launcher that is 0 for what is FINAL, lest it takes the end of one rank for a crash and stops the others, which are
-    about to end in the same way.
+    Returns the exit code to end with. For a code in FINAL that is 0 under a launcher, because the launcher would take
+    another code for a crash and stop the other ranks, which are about to end in the same way.
     """
     launcher = _launcher()
     if launcher and os.getppid() == launcher:
@@ -75,22 +75,22 @@ def report_end(code: int, line: str) -> int:
         with suppress(LambertError):  # a full disk: then as without a launcher
             write_atomic(Path(os.environ[ENDS], rank), json.dumps(asdict(end)))
             return 0 if code in FINAL else code
-    elif launcher and not _speaks():
+    elif launcher and not _is_first_to_end():
         return code
     print(f"lambert: {line}", file=sys.stderr)
     return code
 
 
 def read_ends(folder: Path) -> list[End]:
-    """What the processes that ended so far told their launcher, by the time of their end."""
+    """Returns the reports of the workers that have ended, in the order of their ends."""
     found = [End(**json.loads(path.read_bytes())) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     return sorted(found, key=lambda end: end.moment)
 
 
-def _speaks() -> bool:
-    """Whether this process is the first of those whose launcher is gone that ends."""
+def _is_first_to_end() -> bool:
+    """Returns whether this process is the first to end of those whose launcher is gone."""
     try:
-        Path(os.environ[ENDS], "spoken").touch(exist_ok=False)
+        Path(os.environ[ENDS], "reported").touch(exist_ok=False)
     except FileExistsError:
         return False
     except OSError:  # the folder is gone, too

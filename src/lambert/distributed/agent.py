@@ -1,4 +1,5 @@
-"""torch's elastic agent, which starts the ranks of a machine and replaces them, with Lambert's words and patience."""
+"""The policy of `lambert launch` on top of torch's elastic agent, which starts the workers of a node and restarts
+them: exit codes, one line per failure, signals, and how long workers may take to leave."""
 
 import json
 import os
@@ -26,31 +27,37 @@ from lambert.distributed.rendezvous import connect
 from lambert.engine import archive
 
 BROKEN_SECONDS = 5
-"""How long the others may take to leave when a rank has crashed, stopped ones included; torch waits for 30."""
+"""How long the other workers may take to leave after a crash, before SIGKILL. torch's default is 30."""
 HEALTHY_SECONDS = 120
-"""How long all may take to save and leave when a machine comes or goes."""
-PATIENCE = dict.fromkeys(STOPPED, 600.0)
-"""Seconds for the other ranks to end by themselves when one has ended for good: long where they may be saving."""
-PATIENCE_SECONDS = 10.0
-"""The same, for other ends."""
+"""How long the workers may take to save and leave when a node joins or leaves."""
+_SAVING_SECONDS = dict.fromkeys(STOPPED, 600.0)
+"""How long the other ranks may take to end after one has ended with this exit code: they may be saving."""
+_ENDING_SECONDS = 10.0
+"""The same for all other exit codes."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _OUTCOME = "lambert/outcome"
 
 
 class Agent(LocalElasticAgent):
-    """Starts the group again after a crash, at most as often as `spec` says, and never after an end that is FINAL.
+    """Restarts the group after a crash, at most `spec.max_restarts` times, but never after an exit code in FINAL.
 
-    Extended as torch's manual tells to: https://docs.pytorch.org/docs/stable/elastic/agent.html
+    Extension points: https://docs.pytorch.org/docs/stable/elastic/agent.html
     """
 
     def __init__(self, spec: WorkerSpec, ends: Path, elastic: bool, run: Path | None = None) -> None:
-        """`ends` is where the workers say how they ended; `elastic`: the group may go on with fewer machines; `run`:
-        the folder of what it trains, if it trains."""
-        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))  # no folders for logs, which nobody would delete
+        """Creates an agent.
+
+        Args:
+            spec: The workers to start, and the rendezvous.
+            ends: Folder in which the workers report how they ended.
+            elastic: Whether the group continues with fewer nodes.
+            run: The run folder of a verb that trains.
+        """
+        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))  # creates no folders
         self.outcome: End | None = None
-        """How the group ended; None where all is well."""
-        self.asked = 0
-        """The signal that the group was asked to stop by; 0: none."""
+        """How the group ended; None if all ranks succeeded."""
+        self.signalled = 0
+        """The signal that asked the group to stop; 0: none."""
         self._ends = ends
         self._elastic = elastic
         self._run = run
@@ -58,17 +65,20 @@ class Agent(LocalElasticAgent):
         self._lock = threading.Lock()
 
     @contextmanager
-    def heeding(self) -> Iterator[None]:
-        """Within it the first signal is handed on to the workers, once; the second ends everything.
+    def forwarding_signals(self) -> Iterator[None]:
+        """Returns a context manager in which the first signal is forwarded to the workers and the second kills them and
+        ends this process.
 
-        A thread does it, since Python's own handlers wait for as long as the main thread is inside of torch.
+        A thread handles the signals, because Python's handlers do not run while the main thread is in torch.
         """
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # torch would stop the workers after its time-out
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # torch itself handles no other
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
-        # nohup has SIGHUP ignored; a shell's job in the background, SIGINT, which the verbs heed as well.
-        heeded = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, lambda *_: None) for number in heeded}
+        # nohup ignores SIGHUP. A shell ignores SIGINT for a job in the background, but the verbs handle it there too.
+        handled = [
+            number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, lambda *_: None) for number in handled}
         wakes = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(read_fd,), name="lambert-signals", daemon=True).start()
         try:
@@ -81,20 +91,20 @@ class Agent(LocalElasticAgent):
 
     def _listen(self, read_fd: int) -> None:
         while number := os.read(read_fd, 1):
-            self._ask(signal.SIGTERM if number[0] == signal.SIGHUP else number[0])
+            self._forward(signal.SIGTERM if number[0] == signal.SIGHUP else number[0])
 
-    def _ask(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         with self._lock:
-            if self.asked:
+            if self.signalled:
                 self._leave(128 + number, "Asked a second time: leaving at once, what was not saved is lost.")
-            self.asked = number
+            self.signalled = number
             if not self._alive():
                 self._leave(self._stop_code(), f"Stopped by {signal.Signals(number).name} before there was a group.")
             say(f"{signal.Signals(number).name}: the ranks save and stop; once more leaves at once.")
-            self._signal(number)
+            self._kill(number)
 
     def _leave(self, code: int, line: str) -> NoReturn:
-        self._signal(signal.SIGKILL)
+        self._kill(signal.SIGKILL)
         say(line)
         shutil.rmtree(self._ends, ignore_errors=True)
         os._exit(code)
@@ -103,13 +113,13 @@ class Agent(LocalElasticAgent):
         handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
         return [handler.proc.pid for handler in handlers.values() if handler.proc.poll() is None]
 
-    def _signal(self, number: int) -> None:
+    def _kill(self, number: int) -> None:
         for pid in self._alive():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def _stop_code(self) -> int:
-        return 130 if self.asked == signal.SIGINT else 75
+        return 130 if self.signalled == signal.SIGINT else 75
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         for path in self._ends.iterdir():
@@ -129,8 +139,8 @@ class Agent(LocalElasticAgent):
 
             self._first = {}
             context.close = patient_close
-            if self.asked:
-                self._signal(self.asked)
+            if self.signalled:
+                self._kill(self.signalled)
         return started
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -142,17 +152,17 @@ class Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         end = self._final(worker_group) or self._published(worker_group)
         if result.state == WorkerState.HEALTHY:
-            if end is None or time.time() - end.moment < PATIENCE.get(end.code, PATIENCE_SECONDS):
+            if end is None or time.time() - end.moment < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
                 return result
             self._stop_workers(worker_group)
         elif end is None and result.state == WorkerState.FAILED:
             end = self._crash(worker_group)
-            if self._remaining_restarts and not self.asked:
+            if self._remaining_restarts and not self.signalled:
                 restart = worker_group.spec.max_restarts - self._remaining_restarts + 1
-                say(f"{_described(end)}; restart {restart} of {worker_group.spec.max_restarts}{self._standing()}")
+                say(f"{_described(end)}; restart {restart} of {worker_group.spec.max_restarts}{self._position()}")
                 return result
-            if self.asked:
-                line = f"Stopped by {signal.Signals(self.asked).name}. To continue: the same command again."
+            if self.signalled:
+                line = f"Stopped by {signal.Signals(self.signalled).name}. To continue: the same command again."
                 end = replace(end, code=self._stop_code(), line=line)
             else:
                 tries = worker_group.spec.max_restarts
@@ -160,7 +170,7 @@ class Agent(LocalElasticAgent):
                 end = replace(end, line=f"{gave_up}{_described(end)}{self._advice(end)}")
         if end is None:
             return result
-        if end.code in STOPPED and not self.asked and self._elastic and _stores(worker_group):
+        if end.code in STOPPED and not self.signalled and self._elastic and _stores(worker_group):
             say("a machine leaves: the others go on without it")
             super()._restart_workers(worker_group)
             return RunResult(state=WorkerState.HEALTHY)
@@ -170,21 +180,21 @@ class Agent(LocalElasticAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def _final(self, group: WorkerGroup) -> End | None:
-        """The first end that another try would not change; its line names the rank, unless all ended alike."""
-        crashed = any(code and code not in FINAL for code in self._first.values()) and not self.asked
-        # After a crash torch asks the others to stop, which is no end of the group.
+        """Returns the first end with an exit code in FINAL. Its line names the rank unless all ranks ended alike."""
+        crashed = any(code and code not in FINAL for code in self._first.values()) and not self.signalled
+        # After a crash torch stops the other workers, which does not end the group.
         ends = [end for end in read_ends(self._ends) if end.code in FINAL and not (crashed and end.code in STOPPED)]
         if ends:
             alike = len(ends) == len(group.workers) and len({end.line for end in ends}) == 1
             return ends[0] if alike else replace(ends[0], line=f"rank {ends[0].rank}: {ends[0].line}")
-        for local_rank, code in self._first.items():  # ended in a hurry, and told nothing
+        for local_rank, code in self._first.items():  # ended without a report
             if code in FINAL:
                 rank = group.workers[local_rank].global_rank
                 return End(rank, 0, code, f"rank {rank} left with exit code {code}", time.time())
         return None
 
     def _crash(self, group: WorkerGroup) -> End:
-        """The first crash: of a rank that was killed, or else had a bug, or else of the one that ended first."""
+        """Returns the crash to report: that of a rank that was killed, else of one with a bug, else the earliest."""
         pids = self._pcontext.pids() if self._pcontext else {}
         crashes = [end for end in read_ends(self._ends) if end.code not in FINAL]
         for local_rank, line in self._silent(group).items():
@@ -194,7 +204,7 @@ class Agent(LocalElasticAgent):
         return replace(first, code=first.code if first.code in (1, 4) else 4)
 
     def _silent(self, group: WorkerGroup) -> dict[int, str]:
-        """The ranks of this machine, by their number on it, that ended badly and did not say how: what is known."""
+        """Returns, by local rank, what is known of the workers that failed without a report."""
         said = {end.rank for end in read_ends(self._ends)}
         return {
             local_rank: f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
@@ -216,27 +226,28 @@ class Agent(LocalElasticAgent):
 
         within_deadline(tell)
 
-    def _standing(self) -> str:
-        """Where a group that starts again goes on."""
+    def _position(self) -> str:
+        """Returns from which update a group that restarts continues, as the end of a line."""
         if self._run is None:
             return ""
         done = archive.last(self._run)
         return f", from update {done:,}" if done else ", from the beginning"
 
     def _advice(self, end: End) -> str:
-        """What to look at when the group is not started again."""
+        """Returns what to look at when the group is not restarted, as the end of a line."""
         memory = ". If nobody killed it, the system had no memory left: see dmesg" if "SIGKILL" in end.line else ""
         return f"{memory}. What went before stands in {self._run / 'log.txt'}." if self._run else memory
 
     def _publish(self, group: WorkerGroup, end: End) -> None:
-        """Tells the other machines, and waits a little for them to hear it: the store may leave with this process."""
+        """Reports the end to the agents of the other nodes and waits until they have read it, because the store may end
+        with this process."""
         for store in _stores(group):
             with suppress(RuntimeError):
                 store.set(_OUTCOME, json.dumps(asdict(end)))
                 barrier(store, group.group_world_size or 1, "lambert/left", BROKEN_SECONDS)
 
     def _published(self, group: WorkerGroup) -> End | None:
-        """What another machine says that the group ended with."""
+        """Returns the end of the group that the agent of another node has reported."""
         for store in _stores(group):
             with suppress(RuntimeError):
                 if store.check([_OUTCOME]):
@@ -245,12 +256,12 @@ class Agent(LocalElasticAgent):
 
 
 def _stores(group: WorkerGroup) -> list[Any]:
-    """The store of the group's machines, where there are several."""
+    """Returns the store that the agents share, if there are several nodes."""
     return [group.store] if group.store is not None and (group.group_world_size or 1) > 1 else []
 
 
 def say(line: str) -> None:
-    """One line to the user, who may be reading a bar of progress on the same screen."""
+    """Prints a line of the launcher to stderr, because stdout may show a progress bar."""
     print(f"lambert launch: {line}", file=sys.stderr, flush=True)
 
 

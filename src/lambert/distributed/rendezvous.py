@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from lambert.core.errors import LambertError, MachineError
 from lambert.distributed.launch_environment import ProcessInfo
 
-_FAREWELL_SECONDS = 2.0
+_LINGER_SECONDS = 2.0
 """How long rank 0 waits, before it exits and the store ends with it, for the other ranks to read the reason."""
 _REPLY_SECONDS = 2.0
 """Added to torch's time-out for reaching the store, so that torch's own error arrives first."""
@@ -101,14 +101,14 @@ def roll_call(
     until = time.monotonic() + seconds
     try:
         if here.rank > 0:
-            verdict = _heard(here, store, seconds)
+            verdict = _read_verdict(here, store, seconds)
         else:
             while (missing := _missing(here, store)) and time.monotonic() < until:
                 time.sleep(0.02)
             verdict = _verdict(here, store, missing, seconds)
             store.set(_VERDICT, json.dumps(verdict))
-            came = [_left(rank) for rank in range(1, here.size) if rank not in missing]
-            until = time.monotonic() + (_FAREWELL_SECONDS if verdict[0] else 0)
+            came = [_verdict_read(rank) for rank in range(1, here.size) if rank not in missing]
+            until = time.monotonic() + (_LINGER_SECONDS if verdict[0] else 0)
             while time.monotonic() < until and not (not came or store.check(came)):
                 time.sleep(0.02)
     except RuntimeError as error:
@@ -125,11 +125,11 @@ def _here(rank: int) -> str:
     return f"lambert/here/{rank}"
 
 
-def _left(rank: int) -> str:
-    return f"lambert/heard/{rank}"
+def _verdict_read(rank: int) -> str:
+    return f"lambert/read verdict/{rank}"
 
 
-def _heard(here: ProcessInfo, store: Store, seconds: float) -> tuple[str, int]:
+def _read_verdict(here: ProcessInfo, store: Store, seconds: float) -> tuple[str, int]:
     """Returns rank 0's verdict; if none arrives within `seconds`, an error that names the missing ranks."""
     until = time.monotonic() + seconds
     while not store.check([_VERDICT]):
@@ -137,7 +137,7 @@ def _heard(here: ProcessInfo, store: Store, seconds: float) -> tuple[str, int]:
             return _absent(here, _missing(here, store), seconds), MachineError.exit_code
         time.sleep(0.02)
     text, code = json.loads(store.get(_VERDICT))
-    store.set(_left(here.rank), "")
+    store.set(_verdict_read(here.rank), "")
     return text, code
 
 

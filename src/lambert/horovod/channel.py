@@ -21,6 +21,8 @@ class Channel:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.socket = connection
+        self.rank: int | None = None
+        """On the coordinator: the rank at the other end, once its first message has arrived."""
         self._sending = threading.Lock()
         self._received = bytearray()
 

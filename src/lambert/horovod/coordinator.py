@@ -75,7 +75,7 @@ class Coordinator(threading.Thread):
                 if key.data is None:
                     self._accept()
                 else:
-                    self._hear(key.data)
+                    self._receive(key.data)
             if self._closed and deadline is None:
                 deadline = time.monotonic() + GOODBYE_SECONDS
             elif interval and not self._closed and time.monotonic() - checked >= interval:
@@ -85,30 +85,30 @@ class Coordinator(threading.Thread):
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.setblocking(True)
-        self._selector.register(connection, selectors.EVENT_READ, _Guest(Channel(connection)))
+        self._selector.register(connection, selectors.EVENT_READ, Channel(connection))
 
-    def _hear(self, guest: "_Guest") -> None:
+    def _receive(self, channel: Channel) -> None:
         try:
-            for message in guest.channel.receive():
-                self._act(guest, message)
+            for message in channel.receive():
+                self._act(channel, message)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            self._lose(guest, str(error))
+            self._lose(channel, str(error))
 
-    def _lose(self, guest: "_Guest", reason: str) -> None:
-        self._selector.unregister(guest.channel.socket)
-        guest.channel.close()
-        if guest.rank is not None:
-            self._channels.pop(guest.rank, None)
-            self._close(f"rank {guest.rank} is gone ({reason})")
+    def _lose(self, channel: Channel, reason: str) -> None:
+        self._selector.unregister(channel.socket)
+        channel.close()
+        if channel.rank is not None:
+            self._channels.pop(channel.rank, None)
+            self._close(f"rank {channel.rank} is gone ({reason})")
 
-    def _act(self, guest: "_Guest", message: list[Any]) -> None:
+    def _act(self, channel: Channel, message: list[Any]) -> None:
         kind, *content = message
-        if guest.rank is None:
+        if channel.rank is None:
             token, rank, host = content
             if kind != "hello" or not hmac.compare_digest(token, self._token) or rank in self._channels:
                 raise ValueError("not one of the ranks")
-            guest.rank = rank
-            self._channels[rank], self._hosts[rank] = guest.channel, host
+            channel.rank = rank
+            self._channels[rank], self._hosts[rank] = channel, host
             if len(self._channels) == self._size:
                 self._tell(range(self._size), ["welcome", [self._hosts[rank] for rank in range(self._size)]])
         elif self._closed:
@@ -118,10 +118,10 @@ class Coordinator(threading.Thread):
             for number, bits, requests in content[0]:
                 if number in self._sets:  # otherwise all ranks have removed the process set
                     parsed = [Request.parse(request) for request in requests]
-                    self._sets[number].add(guest.rank, int(bits, 16), parsed, now)
+                    self._sets[number].add(channel.rank, int(bits, 16), parsed, now)
                     self._advance(number)
         elif kind == "join":
-            self._join(guest.rank)
+            self._join(channel.rank)
         elif kind == "leave":
             self._close(content[0])
 
@@ -185,12 +185,4 @@ class Coordinator(threading.Thread):
                     channel.send(message)
                 except OSError as error:
                     # The next receive reports the broken connection; the other ranks must still get this message.
-                    log.debug("rank %d did not hear %s: %s", rank, message[0], error)
-
-
-class _Guest:
-    """A connection to the coordinator. Its rank is known after the hello message."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.rank: int | None = None
+                    log.debug("rank %d did not receive %s: %s", rank, message[0], error)

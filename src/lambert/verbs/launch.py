@@ -27,24 +27,24 @@ VERBS = ("pretrain", "finetune", "evaluate", "predict")
 T = TypeVar("T")
 _PORT = 29500
 _REPLY_SECONDS = 5.0
-"""Longer than the time to reach the meeting point, for its answer."""
+"""Added to the time-out for reaching the rendezvous, for its reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """A group of processes: how many, where they meet, and how often it is started again after a crash."""
+    """A group of processes: how many, where their rendezvous is, and how often it is restarted after a crash."""
 
     nproc_per_node: str = "auto"
     """Processes on this machine (or -np); auto: one a GPU, and one where there is none."""
     nnodes: str = "1"
-    """Machines, each of which runs this same command; MIN:MAX: the group goes on as they come and go."""
+    """Machines, each of which runs this same command; MIN:MAX: the group continues as machines join and leave."""
     endpoint: str = ""
-    """HOST:PORT where the machines meet, HOST being one of them; not set: known on one machine and under Slurm, else
+    """HOST:PORT of the rendezvous, HOST being one of the machines; not set: known on one machine and under Slurm, else
     MASTER_ADDR and MASTER_PORT."""
     run_id: str = ""
-    """A name that the machines of this group share, if others meet at the same endpoint; not set: the Slurm job's."""
+    """A name that the machines of this group share, if other groups use the same endpoint; not set: the Slurm job's."""
     max_restarts: int = 3
-    """Times that the group is started again after a crash; what another try would not change ends it at once."""
+    """Restarts of the group after crashes; a failure that another attempt would not change ends it at once."""
     timeout: int = 50
     """Seconds to wait for the other machines."""
     dry_run: bool = False
@@ -64,8 +64,8 @@ class LaunchConfig:
         least, _, most = self.nnodes.partition(":")
         return int(least), int(most or least)
 
-    def meeting(self) -> tuple[str, int]:
-        """Host and port where the machines meet; port 0: any. Raises UsageError where nothing says so."""
+    def rendezvous(self) -> tuple[str, int]:
+        """Returns host and port of the rendezvous; port 0: any. Raises UsageError if they are not known."""
         if self.endpoint:
             host, _, port = self.endpoint.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -88,7 +88,7 @@ _FLAGS = ("-np", *(f"--{field.name.replace('_', '-')}" for field in fields(Launc
 
 
 class Ended(LambertError):
-    """The group ended, with the line and the exit code of the rank that ended first."""
+    """The group failed, with the line and the exit code of the rank that ended first."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -96,7 +96,7 @@ class Ended(LambertError):
 
 
 def own(tokens: list[str]) -> list[str]:
-    """The tokens of the command line that are `launch`'s own, its verb the last of them."""
+    """Returns the tokens of the command line that are `launch`'s own; the last one is the verb that it starts."""
     at = _verb_at(tokens)
     return ["--nproc-per-node" + token[3:] if token.partition("=")[0] == "-np" else token for token in tokens[: at + 1]]
 
@@ -109,12 +109,12 @@ def _verb_at(tokens: list[str]) -> int:
 
 
 def _length(flag: str) -> int:
-    """Tokens of a flag with its value."""
+    """Returns the number of tokens of a flag with its value."""
     return 1 if "=" in flag or flag in ("--dry-run", "--no-dry-run", "--help", "-h") else 2
 
 
 def _check_order(tokens: list[str]) -> None:
-    """Raises UsageError where flags of launch stand behind the verb, with the command as it should be."""
+    """Raises UsageError if flags of launch follow the verb. The message has the command in the right order."""
     at = _verb_at(tokens)
     own_flags, rest = tokens[:at], list[str]()
     strays = []
@@ -134,10 +134,17 @@ def _check_order(tokens: list[str]) -> None:
 
 
 def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any], say: Say = silent) -> None:
-    """Starts the verb that stands in `tokens` behind launch's own flags, once a process, and waits for the group.
+    """Starts the verb in `tokens` once per process and waits until the group has ended.
 
-    `read` gives the verb's settings, or None where only help was asked for: what is wrong with them is said before any
-    process is started. Raises Ended where the group does not end well, MachineError where the machines cannot meet.
+    Args:
+        tokens: The command line: `launch`, its flags, the verb and the verb's arguments.
+        read: Returns the verb's settings, or None if only help was requested. It is called before any process starts,
+            so that a wrong setting is reported once.
+        say: Prints a line of a dry run.
+
+    Raises:
+        Ended: The group failed.
+        MachineError: The machines cannot connect.
     """
     command = tokens[_verb_at(tokens) :]
     if command[0] not in VERBS:
@@ -145,7 +152,7 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
     _check_order(tokens)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read when torch is imported
     processes = _processes(config)
-    meeting = config.meeting()
+    rendezvous = config.rendezvous()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     settings = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))),
@@ -155,7 +162,7 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
     }
     if config.dry_run:
         most = config.machines[1]
-        where = "this machine" if most == 1 else f"each of {config.nnodes} machines that meet at {_text(meeting)}"
+        where = "this machine" if most == 1 else f"each of {config.nnodes} machines that meet at {_text(rendezvous)}"
         say(f"processes  {processes} on {where}")
         say(f"restarts   {config.max_restarts} at most, after a crash")
         say("settings   " + " ".join(f"{name}={value}" for name, value in settings.items()))
@@ -164,18 +171,18 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
     chosen = read(command)
     if chosen is None:
         return
-    if config.machines[1] == 1 and hasattr(chosen, "train"):  # of other machines nobody knows here
+    if config.machines[1] == 1 and hasattr(chosen, "train"):  # the processes of other machines are not known here
         from lambert.engine import archive
 
         chosen.train.check_ranks(processes, archive.last(chosen.out))
     os.environ |= settings | allocator.settings()
     with scratch_folder("lambert-launch") as ends:
         os.environ |= {LAUNCHED: str(os.getpid()), ENDS: str(ends)}
-        _supervise(config, processes, meeting, command, ends, getattr(chosen, "out", None))
+        _supervise(config, processes, rendezvous, command, ends, getattr(chosen, "out", None))
 
 
 def _supervise(
-    config: LaunchConfig, processes: int, meeting: tuple[str, int], command: list[str], ends: Path, out: Path | None
+    config: LaunchConfig, processes: int, rendezvous: tuple[str, int], command: list[str], ends: Path, out: Path | None
 ) -> None:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, registry
@@ -183,13 +190,13 @@ def _supervise(
     from lambert.distributed.agent import Agent
     from lambert.engine.signals import graceful_stop
 
-    logging.disable(logging.CRITICAL)  # of torch's agent: what the user should know, ours says
+    logging.disable(logging.CRITICAL)  # of torch's agent: ours reports what the user should know
     least, most = config.machines
-    address = "127.0.0.1" if most == 1 else _own_address(meeting[0])
+    address = "127.0.0.1" if most == 1 else _own_address(rendezvous[0])
     alone = uuid.uuid4().hex if most == 1 else "lambert"
     run_id = config.run_id or os.environ.get("SLURM_JOB_ID") or alone
     parameters = RendezvousParameters(
-        "c10d", _text(meeting), run_id, least, most, address,
+        "c10d", _text(rendezvous), run_id, least, most, address,
         timeout=config.timeout, join_timeout=config.timeout, read_timeout=config.timeout,
         last_call_timeout=3, close_timeout=5, keep_alive_interval=1, keep_alive_max_attempt=3,
     )  # fmt: skip
@@ -197,27 +204,28 @@ def _supervise(
         with graceful_stop(" before there was a group"):
             handler = _within(config.timeout + _REPLY_SECONDS, lambda: registry.get_rendezvous_handler(parameters))
     except (RendezvousError, TimeoutError) as error:
-        raise MachineError(_no_meeting(meeting, config.timeout)) from error
+        raise MachineError(_unreachable(rendezvous, config.timeout)) from error
     spec = WorkerSpec(
         "lambert", processes, handler, entrypoint=sys.executable, args=("-P", "-m", "lambert", *command),
         max_restarts=config.max_restarts, monitor_interval=0.1, local_addr=address,
     )  # fmt: skip
     agent = Agent(spec, ends, elastic=least < most, run=out)
     try:
-        with agent.heeding():
+        with agent.forwarding_signals():
             agent.run()
     except RendezvousError as error:
         if agent.outcome is None:
-            raise MachineError(_lost(error, config, meeting)) from error
+            raise MachineError(_lost(error, config, rendezvous)) from error
     finally:
-        if not (agent.asked and least < most):  # the others go on
+        if not (agent.signalled and least < most):  # else the other machines continue
             handler.shutdown()
     if agent.outcome is not None:
         raise Ended(agent.outcome.line, agent.outcome.code)
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` gives; TimeoutError where it takes longer: torch waits for ever for an answer in its own tongue."""
+    """Returns the result of `work`. Raises TimeoutError after `seconds`: torch itself waits forever for a reply in the
+    store's protocol."""
     promise: Future[T] = Future()
 
     def keep() -> None:
@@ -226,7 +234,7 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
         except Exception as error:
             promise.set_exception(error)
 
-    threading.Thread(target=keep, name="lambert-meeting", daemon=True).start()
+    threading.Thread(target=keep, name="lambert-rendezvous", daemon=True).start()
     return promise.result(seconds)
 
 
@@ -239,17 +247,17 @@ def _processes(config: LaunchConfig) -> int:
 
 
 def _own_address(host: str) -> str | None:
-    """This machine's address on the way to `host`, or None where only its name is known."""
+    """Returns this machine's address on the route to `host`, or None if only its name is known."""
     try:
         address = address_toward(host)
     except OSError:
         return None
-    # Many a system calls itself 127.0.1.1, which others cannot reach.
+    # Some systems assign 127.0.1.1 to their own name, which other machines cannot reach.
     return address if not address.startswith("127.") or host in ("localhost", "127.0.0.1") else None
 
 
-def _no_meeting(meeting: tuple[str, int], seconds: int) -> str:
-    host, port = meeting
+def _unreachable(rendezvous: tuple[str, int], seconds: int) -> str:
+    host, port = rendezvous
     try:
         with socket.create_server((host, port)):
             pass
@@ -257,24 +265,24 @@ def _no_meeting(meeting: tuple[str, int], seconds: int) -> str:
         if error.errno is not None and "in use" in os.strerror(error.errno):
             return f"Port {port} of {host} is in use by another program: choose another with --endpoint."
     return (
-        f"Nobody answers at {_text(meeting)} within {seconds} s: is lambert launch running on that machine, with the "
-        "same --endpoint, and may others reach that port?"
+        f"Nobody answers at {_text(rendezvous)} within {seconds} s: is lambert launch running on that machine, with "
+        "the same --endpoint, and may others reach that port?"
     )
 
 
-def _lost(error: Exception, config: LaunchConfig, meeting: tuple[str, int]) -> str:
+def _lost(error: Exception, config: LaunchConfig, rendezvous: tuple[str, int]) -> str:
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
     if isinstance(error, RendezvousTimeoutError):
         return (
-            f"Fewer than {config.machines[0]} machines met at {_text(meeting)} within {config.timeout} s: start the "
+            f"Fewer than {config.machines[0]} machines met at {_text(rendezvous)} within {config.timeout} s: start the "
             "same command on each, or ask for fewer with --nnodes MIN:MAX."
         )
     if isinstance(error, RendezvousClosedError):
-        return f"The group that met at {_text(meeting)} has ended: choose another --run-id for a new one."
-    return f"The meeting point {_text(meeting)} is lost: did the machine that holds it go down?"
+        return f"The group that met at {_text(rendezvous)} has ended: choose another --run-id for a new one."
+    return f"The meeting point {_text(rendezvous)} is lost: did the machine that holds it go down?"
 
 
-def _text(meeting: tuple[str, int]) -> str:
-    host, port = meeting
+def _text(rendezvous: tuple[str, int]) -> str:
+    host, port = rendezvous
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
