@@ -183,7 +183,7 @@ def test_a_wrong_setting_is_the_command_lines_message(
 def test_updates_says_at_the_call_what_is_wrong(pretraining: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Did you mean"):
         lambert.updates(**pretraining, optim__lrr=1.0)
-    with pytest.raises(UsageError, match="corpus for a pre-training or data for a fine-tuning"):
+    with pytest.raises(UsageError, match="corpus for pre-training or data for fine-tuning"):
         lambert.updates(out=tmp_path / "x")
     with pytest.raises(UsageError, match=r"No such recipe: -x\.toml"):
         lambert.pretrain("-x.toml")
@@ -232,7 +232,7 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     assert model.evaluate(rows)["examples"] == 4
     with pytest.raises(UsageError, match="a run on other data"):
         lambert.finetune(**settings | {"data": rows[:3]}, train__steps=2)
-    with pytest.raises(UsageError, match="give out, too"):
+    with pytest.raises(UsageError, match="also give out"):
         lambert.finetune(init=pretrained, data=rows)
     with pytest.raises(UsageError, match="a list of dicts"):
         lambert.finetune(init=pretrained, data=["text"], out=tmp_path / "x")
