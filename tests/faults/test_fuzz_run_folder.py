@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from patience import limited
 
 from lambert.core.contents import digests
 
@@ -69,7 +70,8 @@ def test_report(lambert: Lambert, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def check(contents: dict[str, bytes]) -> None:
         for name, content in contents.items():
             (run / name).write_bytes(content)
-        called = lambert("report", run)
+        with limited():
+            called = lambert("report", run)
         assert called.code in (0, 3), (called.err, contents)
         assert not Path("crash.txt").exists()
 
@@ -106,7 +108,8 @@ def test_resume(
         found = json.loads((newest / name).read_text())
         (newest / name).write_text(json.dumps(altered(found, data)))
         more = {"train__steps": 8, "train__save_every": 2, "train__evaluate_every": 4}
-        called = lambert("pretrain", corpus=corpus, out=run, **small | more)
+        with limited():
+            called = lambert("pretrain", corpus=corpus, out=run, **small | more)
         assert called.code in (0, 2, 3, 4), called.err
         assert not Path("crash.txt").exists()
 
@@ -147,11 +150,12 @@ def test_corpus(
             manifest = altered(manifest, data)
         (made / "manifest.json").write_text(json.dumps(manifest))
         mode = data.draw(st.sampled_from(["pairs", "balanced", "full", "google", "prepare"]))
-        if mode == "prepare":
-            lines: dict[str, object] = {"documents": "line", "vocabulary": 160, "heldout": 0.2, "workers": 1}
-            called = lambert("prepare", input=texts, out=made, **lines)
-        else:
-            called = lambert("pretrain", corpus=made, out=run, **small, packing__mode=mode, train__steps=1)
+        with limited():
+            if mode == "prepare":
+                lines: dict[str, object] = {"documents": "line", "vocabulary": 160, "heldout": 0.2, "workers": 1}
+                called = lambert("prepare", input=texts, out=made, **lines)
+            else:
+                called = lambert("pretrain", corpus=made, out=run, **small, packing__mode=mode, train__steps=1)
         assert called.code in (0, 2, 3, 4), called.err
         assert called.code == 0 or called.err.count("\n") == 1, called.err
         assert not Path("crash.txt").exists()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from patience import limited
 
 from lambert import cli
 
@@ -77,7 +78,7 @@ def parse(lambert: Lambert, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     call = cli.call
     monkeypatch.setattr(cli, "call", lambda tokens: call(tokens, run=lambda *settings, say: None))
     monkeypatch.chdir(tmp_path)
-    return lambert
+    return limited(10)(lambert)
 
 
 def answered(called: Any) -> None:
@@ -205,7 +206,8 @@ def test_tiny_runs(
     def check(chosen: dict[str, object]) -> None:
         out = tmp_path / f"run{next(runs)}"
         flags = small | {"train__steps": 2, "train__device": "cpu"} | chosen
-        called = lambert("pretrain", corpus=corpus, out=out, **flags)
+        with limited():
+            called = lambert("pretrain", corpus=corpus, out=out, **flags)
         assert called.code in (0, 2, 3, 4, 5), called.err
         assert not Path("crash.txt").exists()
 
