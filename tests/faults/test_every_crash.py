@@ -195,15 +195,18 @@ def told(wrong: list[str], said: int) -> int:
     return len(wrong)
 
 
+CHECKPOINT = re.compile(r"(run|tuned)/checkpoints/step-(\d+)")
+
+
 def older(path: str, whole: Files) -> bool:
     """Whether it is of another checkpoint than the newest."""
-    return path.startswith("run/checkpoints/step-") and not path.startswith(f"run/checkpoints/step-{newest(whole):06d}")
+    found = CHECKPOINT.match(path)
+    return found is not None and int(found[2]) != newest(whole)
 
 
 def newest(files: Files) -> int:
     """The update of the newest checkpoint."""
-    steps = [path.split("/")[2] for path in files if path.startswith("run/checkpoints/step-")]
-    return max((int(name.removeprefix("step-")) for name in steps), default=0)
+    return max((int(found[2]) for found in map(CHECKPOINT.match, files) if found), default=0)
 
 
 @pytest.mark.parametrize("verb", VERBS)
