@@ -4,6 +4,7 @@
 # make test-crash  every crash, failure of the disk and damaged file, and random kills (hours on two cores)
 # make test-fuzz  10,000 examples of each test that makes up input
 # make test-gpu  the tests that need a GPU
+# make test-minimum  part of the tests with the oldest packages that pyproject.toml allows, torch apart
 # make reference  docs/reference.md from the docstrings
 # make pins   refresh constraints.txt
 #
@@ -18,7 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-cluster test-crash test-fuzz test-gpu lint reference pins
+.PHONY: help setup demo demo-short test test-cluster test-crash test-fuzz test-gpu test-minimum lint reference pins
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -72,6 +73,15 @@ test-fuzz: $(VENV)/setup-dev
 
 test-gpu: $(VENV)/setup-dev
 	@LAMBERT_TEST_GPU=1 $(BIN)/python -m pytest -k 'cuda or gpu' -rs tests/model tests/engine tests/inference tests/runs/test_compile.py
+
+OLD := .venv-minimum
+test-minimum:
+	@$(PYTHON) -m venv $(OLD)
+	@grep -oE '"[a-z0-9._-]+>=[0-9.]+' pyproject.toml | tr -d '"' | grep -v '^torch>\|^setuptools' | sed 's/>=/==/' > $(OLD)/minimum.txt
+	@$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(INDEX),--extra-index-url $(INDEX)) \
+		-c $(OLD)/minimum.txt '$(TORCH)' -e '.[test]'
+	@OMP_NUM_THREADS=1 $(OLD)/bin/python -m pytest $(FLAGS) tests/core tests/corpus tests/data tests/model tests/test_cli.py \
+		tests/verbs/test_convert.py tests/verbs/test_report.py
 
 lint: $(VENV)/setup-dev
 	@$(BIN)/ruff check src tests demo benchmarks
