@@ -154,6 +154,13 @@ def test_refused_before_the_first_update(
     assert not (tmp_path / "run").exists()
 
 
+def test_another_family_is_refused_before_its_tokenizer_is_read(tmp_path: Path, lambert: Lambert) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    (tmp_path / "tokenizer.json").touch()
+    called = lambert("finetune", init=tmp_path, data=tmp_path / "data.tsv", out=tmp_path / "run")
+    one_line(called, 3, "has model_type = 'roberta'", "Take a BERT model")
+
+
 def test_what_is_left_open_is_found_recorded_and_found_again(
     pretrained: Path, labelled: Callable[[str, str], Path], tmp_path: Path, lambert: Lambert,
     monkeypatch: pytest.MonkeyPatch,
