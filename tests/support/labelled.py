@@ -99,7 +99,13 @@ def tuned(pretrained: Path, labelled: Callable[[str, str], Path], lambert: Calla
         if not out.exists():
             flags = {"data": labelled(task, "train"), "dev": labelled(task, "dev"), "init": pretrained, "out": out}
             more = {"optim__name": "adamw", "optim__lr": 3e-3, "train__batch_size": 8, "train__epochs": 16}
-            more |= {"log__every": 4, "train__save_every": 50, "task__max_length": 64, **SETTINGS[task]}
+            more |= {
+                "log__every": 4,
+                "train__threads": 1,
+                "train__save_every": 50,
+                "task__max_length": 64,
+                **SETTINGS[task],
+            }
             done = lambert("finetune", **flags, **more)
             assert done.code == 0, done.err
         return out
