@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -98,6 +98,7 @@ def written(path: Path, values: object) -> None:
 
 
 @fuzzed
+@example(changes={"num_hidden_layers": None, "id2label": [True]})
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
 def test_settings_of_the_model(check: Any, changes: dict[str, Any]) -> None:
     def spoil(model: Path) -> None:

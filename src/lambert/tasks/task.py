@@ -116,6 +116,8 @@ def _foreign(model_config: Mapping[str, Any], name: str) -> TaskConfig:
     architecture = "".join(model_config.get("architectures") or [])
     found = next((task for part, task in _ARCHITECTURES.items() if part in architecture), "mask")
     names = model_config.get("id2label") or {}
+    if not isinstance(names, dict):
+        raise ValueError("id2label is not an object")
     labels = tuple(names[key] for key in sorted(names, key=int))
     if found == "classify" and (model_config.get("problem_type") == "regression" or len(labels) == 1):
         found = "regress"
