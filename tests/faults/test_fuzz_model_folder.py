@@ -219,6 +219,7 @@ PLACES = st.sampled_from(
 
 
 @fuzzed
+@example(name="bert.embeddings.word_embeddings.weight", kind="scalar", cut=(0.0078125, b"", True), legacy=True)
 @given(name=PLACES, kind=st.sampled_from(PICKLED_KINDS), cut=st.none() | CUTS, legacy=st.booleans())
 def test_pickled_weights(check: Any, name: str, kind: str, cut: tuple[float, bytes, bool] | None, legacy: bool) -> None:
     def spoil(model: Path) -> None:

@@ -7,6 +7,7 @@ header against the file, and `pytorch_model.bin` is read with `weights_only` and
 import hashlib
 import json
 import pickle
+import struct
 import warnings
 import zipfile
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ PICKLED = "pytorch_model.bin"
 
 Tensors = dict[str, Tensor]
 _DAMAGE = (
+    struct.error,
     safetensors.SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, OSError,
     ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, AssertionError, NotImplementedError,
 )  # fmt: skip
