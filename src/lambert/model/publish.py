@@ -128,7 +128,9 @@ def _by_transformers(model: Model, folder: Path, batch: Batch, names: Collection
     quiet = transformers.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
-    net = getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval()
+    net = (
+        getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval().to(batch.ids_T.device)
+    )
     rows = []
     for start, end in pairwise(batch.bounds_S1.tolist()):
         types = {"token_type_ids": batch.types_T[None, start:end]} if family_of(model.config).segments else {}
