@@ -33,7 +33,7 @@ from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.failure_detector import FailureDetector
 from lambert.distributed.group import Group
 from lambert.engine.compiler import compile_blocks
-from lambert.engine.device import device_named, sent
+from lambert.engine.device import device_named, on_device
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 
@@ -48,7 +48,7 @@ def group(device: torch.device, folder: str) -> Group:
     torch.distributed.init_process_group(
         backend, store=store, rank=0, world_size=1, device_id=device if device.type == "cuda" else None
     )
-    return Group(0, 1, 0, 1, device, "one rank", watch=FailureDetector(store, 0, 1))
+    return Group(0, 1, 0, 1, device, "one rank", detector=FailureDetector(store, 0, 1))
 
 
 def own(args: argparse.Namespace, world: World, method: Any, closers: list[Callable[[], None]]) -> Updates:
@@ -78,7 +78,7 @@ def ddp(args: argparse.Namespace, world: World) -> Updates:
     def run(count: int) -> None:
         for _ in range(count):
             update = next(source)
-            counts_K = sent([update.counts[name] for name in net.objectives], world.device)
+            counts_K = on_device([update.counts[name] for name in net.objectives], world.device)
             optimizer.zero_grad()
             micro_batches = update.micro_batches
             for place, (_, batch) in enumerate(micro_batches):
