@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import hypothesis
 import pytest
 from labelled import labelled, tuned
 
@@ -23,6 +24,8 @@ if not os.environ.get("LAMBERT_TEST_GPU"):  # what runs on "auto" is the same ev
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's job in the background; what tests start inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+hypothesis.settings.register_profile("lambert", deadline=None)  # an example may wait long on a machine with other work
+hypothesis.settings.load_profile("lambert")
 
 WORDS = re.findall(
     r"\w+",

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from patience import HANGS, patient
 
@@ -81,7 +81,6 @@ def test_epochs_follow_one_another_each_sequence_once(shuffle):
         assert [index for _, index in epochs[0]] != [index for _, index in epochs[3]]
 
 
-@settings(deadline=None)
 @given(
     start=st.integers(0, 12),
     world=st.sampled_from([1, 2, 4]),

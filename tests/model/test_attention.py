@@ -33,7 +33,7 @@ def gradients(kernel: object, qkv: Tensor, bounds_S1: Tensor, longest: int) -> t
 
 
 @given(lengths)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_equals_the_plain_kernel_in_float64(sizes: list[int]) -> None:
     qkv, bounds_S1 = random_qkv(sum(sizes)), bounds(sizes)
     for ours, plain in zip(
@@ -53,7 +53,7 @@ def test_equals_the_plain_kernel_in_narrow_types(dtype: torch.dtype, tolerance: 
 
 
 @given(lengths, st.integers(0, 7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_sequence_sees_itself_alone(sizes: list[int], which: int) -> None:
     changed = which % len(sizes)
     qkv, bounds_S1 = random_qkv(sum(sizes), torch.float32), bounds(sizes)
@@ -127,7 +127,7 @@ def test_a_gpu_takes_the_fastest_kernel_that_it_has(
 
 
 @given(lengths)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_padded_rows_equal_the_plain_kernel_in_float64(sizes: list[int]) -> None:
     qkv, bounds_S1 = random_qkv(sum(sizes)), bounds(sizes)
     torch.testing.assert_close(padded(qkv, bounds_S1, max(sizes), 0.0), reference(qkv, bounds_S1, dropout=0.0))

@@ -177,7 +177,7 @@ def test_trust_bounds(low: float, high: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lr=st.floats(1e-3, 0.5), scale=st.floats(1e-3, 1e3), seed=st.integers(0, 1000))
 def test_an_adapted_tensor_moves_by_lr_times_its_norm(
     dtype: torch.dtype, tolerance: float, lr: float, scale: float, seed: int
@@ -193,7 +193,7 @@ def test_an_adapted_tensor_moves_by_lr_times_its_norm(
         assert abs(moved - lr * long) <= tolerance * long
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(factor=st.floats(1e-4, 1e4))
 def test_the_length_of_a_gradient_does_not_matter(factor: float) -> None:
     one = run(start(), gradients, 5, eps=0.0, adapt="all")
