@@ -75,9 +75,7 @@ RUNS = ("pretrain", "finetune")
 COMPUTES = ("pretrain", "finetune", "evaluate", "predict", "bench")
 """Verbs that run a model."""
 
-ONE_OF = {
-    "pretrain": (("init", "model."), ("train.steps", "train.epochs")),
-}
+ONE_OF = {"pretrain": (("init", "model."), ("train.steps", "train.epochs"))}
 """Groups of settings or tables of which at least one must be given."""
 
 WRONG_PATH = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)

@@ -49,12 +49,7 @@ def create_instances(
 
 class _Creation:
     def __init__(
-        self,
-        outline: Outline,
-        packing: PackingConfig,
-        masking: MaskingConfig,
-        specials: Specials,
-        random: Random,
+        self, outline: Outline, packing: PackingConfig, masking: MaskingConfig, specials: Specials, random: Random
     ) -> None:
         self.outline, self.packing, self.masking = outline, packing, masking
         self.specials, self.random = specials, random
@@ -157,12 +152,7 @@ class GooglePlan:
     """A `Plan` and a `Masking` over the instances, which are the same in every epoch."""
 
     def __init__(
-        self,
-        outline: Outline,
-        packing: PackingConfig,
-        masking: MaskingConfig,
-        specials: Specials,
-        seed: int,
+        self, outline: Outline, packing: PackingConfig, masking: MaskingConfig, specials: Specials, seed: int
     ) -> None:
         instances = create_instances(outline, packing, masking, specials, Random(seed))
         self.size = len(instances)

@@ -108,12 +108,7 @@ class Guard:
     def state(self) -> dict[str, Any]:
         """Returns the plain values for the checkpoint. The counts of consecutive bad updates are not included: after a
         resume they start at 0."""
-        return {
-            "lr_scale": self.lr_scale,
-            "roll_backs": self._roll_backs,
-            "mean": self._mean,
-            "healthy": self.healthy,
-        }
+        return {"lr_scale": self.lr_scale, "roll_backs": self._roll_backs, "mean": self._mean, "healthy": self.healthy}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores what `state` returned."""

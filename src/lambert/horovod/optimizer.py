@@ -20,13 +20,7 @@ from lambert.horovod.basics import size
 from lambert.horovod.compression import Compression, Compressor
 from lambert.horovod.gradients import Gradients
 from lambert.horovod.negotiation import Entry
-from lambert.horovod.operations import (
-    Adasum,
-    Average,
-    allreduce_async_,
-    sparse_allreduce_async,
-    synchronize,
-)
+from lambert.horovod.operations import Adasum, Average, allreduce_async_, sparse_allreduce_async, synchronize
 from lambert.horovod.parameters import groups_of, names_of
 from lambert.horovod.process_sets import ProcessSet, global_process_set
 

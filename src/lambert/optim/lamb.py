@@ -284,12 +284,7 @@ def _one(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: flo
 
 
 def _fused_adam(
-    out: list[Tensor],
-    batch: _Batch,
-    group: dict[str, Any],
-    lr: float,
-    decay: float,
-    scaling: _Scaling,
+    out: list[Tensor], batch: _Batch, group: dict[str, Any], lr: float, decay: float, scaling: _Scaling
 ) -> None:
     """Updates both running means and  out <- out * (1 - lr * decay) - lr * m / (sqrt(v) + eps),  in one pass over
     memory. Where `found_inf` is 1, nothing changes.
