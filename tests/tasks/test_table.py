@@ -78,7 +78,7 @@ def test_json_lines_and_parquet(tmp_path: Path) -> None:
         ("x.tsv.bz2", bz2.compress(b"text\tlabel\na\t1\n")[:-9], r"x\.tsv\.bz2 is truncated or damaged"),
         ("x.tsv.xz", lzma.compress(b"text\tlabel\na\t1\n")[:-9], r"x\.tsv\.xz is truncated or damaged"),
         ("x.tsv.gz", b"no gzip", r"x\.tsv\.gz cannot be read"),
-        ("x.parquet", b"no parquet", r"x\.parquet is damaged or no Parquet"),
+        ("x.parquet", b"no parquet", r"x\.parquet is damaged or not Parquet"),
     ],
 )
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:

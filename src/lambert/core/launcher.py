@@ -42,7 +42,7 @@ class End:
     """Time of the end, in seconds since 1970."""
 
 
-def signal_at_parent_death(number: int) -> None:
+def _signal_at_parent_death(number: int) -> None:
     """Makes the kernel send the signal `number` to this process when its parent dies. Linux only; elsewhere this does
     nothing. Makes one system call, so it may run between fork and exec."""
     if _prctl is not None:
@@ -57,7 +57,7 @@ def follow() -> None:
         return
     # A stopped process must wake up to leave. Not SIGTERM: the kernel sends the signal once for each thread of the
     # launcher, and a second SIGTERM would end the process before it has saved.
-    signal_at_parent_death(signal.SIGCONT)
+    _signal_at_parent_death(signal.SIGCONT)
     threading.Thread(target=_follow, args=(launcher,), name="lambert-launcher", daemon=True).start()
 
 

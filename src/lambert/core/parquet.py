@@ -49,7 +49,7 @@ def parquet_rows(stream: BinaryIO, column: str = "") -> Iterator[dict[str, Any]]
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
-        raise NotParquet(f"is damaged or no Parquet ({' '.join(str(error).split())})") from error
+        raise NotParquet(f"is damaged or not Parquet ({' '.join(str(error).split())})") from error
 
 
 def _check_sizes(file: Any, stream: BinaryIO) -> None:

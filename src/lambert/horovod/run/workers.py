@@ -5,18 +5,17 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from lambert.core.errors import UsageError
-from lambert.core.launcher import signal_at_parent_death
 from lambert.horovod.run.hosts import is_local
 
 GRACE_SECONDS = 5.0
@@ -26,6 +25,17 @@ _OF_THIS_MACHINE = re.compile(
     r"(BASH_FUNC_.*|SSH_.*|DBUS_.*|XDG_.*|HOME|USER|LOGNAME|SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|TMPDIR|DISPLAY|_)"
 )
 """Environment variables that are specific to a host and are not forwarded."""
+
+_EXEC = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes the program of the arguments after the first, the launcher's process id. The kernel terminates the program
+when the launcher ends for any reason. A function between fork and exec could not do this safely: the program that calls
+Lambert may have threads, and locks that they hold."""
 
 _output = threading.Lock()
 
@@ -47,18 +57,16 @@ class Worker:
         self.rank = int(variables["HOROVOD_RANK"])
         local = is_local(host)
         argv = list(command) if local else [*ssh, host, "sh", "-s"]
-        try:
-            self.process = subprocess.Popen(
-                argv,
-                env={**os.environ, **variables} if local else None,
-                stdin=subprocess.DEVNULL if local else subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=partial(_end_with, os.getpid()),  # noqa: PLW1509 (two system calls, no lock)
-            )
-        except OSError as error:
-            raise UsageError(f"horovodrun: {argv[0]!r} cannot be started: {error.strerror}") from error
+        if shutil.which(argv[0]) is None:
+            raise UsageError(f"horovodrun: {argv[0]!r} cannot be started: no such program")
+        self.process = subprocess.Popen(
+            [sys.executable, "-IS", "-c", _EXEC, str(os.getpid()), *argv],
+            env={**os.environ, **variables} if local else None,
+            stdin=subprocess.DEVNULL if local else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         if self.process.stdin is not None:
             self.process.stdin.write(remote_script(command, {**forwarded(), **variables}).encode())
             self.process.stdin.flush()
@@ -146,10 +154,3 @@ def remote_script(command: Sequence[str], variables: Mapping[str, str]) -> str:
         "(cat <&3 >/dev/null; kill -TERM $rank) 2>/dev/null &\nwatch=$!\nexec 3<&-\n"
         "wait $rank\ncode=$?\nkill $watch 2>/dev/null\nexit $code\n"
     )
-
-
-def _end_with(launcher: int) -> None:
-    """Called between fork and exec: the kernel terminates this process when the launcher ends for any reason."""
-    signal_at_parent_death(signal.SIGTERM)
-    if os.getppid() != launcher:
-        os._exit(1)
