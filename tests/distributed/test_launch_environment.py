@@ -210,7 +210,7 @@ def test_what_an_earlier_group_left_in_torchruns_store_is_refused(monkeypatch: p
     for here in places:
         meet(here, 5).set("verdict", "of this group")
     for here in places:
-        with pytest.raises(MachineError, match=r"what an earlier group left: .* TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        with pytest.raises(MachineError, match=r"store of an earlier group at .* TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
             meet(here, 5)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert not meet(places[0], 5).check(["verdict"])

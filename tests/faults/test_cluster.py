@@ -199,7 +199,7 @@ def test_a_signal_to_the_launcher(
     assert launched.code() == (130 if number == signal.SIGINT else 75)
     said = launched.lines()
     assert len(said) == 2, launched.text
-    assert said[0] == f"lambert launch: {number.name}: the ranks save and stop; once more leaves at once."
+    assert said[0] == f"lambert launch: {number.name}: the ranks save and stop; a second signal exits at once."
     saved = re.search(rf"Stopped by {number.name}; saved after update (\d+) of {STEPS}", said[1])
     assert saved, launched.text
     assert done(out) == int(saved[1]) < STEPS
@@ -240,7 +240,7 @@ def test_a_rank_that_always_crashes(start: Launch, tmp_path: Path) -> None:
     assert "rank 1: bug: ZeroDivisionError: of the test" in said[0]
     assert said[0].endswith("; restart 1 of 1, from update 5")
     assert said[1].startswith("lambert: gave up after 1 restart: first failure: rank 1: bug: ZeroDivisionError")
-    assert said[1].endswith(f". What went before stands in {out / 'log.txt'}.")
+    assert said[1].endswith(f". The log of the run is {out / 'log.txt'}.")
     assert "Traceback" not in launched.text
     assert (out / "log.txt").read_text().count("2 ranks, 2 a machine") == 2, "a start more than restarts"
 
@@ -304,7 +304,7 @@ def test_a_machine_leaves_and_comes_back(start: Launch, tmp_path: Path) -> None:
     port = free_port()
     flags = ("--nnodes=1:2", f"--endpoint=127.0.0.1:{port}")
     first = start(out, *flags, np=1, gate=f"16:{gate}")
-    wait_until(lambda: first.listens(port))  # the first is to hold the meeting point
+    wait_until(lambda: first.listens(port))  # the first is to hold the rendezvous
     second = start(out, *flags, np=1, gate=f"16:{gate}")
     wait_until(lambda: ranks(out) == 2 and done(out) >= 4)
     before = len(first.lines())  # one, where the second came too late for the start
@@ -316,7 +316,7 @@ def test_a_machine_leaves_and_comes_back(start: Launch, tmp_path: Path) -> None:
     third = start(out, *flags, np=1)
     wait_until(lambda: len(first.lines()) == before + 2)
     gate.touch()
-    assert first.lines()[-1] == "lambert launch: a machine comes or goes: all save, and the group starts again"
+    assert first.lines()[-1] == "lambert launch: a machine joins or leaves: all ranks save, and the group starts again"
     assert first.code() == 0
     assert third.code() == 0
     assert ranks(out) == 2

@@ -45,7 +45,7 @@ def test_ranks_that_differ(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) ->
     assert_all(ranks, 2, "Rank 1 cannot start: device = 'cuda' needs GPU 0, and torch finds 0 here")
     assert_all(cluster.run(train__device="cuda"), 2, "Rank 0 cannot start: device = 'cuda' needs GPU 0")
     ranks = cluster.run(each={1: {"environment": {"WORLD_SIZE": "3"}}})
-    assert_all(ranks, 2, "Rank 1 was told of 3 ranks, and rank 0 of 2")
+    assert_all(ranks, 2, "Rank 1 expects 3 ranks, and rank 0 expects 2")
     assert min(took) < patient(5), "seconds until all have ended, where the machine is not busy with something else"
     assert not (cluster.folder / "run").exists()
 

@@ -96,11 +96,11 @@ class Agent(LocalElasticAgent):
     def _forward(self, number: int) -> None:
         with self._lock:
             if self.signalled:
-                self._leave(128 + number, "Asked a second time: leaving at once, what was not saved is lost.")
+                self._leave(128 + number, "Second signal: exiting at once. What was not saved is lost.")
             self.signalled = number
             if not self._alive():
                 self._leave(self._stop_code(), f"Stopped by {signal.Signals(number).name} before there was a group.")
-            say(f"{signal.Signals(number).name}: the ranks save and stop; once more leaves at once.")
+            say(f"{signal.Signals(number).name}: the ranks save and stop; a second signal exits at once.")
             self._kill(number)
 
     def _leave(self, code: int, line: str) -> NoReturn:
@@ -145,7 +145,7 @@ class Agent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if worker_group.state == WorkerState.HEALTHY:
-            say("a machine comes or goes: all save, and the group starts again")
+            say("a machine joins or leaves: all ranks save, and the group starts again")
         super()._restart_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -236,7 +236,7 @@ class Agent(LocalElasticAgent):
     def _advice(self, end: End) -> str:
         """Returns what to look at when the group is not restarted, as the end of a line."""
         memory = ". If nobody killed it, the system had no memory left: see dmesg" if "SIGKILL" in end.line else ""
-        return f"{memory}. What went before stands in {self._run / 'log.txt'}." if self._run else memory
+        return f"{memory}. The log of the run is {self._run / 'log.txt'}." if self._run else memory
 
     def _publish(self, group: WorkerGroup, end: End) -> None:
         """Reports the end to the agents of the other nodes and waits until they have read it, because the store may end

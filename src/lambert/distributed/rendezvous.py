@@ -113,7 +113,7 @@ def roll_call(
                 time.sleep(0.02)
     except RuntimeError as error:
         raise MachineError(
-            f"Rank {here.rank} of {here.size} lost rank 0 at {_at(here)} before all had met: did it end, and why?"
+            f"Rank {here.rank} of {here.size} lost rank 0 at {_at(here)} before all ranks had met: did it end, and why?"
         ) from error
     return verdict
 
@@ -156,7 +156,7 @@ def _verdict(here: ProcessInfo, store: Store, missing: list[int], seconds: float
     cards: dict[str, int] = {}
     for rank, (_, _, theirs, kind, card) in enumerate(answers):
         if theirs != size:
-            return f"Rank {rank} was told of {theirs} ranks, and rank 0 of {size}: give all the same WORLD_SIZE.", 2
+            return f"Rank {rank} expects {theirs} ranks, and rank 0 expects {size}: set the same WORLD_SIZE for all.", 2
         if kind != device:
             return f"Rank {rank} computes on {kind}, and rank 0 on {device}: give all the same train.device.", 2
         if card and (first := cards.setdefault(card, rank)) != rank:
@@ -193,8 +193,8 @@ def _no_store(here: ProcessInfo, seconds: float, said: str) -> str:
 
 def _stale(here: ProcessInfo) -> str:
     return (
-        f"Rank {here.rank} of {here.size} met at {_at(here)} what an earlier group left: where machines come and go, "
-        "torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in deploy/torchrun.sh, or take lambert launch."
+        f"Rank {here.rank} of {here.size} found the store of an earlier group at {_at(here)}. If machines join and "
+        "leave, torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in deploy/torchrun.sh; or use lambert launch."
     )
 
 

@@ -78,7 +78,7 @@ class LaunchConfig:
         host, port_number = slurm_rendezvous()
         if not host:
             raise UsageError(
-                f"--nnodes {self.nnodes} machines must meet somewhere: set --endpoint HOST:PORT, the same on all, HOST "
+                f"--nnodes {self.nnodes} needs a rendezvous: set --endpoint HOST:PORT, the same on all machines, HOST "
                 "being one of them."
             )
         return host, port_number
@@ -280,7 +280,7 @@ def _lost(error: Exception, config: LaunchConfig, rendezvous: tuple[str, int]) -
         )
     if isinstance(error, RendezvousClosedError):
         return f"The group that met at {_text(rendezvous)} has ended: choose another --run-id for a new one."
-    return f"The meeting point {_text(rendezvous)} is lost: did the machine that holds it go down?"
+    return f"The rendezvous at {_text(rendezvous)} is lost: did the machine that holds it go down?"
 
 
 def _text(rendezvous: tuple[str, int]) -> str:
