@@ -263,12 +263,12 @@ def _prefetched(items: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
     background = _Background(items)
     try:
         while True:
-            asked = time.perf_counter()
+            start = time.perf_counter()
             item = background.get()
             if isinstance(item, StopIteration):
                 return
             if isinstance(item, BaseException):
                 raise item
-            yield replace(item, wait_seconds=time.perf_counter() - asked)
+            yield replace(item, wait_seconds=time.perf_counter() - start)
     finally:
         background.close()

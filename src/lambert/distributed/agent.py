@@ -205,11 +205,11 @@ class Agent(LocalElasticAgent):
 
     def _silent(self, group: WorkerGroup) -> dict[int, str]:
         """Returns, by local rank, what is known of the workers that failed without a report."""
-        said = {end.rank for end in read_ends(self._ends)}
+        reported = {end.rank for end in read_ends(self._ends)}
         return {
             local_rank: f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
             for local_rank, code in self._first.items()
-            if code and group.workers[local_rank].global_rank not in said
+            if code and group.workers[local_rank].global_rank not in reported
         }
 
     def _report(self, group: WorkerGroup) -> None:

@@ -96,8 +96,8 @@ def roll_call(
 
     Raises MachineError if rank 0 is lost before all ranks have arrived.
     """
-    said = [str(problem), problem.exit_code] if problem else ["", 0]
-    store.set(_here(here.rank), json.dumps([*said, here.size, device, card]))
+    state = [str(problem), problem.exit_code] if problem else ["", 0]
+    store.set(_here(here.rank), json.dumps([*state, here.size, device, card]))
     until = time.monotonic() + seconds
     try:
         if here.rank > 0:
@@ -176,10 +176,10 @@ def _absent(here: ProcessInfo, missing: list[int], seconds: float) -> str:
     )
 
 
-def _no_store(here: ProcessInfo, seconds: float, said: str) -> str:
-    """Returns an error message for the user on why the store cannot be reached; `said` is torch's message."""
+def _no_store(here: ProcessInfo, seconds: float, message: str) -> str:
+    """Returns an error message for the user on why the store cannot be reached; `message` is torch's."""
     who = f"Rank {here.rank} of {here.size}"
-    if "EADDRINUSE" in said or "in use" in said:
+    if "EADDRINUSE" in message or "in use" in message:
         return f"{who} cannot open port {here.port}: it is in use by another program. Choose another MASTER_PORT."
     try:
         socket.getaddrinfo(here.address, here.port)

@@ -44,9 +44,11 @@ class Report:
 
     def lines(self) -> list[str]:
         """Returns a line that names the tensors for each kind of difference."""
-        told = {"fresh, not in the file": self.missing, "left aside": self.unexpected}
+        differences = {"fresh, not in the file": self.missing, "left aside": self.unexpected}
         return [
-            f"{what}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}" for what, names in told.items() if names
+            f"{what}: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}"
+            for what, names in differences.items()
+            if names
         ]
 
     def warnings(self) -> list[str]:

@@ -78,10 +78,10 @@ class Drawn:
 
 def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
     model, precision = ready(weights.fresh(encoder, {"span": 0}), config.precision, world.device)
-    source, budget = Drawn(batch), InferenceConfig().micro_tokens
+    source, micro_tokens = Drawn(batch), InferenceConfig().micro_tokens
 
     def logits() -> Tensor:
-        return torch.cat([found["span"].float() for found in outputs(model, source, precision, world, budget)])
+        return torch.cat([found["span"].float() for found in outputs(model, source, precision, world, micro_tokens)])
 
     return _checked(config, "lambert", config.precision, logits, encoder, batch)
 

@@ -77,20 +77,20 @@ def incidents(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 def advice(run: Run) -> list[str]:
     """Returns advice that follows from the measurements of the ranks, one sentence each."""
-    said = []
+    sentences = []
     waits = [wait for _, _, wait in exchange_shares(run)]
     if waits and median(waits) >= WAIT_IS_HIGH:
-        said.append(
+        sentences.append(
             f"{run.name}: {median(waits):.0%} of an update is waiting for gradients. Use a larger train.batch_size, "
             "or an exchange.method of fewer bits if the recipe tolerates it."
         )
     imbalance = [value for _, value in run.series("imbalance")]
     if imbalance and median(imbalance) > IMBALANCE_IS_HIGH:
-        said.append(
+        sentences.append(
             f"{run.name}: the fullest rank has {median(imbalance):.2f} times the mean's tokens, and the others wait "
             "for it. Use a smaller train.micro_tokens."
         )
-    return said
+    return sentences
 
 
 def exchange_shares(run: Run) -> list[tuple[int, float, float]]:
@@ -165,8 +165,8 @@ def _starts(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _events(run: Run) -> list[Event]:
-    told = [_told(at, text) for at, text in run.log if _WRONG.match(text)]
-    return _thinned(told, "log.txt") + _thinned([_incident(row) for row in run.incidents], "incidents.jsonl")
+    logged = [_logged(at, text) for at, text in run.log if _WRONG.match(text)]
+    return _thinned(logged, "log.txt") + _thinned([_incident(row) for row in run.incidents], "incidents.jsonl")
 
 
 def _thinned(events: list[Event], file: str) -> list[Event]:
@@ -178,7 +178,7 @@ def _thinned(events: list[Event], file: str) -> list[Event]:
     return [*events[:half], Event(between[0].at, f"{len(between):,} more in {file}", None, "", None), *events[-half:]]
 
 
-def _told(at: str, text: str) -> Event:
+def _logged(at: str, text: str) -> Event:
     update, ranks = re.search(r"update ([\d,]+)", text), re.search(r"\brank (\d+(?:, \d+)*)", text)
     number = int(update[1].replace(",", "")) if update else None
     return Event(_seconds(at), text, number, ranks[1] if ranks else "", None)

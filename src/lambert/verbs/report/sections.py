@@ -18,16 +18,16 @@ WAIT_IS_HIGH = 0.1
 
 def advice(run: Run) -> list[str]:
     """Returns advice that follows from the curves, one sentence each."""
-    said = []
+    sentences = []
     waits = [share for _, share in run.series("wait_share")][1:]  # the first interval starts with an empty queue
     if waits and fmean(waits) >= WAIT_IS_HIGH:
-        said.append(
+        sentences.append(
             f"{run.name}: {fmean(waits):.0%} of the time went into waiting for data. Leave the loader a free core, or "
             "put the corpus on a faster disk."
         )
     skipped, updates = run.last("skipped") or 0.0, run.updates
     if skipped > 0.01 * updates:
-        said.append(
+        sentences.append(
             f"{run.name}: {skipped:,.0f} of {updates:,} updates were skipped for a non-finite gradient. Try bfloat16."
         )
     for key in _keys([run], "heldout/"):
@@ -36,12 +36,12 @@ def advice(run: Run) -> list[str]:
             continue
         at, best = min(losses, key=lambda point: point[1])
         if losses[-1][1] > 1.02 * best:
-            said.append(
+            sentences.append(
                 f"{run.name}: the held-out loss {key.removeprefix('heldout/')} was lowest, {best:.4g}, after {at:,} "
                 f"updates and is {losses[-1][1]:.4g} at the end: the model overfits. Train for fewer updates, or "
                 "on more text."
             )
-    return said
+    return sentences
 
 
 def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
