@@ -26,12 +26,13 @@ from torch import Tensor
 
 from lambert import cli
 from lambert.distributed import exchange
+from lambert.distributed.exchange.overlapped import DistributedExchange
 
 CYCLE_SECONDS = 1e-3
 FUSION_BYTES = 64 << 20
 
 
-class Horovod(exchange.DistributedExchange):
+class Horovod(DistributedExchange):
     """Sums gradients over the ranks by Horovod's method; `fp16` sends them as float16."""
 
     def __init__(self, *arguments: Any, fp16: bool, **options: Any) -> None:
@@ -75,7 +76,7 @@ class Horovod(exchange.DistributedExchange):
         return self._spent, self._waited
 
     def ready(self, place: int) -> None:
-        self.gradients.bring(place)
+        self.gradients.move_to_buffer(place)
         self._hand_over(place)
 
     def _hand_over(self, place: int) -> None:
@@ -134,7 +135,7 @@ def main() -> None:
     compression, *arguments = sys.argv[1:] or [""]
     if compression not in ("none", "fp16"):
         sys.exit(f"{sys.argv[0]} none|fp16, then what follows `lambert pretrain`")
-    exchange.DistributedExchange = partial(Horovod, fp16=compression == "fp16")  # type: ignore[assignment, misc]
+    exchange.build = partial(Horovod, fp16=compression == "fp16")
     cli.main(["pretrain", *arguments])
 
 

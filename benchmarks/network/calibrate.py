@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from study import METHODS, recipe, settings
+from study import METHODS, flags_of, settings
 
 from lambert.core.shards import Split
 from lambert.corpus import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.distributed import exchange
+from lambert.distributed.exchange import methods
+from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.model import weights
@@ -88,8 +89,8 @@ def timeline(args: argparse.Namespace, gradients: Gradients, net: Any, precision
 
 def costs(args: argparse.Namespace, gradients: Gradients, name: str) -> dict[str, list[float]]:
     """Of a method of the study: seconds and bytes of each bucket."""
-    config = exchange.ExchangeConfig(**METHODS[name])
-    method = exchange.METHODS[config.method](config, None, None)
+    config = ExchangeConfig(**METHODS[name])
+    method = methods.METHODS[config.method](config, None, None)
     buckets = gradients.buckets(config.megabytes(gradients.flat.device))
     kept = gradients.flat.clone()
     seconds: list[list[float]] = []
@@ -139,14 +140,14 @@ def main() -> None:
     args = parser.parse_args()
     dist.init_process_group("gloo")
     args.ranks = dist.get_world_size()
-    args.updates = args.evaluate_sequences = 1
-    shape = {k.removeprefix("model."): v for k, v in recipe(args, args.out, 0).items() if k.startswith("model.")}
+    args.recipe, args.updates, args.evaluate_sequences = None, 1, 1
+    shape = {k.removeprefix("model."): v for k, v in flags_of(args, args.out, 0).items() if k.startswith("model.")}
     pieces = tokenizers.load(args.corpus).get_vocab_size()
     net = weights.fresh(EncoderConfig(**shape, vocabulary=pieces), {"mlm": 0}, 0).train()
     precision, gradients = Precision(args.precision), Gradients(net)
     found = {"work": "calibration"} | timeline(args, gradients, net, precision)
     starts = {view.data_ptr(): place for place, view in enumerate(gradients.views)}
-    buckets = gradients.buckets(exchange.ExchangeConfig().megabytes(gradients.flat.device))
+    buckets = gradients.buckets(ExchangeConfig().megabytes(gradients.flat.device))
     lows = [starts[bucket.views[0].data_ptr()] for bucket in buckets]
     found["buckets"] = [[low, low + len(bucket.views)] for low, bucket in zip(lows, buckets, strict=True)]
     found["methods"] = {name: costs(args, gradients, name) for name in METHODS if "method" in METHODS[name]}
