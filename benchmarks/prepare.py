@@ -71,7 +71,12 @@ def peak_memory(vocabulary: Path, files: list[Path], workers: int) -> float:
         process = subprocess.Popen([sys.executable, "-c", code, *arguments])
         parent = psutil.Process(process.pid)
         ended = threading.Event()
-        threading.Thread(target=lambda: (process.wait(), ended.set()), daemon=True).start()
+
+        def wait() -> None:
+            process.wait()
+            ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
         while not ended.wait(0.02):
             resident = 0
             try:

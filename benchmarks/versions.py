@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 BENCH = {
@@ -46,10 +47,10 @@ def run(tree: Path, *arguments: object, stdin: Path | None = None) -> tuple[floa
     return time.perf_counter() - started, done.stdout
 
 
-def bench(tree: Path, flags: str) -> float:
-    """Median seconds of a round of `lambert bench`."""
-    printed = json.loads(run(tree, "bench", *flags.split(), "--json")[1])
-    return statistics.median(printed["sides"]["lambert"]["seconds"])
+def bench(row: str, tree: Path) -> dict[str, float]:
+    """Median seconds of a round of `lambert bench` with the flags of a row."""
+    printed = json.loads(run(tree, "bench", *BENCH[row].split(), "--json")[1])
+    return {row: statistics.median(printed["sides"]["lambert"]["seconds"])}
 
 
 def whole(tree: Path, options: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -104,9 +105,9 @@ def main() -> None:
                 with options.out.open("a") as file:
                     file.write(json.dumps({"row": row, "seconds": pairs}) + "\n")
 
-    for row, flags in BENCH.items():
+    for row in BENCH:
         if not options.rows or any(row.startswith(name) for name in options.rows):
-            said(measured(options.rounds, sides, lambda tree, row=row, flags=flags: {row: bench(tree, flags)}))
+            said(measured(options.rounds, sides, partial(bench, row)))
     if options.text:
         said(measured(options.rounds, sides, commands))
 

@@ -43,7 +43,7 @@ EXACT = "float32", "bfloat16", "float16"
 
 def group(device: torch.device, folder: str) -> Group:
     """A group of this process alone."""
-    store = torch.distributed.FileStore(str(Path(folder) / "store"), 1)
+    store = torch.distributed.FileStore(str(Path(folder) / "store"), 1)  # type: ignore[attr-defined]
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     torch.distributed.init_process_group(
         backend, store=store, rank=0, world_size=1, device_id=device if device.type == "cuda" else None
