@@ -32,22 +32,25 @@ static pthread_mutex_t *one_at_a_time;
     static result (*real_##name)(__VA_ARGS__); \
     if (!real_##name) real_##name = dlsym(RTLD_NEXT, #name)
 
+static void lock(void) {
+    if (pthread_mutex_lock(one_at_a_time) == EOWNERDEAD) pthread_mutex_consistent(one_at_a_time);
+}
+
+static void unlock(void) { pthread_mutex_unlock(one_at_a_time); }
+
 __attribute__((constructor)) static void begin(void) {
     count = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     one_at_a_time = (pthread_mutex_t *)(count + 8);
     pthread_mutexattr_t how;
     pthread_mutexattr_init(&how);
     pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&how, PTHREAD_MUTEX_ROBUST); /* a process that is killed does not keep the lock */
     pthread_mutex_init(one_at_a_time, &how);
 }
 
 void disk_arm(const char *below, int what, long when, int error, int to) {
     snprintf(root, sizeof root, "%s", below);
     fault = what, at = when, code = error, trace = to, *count = 0;
-    pthread_mutexattr_t how;
-    pthread_mutexattr_init(&how);
-    pthread_mutexattr_setpshared(&how, PTHREAD_PROCESS_SHARED);
-    pthread_mutex_init(one_at_a_time, &how); /* a process before may have been killed with it */
     root_length = strlen(root);
 }
 
@@ -57,9 +60,9 @@ static void record(char, const char *, const char *, uint64_t, const void *, uin
 
 /* The file created last has been renamed to `path` by a system call that did not pass through the C library. */
 void disk_renamed(const char *path) {
-    pthread_mutex_lock(one_at_a_time);
+    lock();
     if (root_length) record('r', newest, path, 0, NULL, 0);
-    pthread_mutex_unlock(one_at_a_time);
+    unlock();
 }
 
 static int inside(const char *path) {
@@ -118,7 +121,7 @@ static void record(char kind, const char *path, const char *other, uint64_t offs
 /* Whether the operation that comes next fails, with errno set. `grows`: it needs room. */
 static int fails(int grows) {
     long now = ++*count;
-    if (fault == KILL && now == at) pthread_mutex_unlock(one_at_a_time), _exit(137);
+    if (fault == KILL && now == at) unlock(), _exit(137);
     if ((fault == ERROR_ONCE && now == at) || (fault == FULL_FROM && (now == at || (now > at && grows)))) {
         errno = code;
         return 1;
@@ -129,7 +132,7 @@ static int fails(int grows) {
 typedef ssize_t (*Writing)(int, const void *, size_t, off_t);
 
 static ssize_t write_there(int handle, const char *path, const void *data, size_t length, off_t offset, Writing how) {
-    pthread_mutex_lock(one_at_a_time);
+    lock();
     long now = *count + 1;
     size_t wanted = length;
     ssize_t done = -1;
@@ -143,10 +146,10 @@ static ssize_t write_there(int handle, const char *path, const void *data, size_
                                                       : lseek(handle, 0, SEEK_CUR);
         }
         done = how(handle, data, wanted, offset);
-        if (halved && fault == KILL_HALF) pthread_mutex_unlock(one_at_a_time), _exit(137);
+        if (halved && fault == KILL_HALF) unlock(), _exit(137);
         if (done > 0) record('w', path, NULL, where, data, done);
     }
-    pthread_mutex_unlock(one_at_a_time);
+    unlock();
     return done;
 }
 
@@ -191,7 +194,7 @@ static int open_there(int folder, const char *name, int flags, mode_t mode) {
     char path[PATH_MAX];
     if (!(flags & (O_WRONLY | O_RDWR | O_CREAT | O_TRUNC)) || !of_name(folder, name, path))
         return real_openat64(folder, name, flags, mode);
-    pthread_mutex_lock(one_at_a_time);
+    lock();
     struct stat found;
     int existed = !fstatat(folder, name, &found, 0), handle = -1;
     if (!fails(!existed)) {
@@ -199,7 +202,7 @@ static int open_there(int folder, const char *name, int flags, mode_t mode) {
         if (handle >= 0 && !existed) record('c', path, NULL, 0, NULL, 0), strcpy(newest, path);
         else if (handle >= 0 && flags & O_TRUNC) record('t', path, NULL, 0, NULL, 0);
     }
-    pthread_mutex_unlock(one_at_a_time);
+    unlock();
     return handle;
 }
 
@@ -220,10 +223,10 @@ int openat64(int folder, const char *name, int flags, ...) { MODE(flags) return 
     char path[PATH_MAX], other[PATH_MAX] = ""; \
     int two = other_name != NULL; \
     if (!of_name(folder, name, path) || (two && !of_name(other_folder, other_name, other))) return call; \
-    pthread_mutex_lock(one_at_a_time); \
+    lock(); \
     int result = fails(grows) ? -1 : call; \
     if (!result) record(kind, path, two ? other : NULL, 0, NULL, 0); \
-    pthread_mutex_unlock(one_at_a_time); \
+    unlock(); \
     return result
 
 static const char *const nothing = NULL;
@@ -256,10 +259,10 @@ int mkdir(const char *name, mode_t mode) { return mkdirat(AT_FDCWD, name, mode);
 #define HANDLED(kind, grows, handle, offset, call) \
     char path[PATH_MAX]; \
     if (!root_length || !of_handle(handle, path)) return call; \
-    pthread_mutex_lock(one_at_a_time); \
+    lock(); \
     int result = fails(grows) ? -1 : call; \
     if (!result) record(kind, path, NULL, offset, NULL, 0); \
-    pthread_mutex_unlock(one_at_a_time); \
+    unlock(); \
     return result
 
 int fsync(int handle) {
