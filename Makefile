@@ -64,7 +64,7 @@ POINTS ?= all
 KILLED_RUNS ?= 200
 test-crash: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 LAMBERT_TEST_CRASHES=$(POINTS) LAMBERT_TEST_KILLED_RUNS=$(KILLED_RUNS) LAMBERT_DAMAGE=all \
-		nice $(BIN)/python -m pytest -s $(FLAGS) $(addprefix tests/faults/test_,every_crash.py killed.py damage.py)
+		nice $(BIN)/python -m pytest -s $(FLAGS) $(addprefix tests/faults/test_,every_crash.py damage.py)
 
 FUZZ_EXAMPLES ?= 10000
 test-fuzz: $(VENV)/setup-dev

@@ -5,10 +5,14 @@ By default a few of them, spread evenly; LAMBERT_TEST_CRASHES is how many, or "a
 
 import errno
 import json
+import math
 import os
+import random
 import re
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +26,11 @@ CHOSEN = os.environ.get("LAMBERT_TEST_CRASHES", "1")
 ALL = CHOSEN == "all"
 POINTS = 0 if ALL else int(CHOSEN)
 """Of each kind and command, where not all are tried."""
+KILLED_RUNS = int(os.environ.get("LAMBERT_TEST_KILLED_RUNS", "1"))
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and a C compiler"),
-    pytest.mark.timeout(300 if POINTS == 1 else 14400),
+    pytest.mark.timeout(300 if POINTS == KILLED_RUNS == 1 else 14400),
 ]
 
 MEASURED = {
@@ -238,6 +243,29 @@ def test_after_a_crash_at_any_operation_the_same_command_ends_in_the_same_bytes(
         said = told(wrong, said)
     print(f"\n{verb}: {len(done)} operations, {len(spread(found))} of {len(found)} states after a crash")
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:40])
+
+
+@pytest.mark.parametrize("verb", ["prepare", "pretrain", "finetune"])
+def test_killed_again_and_again_at_random_instants_it_ends_in_the_same_bytes(
+    verb: str, warm: Warm, commands: dict[str, list[str]], sound: Callable[[str], Sound]
+) -> None:
+    """Fault 4 of 24. Unlike above, training goes on while a checkpoint is written."""
+    straight, tokens, whole = sound(verb), command(commands, verb), math.inf
+    for _ in range(3):  # the first waits for imports
+        disks.write(warm.root, straight.before)
+        began = time.monotonic()
+        assert warm.run(tokens, ordered=False).code == 0
+        whole = min(whole, time.monotonic() - began)
+    moments, kills = random.Random(1), 0
+    for number in range(1, KILLED_RUNS + 1):
+        disks.write(warm.root, straight.before)
+        seconds = whole
+        while (left := warm.run(tokens, ordered=False, seconds=moments.uniform(0, seconds))).code == -signal.SIGKILL:
+            kills, seconds = kills + 1, seconds * 1.1  # the machine may have become slower
+        assert left.code == 0, left.text
+        assert products(disks.read(warm.root)) == products(straight.after)
+        print(f"\n{verb}: {number} of {KILLED_RUNS} runs, {kills} kills", flush=True)
+    assert kills > 0
 
 
 FAULTS = {

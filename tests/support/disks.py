@@ -214,7 +214,7 @@ class Ended:
     """How a command ended."""
 
     code: int
-    """-14 where it did not end."""
+    """-9 where it was killed after its time."""
     text: str
     operations: int
     """That it did below the folder, or tried."""
@@ -235,14 +235,19 @@ class Warm:
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def run(self, tokens: Sequence[str], fault: int = NONE, at: int = 0, error: int = 0, trace: bool = False) -> Ended:
-        """Temporary files go to the folder tmp below the root, where there is one."""
+    def run(
+        self, tokens: Sequence[str], fault: int = NONE, at: int = 0, error: int = 0, trace: bool = False,
+        seconds: float = 120.0, ordered: bool = True,
+    ) -> Ended:  # fmt: skip
+        """Killed after so many seconds; where `ordered`, training waits for each save, so that the operations come in
+        the same order every time. Temporary files go to the folder tmp below the root, where there is one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         said = self.home / "said"
         request = {
             "tokens": list(tokens), "cwd": str(self.home), "said": str(said), "root": str(self.root), "fault": fault,
-            "at": at, "error": error, "trace": str(self.home / "trace") if trace else "",
+            "at": at, "error": error, "seconds": seconds, "ordered": ordered,
+            "trace": str(self.home / "trace") if trace else "",
             "tmp": str(self.root / "tmp") if (self.root / "tmp").is_dir() else "",
         }  # fmt: skip
         print(json.dumps(request), file=self._process.stdin, flush=True)

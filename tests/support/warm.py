@@ -25,8 +25,6 @@ from lambert.engine import archive
 from lambert.engine.checkpoint import Saver
 from lambert.runs import updates
 
-PATIENCE_SECONDS = 120.0
-
 
 def wait_for_each_save() -> None:
     """The thread that writes checkpoints is waited for, so that the order of operations is the same every time."""
@@ -125,6 +123,8 @@ def run(disk: Any, request: dict[str, Any]) -> None:
     if request["tmp"]:
         os.environ["TMPDIR"], tempfile.tempdir = request["tmp"], None
     trace = os.open(request["trace"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if request["trace"] else -1
+    if request["ordered"]:
+        wait_for_each_save()
     disk.disk_arm(request["root"].encode(), request["fault"], request["at"], request["error"], trace)
     end = os._exit
 
@@ -146,22 +146,22 @@ def remember(path: Path) -> None:
         path.unlink()
 
 
-def ended(child: int) -> int:
-    """The exit code of a process; it is killed if it does not end, with all that it started."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until:
+def ended(child: int, seconds: float) -> int:
+    """The exit code of a process, which is killed after so many seconds, with its group."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return -signal.SIGALRM
+        time.sleep(min(left, 0.005))
+    with contextlib.suppress(ProcessLookupError):  # not a group yet
+        os.killpg(child, signal.SIGKILL)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def serve() -> None:
     torch.set_num_threads(1)
-    wait_for_each_save()
     updates.product_ceiling = lambda *arguments, **options: None  # type: ignore[assignment]  # seconds, for no file
     SubprocessHandler._popen = lambda self, args, env: Rank(args, env)
     disk = ctypes.CDLL(None)
@@ -175,7 +175,7 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             run(disk, request)
-        code = ended(child)
+        code = ended(child, request["seconds"])
         print(json.dumps({"code": code, "operations": disk.disk_count()}), file=answers, flush=True)
         remember(Path(request["said"] + "-modules"))
 
