@@ -469,7 +469,7 @@ def test_names_and_groups_must_not_repeat() -> None:
     optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)
     with pytest.raises(ValueError, match="more than once: bias, weight"):
         hvd.DistributedOptimizer(optimizer, [*one.named_parameters(), *other.named_parameters()])
-    with pytest.raises(ValueError, match="more than once in groups"):
+    with pytest.raises(ValueError, match="groups contain a parameter more than once"):
         hvd.DistributedOptimizer(optimizer, groups=[[one.weight], [one.weight]])
     with pytest.warns(DeprecationWarning, match="groups"):
         hvd.DistributedOptimizer(optimizer, num_groups=2)

@@ -102,7 +102,7 @@ def test_flags_behind_the_verb_are_answered_with_the_right_order(
 ) -> None:
     shown = lambert("launch", *shlex.split(flags))
     assert shown.code == 2
-    assert shown.err == f"lambert: {flag} of launch must stand before the verb: lambert launch {right}\n"
+    assert shown.err == f"lambert: {flag} of launch must precede the verb: lambert launch {right}\n"
 
 
 def test_no_verb_has_a_flag_of_launch() -> None:

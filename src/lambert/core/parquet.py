@@ -60,7 +60,7 @@ def _check_sizes(file: Any, stream: BinaryIO) -> None:
             if size > max(_MEMORY, _RATIO * bytes_of_file):
                 raise NotParquet(
                     f"has a column, {chunk.path_in_schema!r}, of {size:,} bytes in a file of {bytes_of_file:,}: it is "
-                    "not read, since no text is so repetitive. If it is meant, write it without compression"
+                    "not read, because no text is so repetitive. If the file is correct, write it without compression"
                 )
 
 

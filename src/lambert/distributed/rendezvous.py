@@ -187,7 +187,7 @@ def _no_store(here: ProcessInfo, seconds: float, message: str) -> str:
         return f"{who} does not know the host {here.address} ({error.strerror}): MASTER_ADDR must be that of rank 0."
     return (
         f"{who} found no rank 0 at {_at(here)} within {seconds:g} s: is it started there, with that MASTER_ADDR and "
-        "MASTER_PORT, and may others reach that port?"
+        "MASTER_PORT, and is that port reachable from here?"
     )
 
 

@@ -53,6 +53,6 @@ def groups_of(optimizer: torch.optim.Optimizer, groups: int | list[list[Tensor]]
     if any(not isinstance(p, Tensor) for p in listed):
         raise ValueError("groups takes lists of tensors")
     if len(set(listed)) < len(listed):
-        raise ValueError("a parameter stands more than once in groups")
+        raise ValueError("groups contain a parameter more than once")
     known = set(trained)
     return [own for group in groups if (own := [p for p in group if p in known])]

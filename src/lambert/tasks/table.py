@@ -76,7 +76,7 @@ class _Unpacked(io.RawIOBase):
         if self._file.tell() > self._limit:
             raise DataError(
                 f"{self._path} has more than {self._limit:,} bytes when it is unpacked, {_UNPACKED_RATIO} times its "
-                "size, which labelled data never have. If they are meant, unpack the file first."
+                "size, which labelled data never have. If the file is correct, unpack it first."
             )
 
 

@@ -129,7 +129,7 @@ def _check_order(tokens: list[str]) -> None:
             at += 1
     if strays:
         raise UsageError(
-            f"{' and '.join(strays)} of launch must stand before the verb: lambert {shlex.join([*own_flags, *rest])}"
+            f"{' and '.join(strays)} of launch must precede the verb: lambert {shlex.join([*own_flags, *rest])}"
         )
 
 
@@ -266,7 +266,7 @@ def _unreachable(rendezvous: tuple[str, int], seconds: int) -> str:
             return f"Port {port} of {host} is in use by another program: choose another with --endpoint."
     return (
         f"Nobody answers at {_text(rendezvous)} within {seconds} s: is lambert launch running on that machine, with "
-        "the same --endpoint, and may others reach that port?"
+        "the same --endpoint, and is that port reachable from here?"
     )
 
 

@@ -55,7 +55,9 @@ class Membership:
         try:
             store.wait([key], timedelta(seconds=seconds))
         except RuntimeError as error:
-            raise TimeoutError(f"no new world within {seconds:g} s: the launcher is gone or lacks workers") from error
+            raise TimeoutError(
+                f"no new world within {seconds:g} s: the launcher ended or has too few workers"
+            ) from error
         place = json.loads(store.get(key))
         if place is None:
             sys.exit(0)

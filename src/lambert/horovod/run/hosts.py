@@ -72,7 +72,7 @@ def parse_hosts(text: str, slots: int | None = None) -> list[Host]:
     if not hosts:
         raise UsageError("horovodrun: the list of hosts is empty")
     if len({host.name for host in hosts}) < len(hosts):
-        raise UsageError(f"horovodrun: a host stands more than once in {text.strip()!r}")
+        raise UsageError(f"horovodrun: {text.strip()!r} names a host more than once")
     return hosts
 
 
