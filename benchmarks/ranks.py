@@ -120,7 +120,7 @@ class Side:
         return steps, max(everyones(seconds, world)) / updates
 
     def close(self) -> None:
-        self._steps.close()  # type: ignore[attr-defined]
+        self._steps.close()
 
 
 def seconds_of(work: Callable[[], object], world: World, repeats: int = 1) -> float:

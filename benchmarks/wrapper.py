@@ -59,7 +59,7 @@ def own(args: argparse.Namespace, world: World, method: Any, closers: list[Calla
         precision=Precision(args.precision, world.device), world=world, seed=0, start=0, steps=MANY, exchange=exchange,
     )  # fmt: skip
 
-    closers.append(steps.close)  # type: ignore[attr-defined]
+    closers.append(steps.close)
 
     def run(count: int) -> None:
         for _ in range(count):

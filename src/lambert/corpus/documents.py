@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lambert.core.errors import DataError
@@ -51,7 +52,7 @@ class Documents:
         size = 0
         for file in self.files:
             before, inside = self.done, False
-            for piece in read(file, self.layout, self.kind, lambda at, before=before: self._at(before + at)):  # type: ignore[misc]
+            for piece in read(file, self.layout, self.kind, partial(self._count, before)):
                 self.read += not inside
                 if piece.error:
                     self._refuse(f"{file}, {piece.place}, {piece.error}")
@@ -77,8 +78,8 @@ class Documents:
                 f"max_bad = {self.max_bad:g}. Repair or remove them, or raise max_bad to drop them."
             )
 
-    def _at(self, done: int) -> None:
-        self.done = done
+    def _count(self, before: int, of_file: int) -> None:
+        self.done = before + of_file
 
     def _refuse(self, what: str) -> None:
         self.bad += 1

@@ -6,7 +6,7 @@ ordered by a keyed permutation. No position is saved: a run resumes by starting 
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from queue import SimpleQueue
@@ -64,7 +64,7 @@ def stream(
     shuffle: bool = True,
     stop: int | None = None,
     shares: int = 0,
-) -> Iterator[GlobalBatch]:
+) -> Generator[GlobalBatch, None, None]:
     """Yields the global batches of updates `start`, `start` + 1, ..., `stop` - 1.
 
     The epochs of the source follow one another without a gap. Micro-batches are formed of consecutive sequences
@@ -259,7 +259,7 @@ class _Background(Generic[Item]):
         self._thread.join(_CLOSING_SECONDS)
 
 
-def _prefetched(items: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
+def _prefetched(items: Iterator[GlobalBatch]) -> Generator[GlobalBatch, None, None]:
     background = _Background(items)
     try:
         while True:

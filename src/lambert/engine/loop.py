@@ -4,7 +4,7 @@ Pre-training and fine-tuning differ only in the arguments that they pass.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ def train(
     steps: int,
     exchange: Exchange | None = None,
     stop: StopRequest | None = None,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
     The loss minimised is the sum over the objectives of (summed loss / number of targets in the global batch): each

@@ -1,5 +1,6 @@
 """The names of an optimizer's parameters, and the groups of parameters that are reduced together."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -19,8 +20,7 @@ def names_of(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor
     pairs = list(named)
     if any(not isinstance(pair, tuple) for pair in pairs):
         raise ValueError("named_parameters takes (name, parameter) pairs, as model.named_parameters() gives them")
-    seen: set[str] = set()
-    twice = sorted({name for name, _ in pairs if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if twice:
         raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}")
     names = {p: name for name, p in pairs}

@@ -66,7 +66,7 @@ def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, s
         precision=Precision(config.train.precision, world.device), world=world, seed=config.seed,
         start=first, steps=first + 1 + _MOST, exchange=run.exchange,
     )  # fmt: skip
-    with closing(steps):  # type: ignore[type-var]
+    with closing(steps):
         for step in steps:
             if stop.agreed(world):
                 stop.check()

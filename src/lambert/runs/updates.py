@@ -272,7 +272,7 @@ def _attempts(
         release(world.device)
 
 
-def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> Iterator[GlobalBatch]:
+def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> Generator[GlobalBatch, None, None]:
     """Returns this rank's share of the global batches from update `start` to `stop`, or without end."""
     options, world = run.config.train, run.world
     parts = options.deterministic_parts if options.deterministic else 0
@@ -282,9 +282,9 @@ def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> I
     )  # fmt: skip
 
 
-def _priced(updates: Iterator[GlobalBatch], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:
+def _priced(updates: Generator[GlobalBatch, None, None], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:
     """Yields the updates, and appends the floating-point operations of this rank's share of each to `costs`."""
-    with closing(updates):  # type: ignore[type-var]
+    with closing(updates):
         for update in updates:
             batches = [batch for _, batch in update.micro_batches]
             lengths = [length for batch in batches for length in batch.bounds_S1.diff().tolist()]
