@@ -34,6 +34,16 @@ def test_a_run_folder_stands_for_its_model(pretrained: Path, tmp_path: Path) -> 
         model_folder(tmp_path / "none")
 
 
+@pytest.mark.parametrize("given", [".", "model"])
+def test_a_run_without_a_model_says_how_far_it_is(given: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(DataError, match=r"is a run that has no model yet\. Repeat the call"):
+        model_folder(tmp_path / given)
+    (tmp_path / "log.txt").write_text("SavedAndStopped: Stopped by SIGINT; saved after update 20 of 1,000. To continue")
+    with pytest.raises(DataError, match=r"no model yet\. It was saved after update 20 of 1,000\. Repeat the call"):
+        model_folder(tmp_path / given)
+
+
 @pytest.mark.parametrize(
     ("files", "given", "message"),
     [

@@ -1,6 +1,7 @@
 """`config.json` of a model folder, read and written."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ _MOST_LABELS = 2**16
 """The largest number of labels of a head for which a folder has no weights."""
 _TELLING = {"mlm": "heads.mlm.bias", "nsp": "heads.nsp.classifier.weight", "span": "heads.span.classifier.weight"}
 """A parameter of each head that a folder without `architectures` is searched for."""
+
+_SAVED = re.compile(r"saved after update ([\d,]+ of [\d,]+)")
+"""A line of log.txt about a run that was stopped."""
 
 
 def architecture(config: EncoderConfig, heads: Collection[str]) -> tuple[str, tuple[str, ...]]:
@@ -55,9 +59,20 @@ def model_folder(path: Path) -> Path:
     """Returns the model folder `path`, or that of the run folder `path`. Raises DataError if there is none."""
     folder = path / "model" if (path / "model").is_dir() else path
     refuse_model(folder)
+    _refuse_unfinished(path.parent if path.name == "model" and not path.exists() else path)
     if not folder.is_dir():
         raise DataError(f"No such model folder: {path}. {NOT_DOWNLOADED}")
     return folder
+
+
+def _refuse_unfinished(run: Path) -> None:
+    """Raises DataError if `run` is a run folder without a model."""
+    if (run / "model").is_dir() or (run / CONFIG).is_file() or not (run / "config.toml").is_file():
+        return
+    log = run / "log.txt"
+    places = _SAVED.findall(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else []
+    saved = f" It was saved after update {places[-1]}." if places else ""
+    raise DataError(f"{run} is a run that has no model yet.{saved} Repeat the call that began the run to finish it.")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
