@@ -59,6 +59,26 @@ def _is_tensorflow(path: Path) -> bool:
     return prefix in path.name and any(file.name.startswith(prefix) for file in path.parent.glob("*.index"))
 
 
+CONLL = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2")
+"""Suffixes of files with one word and its tag a line."""
+LABELLED = {
+    **dict.fromkeys(CONLL, "CoNLL, one word and its tag a line"),
+    ".csv": "a table (CSV)",
+    ".tsv": "a table (TSV)",
+}
+
+
+def labelled(path: Path, suffix: str, beginning: bytes = b"") -> None:
+    """Raises DataError if a file with this suffix and beginning looks like labelled data and not like text."""
+    what = LABELLED[".conll"] if beginning.startswith(b"-DOCSTART-") else LABELLED.get(suffix)
+    if what:
+        raise DataError(
+            f"{path} looks like {what}, and its labels and separators would be learnt as text. Write the text to a "
+            '.txt file, or to .jsonl as {"text": "..."} a line, or use --format text if the file is meant as text.'
+        )
+
+
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _MARKUP = {
     b"<mediawiki": (
         "is a MediaWiki dump (XML), and its markup would be learnt as text. Extract the articles with WikiExtractor, "
@@ -70,8 +90,10 @@ _MARKUP = {
 
 
 def markup(beginning: bytes) -> str:
-    """Returns, as the end of a sentence, which markup a file with this beginning contains and what to do with it; ""
-    for other files."""
+    """Returns, as the end of a sentence, which markup or encoding other than UTF-8 a file with this beginning contains
+    and what to do with it; "" for other files."""
+    if beginning.startswith(_UTF16):
+        return "looks like UTF-16: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
     text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith(b"<?xml"):
         text = text.partition(b"?>")[2].lstrip()

@@ -21,11 +21,12 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
+from lambert.core.unsupported import LABELLED
 from lambert.corpus import files, sentences, tokenizer, vocabulary
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents
 from lambert.corpus.encoding import document_hash
-from lambert.corpus.readers import Layout, check_no_markup
+from lambert.corpus.readers import Layout, check_prose
 from lambert.corpus.splits import Sink
 from lambert.corpus.workers import ahead, encode
 
@@ -58,8 +59,9 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     """
     found, passed = files.find(config.input, without=config.out)
     if config.format == "auto":
-        for file in set(found).intersection(config.input):
-            check_no_markup(file)
+        for file in found:
+            if file in config.input or file.suffix.lower() in LABELLED:  # a glob matches files of all kinds
+                check_prose(file)
     given = None
     if config.tokenizer != "train":
         given = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from lambert.core.errors import DataError
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import Kind, lookup
-from lambert.core.unsupported import markup
+from lambert.core.unsupported import labelled, markup
 from lambert.corpus.streams import BLOCK, Stream, is_damage, unpacked
 
 PIECE = 2 << 20
@@ -165,16 +165,19 @@ def read(
             yield Piece("", place, error=f"is damaged or truncated after this ({error or type(error).__name__})")
 
 
-def check_no_markup(path: Path) -> None:
-    """Raises DataError if a file with the name of a plain text file begins with markup."""
+def check_prose(path: Path) -> None:
+    """Raises DataError if a file that would be read as plain text begins with markup or looks like labelled data."""
     try:
         with path.open("rb") as raw:
             opened, inner = unpacked(path, raw)
-            problem = markup(Stream(opened).peek()) if SUFFIXES.get(inner, "text") == "text" else ""
+            beginning = Stream(opened).peek() if SUFFIXES.get(inner, "text") == "text" else b""
+            labelled(path, inner, beginning)
+            problem = markup(beginning)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     if problem:
-        raise DataError(f"{path} {problem}, or use --format text to read the markup as text.")
+        anyway = ", or use --format text to read the markup as text" if "markup" in problem else ""
+        raise DataError(f"{path} {problem}{anyway}.")
 
 
 def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tuple[bytes, int, bool]]:

@@ -17,11 +17,10 @@ from typing import IO, Any, BinaryIO, cast
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import nearest
-from lambert.core.unsupported import refuse_archive, refuse_arrow
+from lambert.core.unsupported import CONLL, refuse_archive, refuse_arrow
 from lambert.tasks.config import Columns
 from lambert.tasks.task import Row, json_row, whole_text
 
-_CONLL = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2")
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _UNPACKED_BYTES, _UNPACKED_RATIO = 64 << 20, 200
 """The larger of these bytes and so many times the bytes of a compressed file may be read from it. Text has 2 to 10
@@ -94,7 +93,7 @@ def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
         ".parquet": _read_parquet,
     }  # fmt: skip
     ending = kind(path)
-    if ending in _CONLL:
+    if ending in CONLL:
         raise UsageError(
             f"{path}: CoNLL files are not supported. Write each sentence as a line of JSON, "
             '{"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, in a .jsonl file, and set --task.name tag.'
