@@ -92,7 +92,7 @@ def test_checkpoints_that_are_damaged_or_elsewhere(cluster: Cluster) -> None:
         place.mkdir(parents=True)
     shutil.copytree(run, apart / "0" / "run")
     ranks = cluster.run(each={n: {"folder": apart / str(n)} for n in (0, 1)}, out="run")
-    assert_all(ranks, 4, "Rank 1 failed reading the checkpoint: run/checkpoints/step-000008 is not there")
+    assert_all(ranks, 4, "Rank 1 failed reading the checkpoint: run/checkpoints/step-000008 is missing here")
     flip(run / "checkpoints" / "step-000008" / "model.safetensors")
     first, second = cluster.run(3, train__save_every=4)[:2]  # a run that has begun goes on with any number
     assert (first.code, second.code, second.text) == (0, 0, "")
