@@ -194,6 +194,14 @@ def test_what_is_there_is_left_alone(verb: str, pretrained: Path, tmp_path: Path
     assert "hf" in wrong.err
 
 
+def test_a_run_folder_is_exported(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    done = lambert("export", model=pretrained, out=tmp_path / "out")
+    assert done.code == 0, done.err
+    weights = [folder / "model.safetensors" for folder in (pretrained / "model", tmp_path / "out")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert lambert("export", model=tmp_path / "none", out=tmp_path / "new").code == 3
+
+
 def test_an_encoder_keeps_its_pooler_until_a_task_is_learnt(
     tmp_path: Path, pretrained: Path, labelled: Callable[[str, str], Path], lambert: Lambert
 ) -> None:

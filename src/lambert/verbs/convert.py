@@ -39,7 +39,7 @@ class ExportConfig:
     """Converts a model folder to another format."""
 
     model: Path
-    """Model folder."""
+    """Run folder or model folder."""
     out: Path
     """Folder to write; it must not exist."""
     format: str = "hf"
@@ -101,7 +101,7 @@ def run_export(config: ExportConfig, say: Say = silent) -> Result:
 
 
 def _hugging_face(config: ExportConfig) -> Iterator[str]:
-    return _imported(ImportConfig(source=config.model, out=config.out, code=config.code))
+    return _imported(ImportConfig(source=layout.model_folder(config.model), out=config.out, code=config.code))
 
 
 FORMATS: dict[str, Callable[[ExportConfig], Iterable[str] | None]] = {"hf": _hugging_face}
