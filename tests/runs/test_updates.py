@@ -282,7 +282,7 @@ def test_what_is_sent_seldom_or_rounded_contradicts_a_deterministic_run(
     last_line(refused, 2, "train.deterministic", "exchange.sync_every")
     for method in get_args(Name):
         options, exchange = TrainConfig(deterministic=True), ExchangeConfig(method=method)
-        config: Any = SimpleNamespace(train=options, exchange=exchange, guard=GuardConfig())
+        config: Any = SimpleNamespace(init=None, out=tmp_path, train=options, exchange=exchange, guard=GuardConfig())
         if method == "float32":
             check_together(config)
             continue

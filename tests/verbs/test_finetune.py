@@ -154,6 +154,12 @@ def test_refused_before_the_first_update(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("init", ["run", "run/model"])
+def test_the_run_in_init_is_no_place_for_another(init: str, tmp_path: Path, lambert: Lambert) -> None:
+    called = lambert("finetune", init=tmp_path / init, data=tmp_path / "data.tsv", out=tmp_path / "run")
+    one_line(called, 2, f"{tmp_path / 'run'} is the run given in init. Choose another out.")
+
+
 def test_another_family_is_refused_before_its_tokenizer_is_read(tmp_path: Path, lambert: Lambert) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
     (tmp_path / "tokenizer.json").touch()
