@@ -182,6 +182,10 @@ def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         report.run(ReportConfig())
     with pytest.raises(DataError, match=r"No metrics\.jsonl in .*bsae\. Run folders near it: .*base"):
         report.run(ReportConfig(runs=(tmp_path / "runs" / "bsae",)))
+    begun = folder(tmp_path / "runs" / "begun", [])
+    (begun / "metrics.jsonl").unlink()
+    with pytest.raises(DataError, match=r"begun has no metrics yet: a row is written every N updates, N = log\.every"):
+        report.run(ReportConfig(runs=(begun,)))
     with pytest.raises(MachineError, match=r"cannot be written: .*choose another place"):
         report.run(ReportConfig(runs=(run,), out=run / "config.toml" / "page.html"))
     (run / "summary.json").write_text('{"tables": [{"rows": [[1]]}]}')

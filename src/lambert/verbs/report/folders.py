@@ -50,6 +50,8 @@ def read(folder: Path, name: str) -> Run:
     """Reads a run folder. Only a missing metrics.jsonl is an error; other damage becomes a notice on the page."""
     metrics = folder / METRICS
     if not metrics.is_file():
+        if (folder / "config.toml").is_file():
+            raise DataError(f"{folder} has no metrics yet: a row is written every N updates, N = log.every.")
         known = sorted(str(path.parent) for path in folder.parent.glob(f"*/{METRICS}"))
         raise DataError(
             f"No metrics.jsonl in {folder}. " + (f"Run folders near it: {', '.join(known[:5])}." if known else "")
