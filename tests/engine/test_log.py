@@ -171,6 +171,10 @@ def test_plain_lines_show_loss_rate_and_speed(tmp_path: Path, capsys: pytest.Cap
     text = capsys.readouterr().err
     assert "train: 10/10 (100%) updates, loss 2.0000, lr 1.00e-03, 2,000 tokens/s, waiting for data 10%" in text
     assert "held out after 4 updates: mlm 3.25, nsp_accuracy 0.5" in text
+    lines = [line for line in text.splitlines() if line.startswith("train: ")]
+    assert "loss" not in lines[0], "nothing has been measured"
+    assert ["at 8: loss" in line for line in lines if "/10 (90%)" in line] == [True]
+    assert ["left" in line for line in lines if "/10 (90%)" in line] == [False], "too few updates for an estimate"
 
 
 def test_the_console_keeps_silent_about_data_that_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

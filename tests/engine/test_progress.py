@@ -60,6 +60,14 @@ def test_the_time_left_counts_only_what_was_done_now(monkeypatch: pytest.MonkeyP
         assert bar.seconds_left == pytest.approx(15)
 
 
+def test_the_time_left_needs_enough_work_done_now() -> None:
+    with progress(100, "train", quiet=True, done=60, measured=10) as bar:
+        bar.advance(9)
+        assert bar.seconds_left is None
+        bar.advance()
+        assert bar.seconds_left is not None
+
+
 def test_a_terminal_shows_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -20,6 +20,8 @@ from lambert.engine.step import Step
 
 _WAIT_SHOWN = 0.01
 """The console shows the share of time that training waited for data if it is at least this."""
+_MEASURED = 10
+"""Updates from which the time left is estimated, at least. The first ones are slower."""
 
 _COUNTS = ("examples", "words", "questions")
 """Endings of the names of scores that are counts."""
@@ -76,8 +78,9 @@ class RunLog:
         self._identity: tuple[int, int] | None = None
         self._writes = self._world.is_first
         self._bar = progress(
-            steps, description, unit="updates", quiet=quiet or not self._writes, seconds=seconds, done=start
-        )
+            steps, description, unit="updates", quiet=quiet or not self._writes, seconds=seconds, done=start,
+            measured=_MEASURED,
+        )  # fmt: skip
         self._board = _board(run, start) if tensorboard and self._writes else None
 
     def __enter__(self) -> Self:
@@ -133,7 +136,8 @@ class RunLog:
                 self._write(row | ({"plateau": 1} if finding else {}))
             self.note(finding)
             self._interval = _Interval()
-        self._bar.advance(1, self._details)
+        measured = "" if step.due(self._every) else f"at {step.index - step.index % self._every:,}: "
+        self._bar.advance(1, self._details and f"{measured}{self._details}")
 
     def paused(self, seconds: float) -> None:
         """Adds the time that a save delayed training."""
@@ -171,7 +175,7 @@ class RunLog:
         """Called after a roll back to the checkpoint of update `start`, which has this `state`: removes later rows."""
         self._totals |= dict(state)
         self._pending, self._interval = None, _Interval()
-        self._bar.done = start
+        self._bar.done, self._bar.details, self._details = start, "", ""
         if self._writes:
             self._metrics.close()
             with self._tolerating_disk_errors():

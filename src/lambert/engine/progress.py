@@ -23,6 +23,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         quiet: Show nothing.
         seconds: Interval between two plain lines.
         done: Units that were done before.
+        measured: Units to be done now before the time left is shown.
         summary: Without a terminal, print a last line at the end.
     """
 
@@ -35,11 +36,12 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         quiet: bool = False,
         seconds: float = PLAIN_SECONDS,
         done: float = 0,
+        measured: float = 0,
         summary: bool = True,
     ) -> None:
         self.total, self.description, self.unit, self.quiet = total, description, unit, quiet
         self.done, self._before, self._seconds, self._summary = done, done, seconds, summary
-        self.details = ""
+        self.details, self._measured = "", measured
         self._bar: Bar | None = None
 
     def __enter__(self) -> Self:
@@ -92,7 +94,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
     def seconds_left(self) -> float | None:
         """Seconds left at the mean pace so far; None if unknown."""
         made = self.done - self._before
-        if self.total is None or made <= 0:
+        if self.total is None or made <= 0 or made < self._measured:
             return None
         return max(0.0, self.total - self.done) * (time.monotonic() - self._began) / made
 
