@@ -18,6 +18,7 @@ from lambert.engine.metrics_file import METRICS, AppendOnlyFile, truncate
 from lambert.engine.progress import PLAIN_SECONDS, progress
 from lambert.engine.step import Step
 
+LOG = "log.txt"
 _WAIT_SHOWN = 0.01
 """The console shows the share of time that training waited for data if it is at least this."""
 _MEASURED = 10
@@ -91,7 +92,7 @@ class RunLog:
 
     def _open(self) -> None:
         self._metrics = AppendOnlyFile(self._run / METRICS, self._warn_once)
-        self._text = AppendOnlyFile(self._run / "log.txt", self._warn_once)
+        self._text = AppendOnlyFile(self._run / LOG, self._warn_once)
         self._handler = _Records(self)
         logging.getLogger("lambert").addHandler(self._handler)
         self._level = logging.getLogger("lambert").level
@@ -293,6 +294,13 @@ def _details(row: Mapping[str, Any]) -> str:
 def score_text(name: str, value: float, form: str = ".4f") -> str:
     """Returns a score as text: a count as a whole number, any other score in the format `form`."""
     return f"{value:,.0f}" if name.endswith(_COUNTS) else f"{value:{form}}"
+
+
+def append(run: Path, text: str) -> None:
+    """Writes a line to log.txt of a run whose RunLog is closed. Does nothing if the disk refuses the line."""
+    file = AppendOnlyFile(run / LOG, lambda problem: None)
+    file.write(f"{_now()} {text}")
+    file.close()
 
 
 def _now() -> str:

@@ -22,6 +22,7 @@ from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.group import detect
 from lambert.engine import archive
 from lambert.engine.guard import GuardConfig
+from lambert.engine.log import append
 from lambert.engine.loop import evaluate
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
@@ -147,8 +148,10 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             entropy = manifest["splits"]["train"].get("unigram_entropy")
             scores = yield from run_updates(config, model, source, score, world, stop, say, moments, entropy)
             if scores is not None and world.is_first:
-                say(publish_run(config, model, tokenizer, {}, scores))
                 if warning := beside_unigrams(scores, manifest):
+                    append(config.out, warning)
+                say(publish_run(config, model, tokenizer, {}, scores))
+                if warning:
                     say(warning)
 
 

@@ -24,7 +24,9 @@ _START = re.compile(r"(\d+) ranks, ([1-9]\d*) a machine .*gradients by (\w+)")
 _TIMED = re.compile(r"exchange (\w+) +([\d.]+) s an update, +([\d.]+)x(.*)")
 _CONTINUED = "continuing after update"
 _SLOW = re.compile(r"rank \d+ is slow")
-_WRONG = re.compile(rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: |[A-Z]\w+: ")
+_WRONG = re.compile(
+    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: (?!the held-out)|[A-Z]\w+: "
+)
 """Matches the lines of log.txt that report incidents. Skipped updates are in incidents.jsonl."""
 
 

@@ -12,13 +12,17 @@ from lambert.verbs.report.curves import Chart, Line
 from lambert.verbs.report.folders import Run, is_number, is_rate
 from lambert.verbs.report.ranks import exchange_shares
 
+UNLEARNT = ("warning: the held-out masked-LM loss is ", "the masked-LM loss has been near the unigram entropy")
+"""Beginnings of the lines of log.txt about a run that learnt no more than the frequencies of the vocabulary's pieces;
+see `runs.plateau`."""
 WAIT_IS_HIGH = 0.1
 """Share of the time spent waiting for data from which the page gives advice."""
 
 
 def advice(run: Run) -> list[str]:
-    """Returns advice that follows from the curves, one sentence each."""
-    sentences = []
+    """Returns advice that follows from the curves and from what the run said about them."""
+    unlearnt = [text.removeprefix("warning: ") for _, text in run.log if text.startswith(UNLEARNT)]
+    sentences = [f"{run.name}: {text}" for text in unlearnt[-1:]]
     waits = [share for _, share in run.series("wait_share")][1:]  # the first interval starts with an empty queue
     if waits and fmean(waits) >= WAIT_IS_HIGH:
         sentences.append(
