@@ -116,6 +116,18 @@ def test_one_process_beside_ranks(tmp_path: Path) -> None:
     assert ranks.facts([report.read(alone, "a")]) == []
 
 
+def test_a_stop_is_no_incident_and_a_crash_is(tmp_path: Path) -> None:
+    again = "continuing after update {} of 110"
+    run = logged(
+        folder(tmp_path / "run"), "SavedAndStopped: Stopped by SIGINT; saved after update 50 of 110.", again.format(50),
+        again.format(60), "MachineError: The disk is full.",
+    )  # fmt: skip
+    table = ranks.incidents([report.read(run, "run")])
+    assert table is not None
+    what = table["columns"].index("What")
+    assert [cells[what] for cells in table["rows"]] == [again.format(60), "The disk is full."]
+
+
 def test_of_many_incidents_the_ends_are_shown_and_what_was_done_stays(tmp_path: Path) -> None:
     run = logged(
         folder(tmp_path / "run"), "PeerLost: Rank 0 lost its peers while summing: rank 3 does not answer.", "Traceback"

@@ -23,11 +23,15 @@ IMBALANCE_IS_HIGH = 1.1
 _START = re.compile(r"(\d+) ranks, ([1-9]\d*) a machine .*gradients by (\w+)")
 _TIMED = re.compile(r"exchange (\w+) +([\d.]+) s an update, +([\d.]+)x(.*)")
 _CONTINUED = "continuing after update"
+_STOPPED = "SavedAndStopped: "
 _SLOW = re.compile(r"rank \d+ is slow")
 _WRONG = re.compile(
-    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: (?!the held-out)|[A-Z]\w+: "
+    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: (?!the held-out)|"
+    rf"(?!{_STOPPED})[A-Z]\w+: "
 )
-"""Matches the lines of log.txt that report incidents. Skipped updates are in incidents.jsonl."""
+"""Matches the lines of log.txt that report incidents. Skipped updates are in incidents.jsonl. A stop that was
+asked for is not an incident."""
+_CLASS = re.compile(r"^(Usage|Data|Machine|Diverged)Error: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,12 @@ def _starts(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _events(run: Run) -> list[Event]:
-    logged = [_logged(at, text) for at, text in run.log if _WRONG.match(text)]
+    stopped = [False, *(text.startswith(_STOPPED) for _, text in run.log)]
+    logged = [
+        _logged(at, _CLASS.sub("", text))
+        for (at, text), after_stop in zip(run.log, stopped, strict=False)
+        if _WRONG.match(text) and not (after_stop and text.startswith(_CONTINUED))
+    ]
     return _thinned(logged, "log.txt") + _thinned([_incident(row) for row in run.incidents], "incidents.jsonl")
 
 
