@@ -213,6 +213,17 @@ def test_scores_that_are_shown_as_held_out_are_not_repeated(tmp_path: Path) -> N
     assert len(set(labels)) == len(labels)
 
 
+def test_settings_of_other_tasks_are_left_out(tmp_path: Path) -> None:
+    text = '[task]\nname = "{}"\ntop = 5\n[task.columns]\ntext = "text"\n[task.squad]\nbest = 20\n'
+    for task, found in {
+        "classify": {"task.name", "task.columns.text"},
+        "squad": {"task.name", "task.squad.best"},
+        "mine:Task": {"task.name", "task.top", "task.columns.text", "task.squad.best"},
+    }.items():
+        run = folder(tmp_path / task.partition(":")[0], config=text.format(task))
+        assert set(report.read(run, task).config) == found
+
+
 @pytest.mark.parametrize("text", ["1", "-1.5", "+17.1% ± 1.2%", "1,024", "2.1e-05", "3 GB", "81%", "640,000"])
 def test_quantities(text: str) -> None:
     assert cells.is_quantity(text)

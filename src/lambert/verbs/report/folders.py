@@ -12,6 +12,10 @@ from lambert.engine.metrics_file import METRICS
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 """How log.txt writes the time."""
+_UNUSED = dict.fromkeys(("classify", "regress", "tag"), ("task.squad.", "task.top")) | {
+    "squad": ("task.columns.", "task.labels", "task.top")
+}
+"""Beginnings of the names of settings that a task does not use."""
 _LARGEST = 1e30
 
 
@@ -70,7 +74,7 @@ def read(folder: Path, name: str) -> Run:
     return Run(
         name,
         sorted(rows, key=lambda row: int(row["step"])),
-        settings.dotted(recipe),
+        _used(settings.dotted(recipe)),
         settings.dotted(environment),
         settings.dotted(scores),
         summary,
@@ -78,6 +82,12 @@ def read(folder: Path, name: str) -> Run:
         _log(folder / "log.txt"),
         [row for row in _rows(folder / "incidents.jsonl", name, notices) if is_number(row.get("time"))],
     )
+
+
+def _used(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings without those of Lambert's tasks that the run does not use."""
+    unused = _UNUSED.get(str(config.get("task.name")), ())
+    return {name: value for name, value in config.items() if not name.startswith(tuple(unused))}
 
 
 def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:
