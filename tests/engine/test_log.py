@@ -11,7 +11,7 @@ import pytest
 
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.world import World
-from lambert.engine.log import RunLog, score_text
+from lambert.engine.log import RunLog
 
 
 class FakeStep(SimpleNamespace):
@@ -254,12 +254,6 @@ def test_the_last_rows_are_on_the_disk_when_it_ends(tmp_path: Path, monkeypatch:
     size = (tmp_path / "metrics.jsonl").stat().st_size
     assert size > 0
     assert size in synced
-
-
-def test_counts_are_whole_numbers() -> None:
-    assert score_text("examples", 12_345.0, ".4g") == "12,345"
-    assert score_text("has_answer_questions", 300.0) == "300"
-    assert score_text("accuracy", 1.0) == "1.0000"
 
 
 def test_what_holds_up_the_next_update_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

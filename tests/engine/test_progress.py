@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from lambert.engine.progress import duration, progress
+from lambert.engine.progress import duration, progress, score_text
 
 
 @pytest.mark.parametrize(
@@ -96,3 +96,9 @@ def test_a_new_task_has_its_own_time_left(monkeypatch: pytest.MonkeyPatch, capsy
         now[0] += 10
         bar.update("write", 1.0, 4.0)
     assert capsys.readouterr().err.splitlines() == ["write: 0/4 (0%) MB", "write: 1/4 (25%) MB, 30 s left"]
+
+
+def test_counts_are_whole_numbers() -> None:
+    assert score_text("examples", 12_345.0, ".4g") == "12,345"
+    assert score_text("has_answer_questions", 300.0) == "300"
+    assert score_text("accuracy", 1.0) == "1.0000"

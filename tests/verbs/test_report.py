@@ -213,6 +213,31 @@ def test_scores_that_are_shown_as_held_out_are_not_repeated(tmp_path: Path) -> N
     assert len(set(labels)) == len(labels)
 
 
+def test_scores_have_their_errors_and_counts_are_whole(tmp_path: Path) -> None:
+    scores = {"accuracy": 0.37573, "accuracy_se": 0.01873, "examples": 200.0}
+    rows = [row(step) | {f"heldout/{name}": value for name, value in scores.items()} for step in (10, 20)]
+    run = report.read(folder(tmp_path / "run", rows, scores=scores | {"f1": 0.5, "f1_se": 0.25, "g_se": 0.125}), "run")
+    final = dict(report.final_numbers([run]))
+    assert final["Held out, accuracy"] == ["0.3757 ± 0.0187"]
+    assert final["Held out, examples"] == ["200"]
+    assert final["f1"] == ["0.5 ± 0.25"]
+    assert final["g_se"] == ["0.125"]
+    assert not {"Held out, accuracy se", "f1_se", "accuracy", "accuracy_se"} & set(final)
+    titles = [chart.title for chart in report.charts([run], [0])]
+    assert "Held out, accuracy" in titles
+    assert not {"Held out, accuracy se", "Held out, examples"} & set(titles)
+
+
+def test_the_loss_of_a_single_objective_is_shown_once(tmp_path: Path) -> None:
+    runs = []
+    for name in ("mlm", "label"):
+        rows = [{"step": step, "loss": 2.0, f"loss/{name}": 2.0} for step in (10, 20)]
+        runs.append(report.read(folder(tmp_path / name, rows), name))
+    final = dict(report.final_numbers(runs))
+    assert "Loss" not in final
+    assert final["Loss, mlm"] == ["2.0000", ""]
+
+
 def test_settings_of_other_tasks_are_left_out(tmp_path: Path) -> None:
     text = '[task]\nname = "{}"\ntop = 5\n[task.columns]\ntext = "text"\n[task.squad]\nbest = 20\n'
     for task, found in {

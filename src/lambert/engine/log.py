@@ -15,7 +15,7 @@ from lambert.core.world import World
 from lambert.engine import environment
 from lambert.engine.device_memory import peak_megabytes
 from lambert.engine.metrics_file import METRICS, AppendOnlyFile, truncate
-from lambert.engine.progress import PLAIN_SECONDS, progress
+from lambert.engine.progress import PLAIN_SECONDS, progress, score_text
 from lambert.engine.step import Step
 
 LOG = "log.txt"
@@ -23,9 +23,6 @@ _WAIT_SHOWN = 0.01
 """The console shows the share of time that training waited for data if it is at least this."""
 _MEASURED = 10
 """Updates from which the time left is estimated, at least. The first ones are slower."""
-
-_COUNTS = ("examples", "words", "questions")
-"""Endings of the names of scores that are counts."""
 
 
 class RunLog:
@@ -289,11 +286,6 @@ def _board(run: Path, start: int) -> _Board:
 def _details(row: Mapping[str, Any]) -> str:
     waiting = f", waiting for data {row['wait_share']:.0%}" if row["wait_share"] >= _WAIT_SHOWN else ""
     return f"loss {row['loss']:.4f}, lr {row['lr']:.2e}, {row['tokens_per_second']:,.0f} tokens/s{waiting}"
-
-
-def score_text(name: str, value: float, form: str = ".4f") -> str:
-    """Returns a score as text: a count as a whole number, any other score in the format `form`."""
-    return f"{value:,.0f}" if name.endswith(_COUNTS) else f"{value:{form}}"
 
 
 def append(run: Path, text: str) -> None:

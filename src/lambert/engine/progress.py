@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines."""
+COUNTS = ("examples", "words", "questions")
+"""Endings of the names of scores that are counts."""
 
 
 class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize") as bar:`
@@ -144,3 +146,8 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def score_text(name: str, value: float, form: str = ".4f") -> str:
+    """Returns a score as text: a count as a whole number, any other score in the format `form`."""
+    return f"{value:,.0f}" if name.endswith(COUNTS) else f"{value:{form}}"

@@ -9,7 +9,7 @@ from lambert import __version__
 from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
 from lambert.corpus import tokenizer as tokenizers
-from lambert.engine.log import score_text
+from lambert.engine.progress import score_text
 from lambert.model.families import DEFAULT, family_of
 from lambert.model.heads import Model
 from lambert.model.publish import publish

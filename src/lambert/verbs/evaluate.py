@@ -10,8 +10,7 @@ from cyclopts import Parameter
 
 from lambert.core.files import json_text
 from lambert.distributed.group import detect
-from lambert.engine.log import score_text
-from lambert.engine.progress import progress
+from lambert.engine.progress import progress, score_text
 from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import InferenceConfig, compare_ranks
 from lambert.inference.text_model import TextModel

@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from lambert.engine.progress import duration
-from lambert.verbs.report.cells import side_by_side, words
+from lambert.engine.progress import COUNTS, duration, score_text
+from lambert.verbs.report.cells import cell, side_by_side, words
 from lambert.verbs.report.curves import Chart, Line
 from lambert.verbs.report.folders import Run, is_number, is_rate
 from lambert.verbs.report.ranks import exchange_shares
@@ -67,8 +67,8 @@ def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
     ] or [Chart("Loss", lines("loss"))]
     out += [
         Chart(f"Held out, {words(key)}", lines(key, held_out=True))
-        for key in _keys(runs, "heldout/")
-        if key.removeprefix("heldout/") not in objectives
+        for key in _scores(runs)
+        if key.removeprefix("heldout/") not in objectives and not key.endswith(COUNTS)
     ]
     out += [
         Chart("Learning rate", lines("lr"), ".3g", noisy=False),
@@ -93,9 +93,9 @@ def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         row("Sequences", "sequences", ",.0f"),
         row("Real tokens", "tokens", ",.0f"),
         ("Training time", [duration(seconds) if (seconds := _seconds(run)) else "" for run in runs]),
-        *([row("Loss", "loss", ".4f")] if len(_keys(runs, "loss/")) != 1 else []),
+        *([row("Loss", "loss", ".4f")] if any(len(_keys([run], "loss/")) != 1 for run in runs) else []),
         *(row(f"Loss, {words(key)}", key, ".4f") for key in _keys(runs, "loss/")),
-        *(row(f"Held out, {words(key)}", key, ".4f") for key in _keys(runs, "heldout/")),
+        *((f"Held out, {words(key)}", [_score(run, key) for run in runs]) for key in _scores(runs)),
         ("Real tokens per second, mean", [_mean(run, "tokens_per_second", ",.0f") for run in runs]),
         ("Sequences per second, mean", [_mean(run, "sequences_per_second", ",.1f") for run in runs]),
         ("Share of the device's ceiling, mean", [_mean(run, "utilisation", ".1%") for run in runs]),
@@ -104,7 +104,7 @@ def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         row("Updates skipped", "skipped", ",.0f"),
     ]
     shown = {name for key in _keys(runs, "heldout/") for name in (key, key.removeprefix("heldout/"))}
-    rows += [pair for pair in side_by_side([run.scores for run in runs]) if pair[0] not in shown]
+    rows += [pair for pair in side_by_side([_with_errors(run.scores) for run in runs]) if pair[0] not in shown]
     return [(label, cells) for label, cells in rows if any(cells)]
 
 
@@ -118,6 +118,24 @@ def endings(chart: Chart, runs: int) -> list[tuple[int, str, str]]:
     ends = {(line.run, line.held_out): format(line.points[-1][1], chart.form) for line in chart.lines}
     both = ((number, ends.get((number, False), ""), ends.get((number, True), "")) for number in range(runs))
     return [ending for ending in both if ending[1] or ending[2]]
+
+
+def _scores(runs: Sequence[Run]) -> list[str]:
+    """Returns the keys of held-out scores, without those of their standard errors."""
+    keys = _keys(runs, "heldout/")
+    return [key for key in keys if key.removesuffix("_se") == key or key.removesuffix("_se") not in keys]
+
+
+def _score(run: Run, key: str) -> str:
+    value, error = run.last(key), run.last(f"{key}_se")
+    return "" if value is None else score_text(key, value) + ("" if error is None else f" ± {error:.4f}")
+
+
+def _with_errors(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the scores with their standard errors in the same cell."""
+    joined = {name: f"{cell(scores[name])} ± {cell(scores[f'{name}_se'])}" for name in scores if f"{name}_se" in scores}
+    errors = {f"{name}_se" for name in joined}
+    return {name: joined.get(name, value) for name, value in scores.items() if name not in errors}
 
 
 def _keys(runs: Iterable[Run], prefix: str) -> list[str]:
