@@ -212,7 +212,7 @@ def test_what_is_misspelt_is_answered_with_the_nearest(recipe: Path, lambert: La
     one_line(lambert("pretrain", recipe, "--train.bach-size=4"), 2, "--train.bach-size", "--train.batch-size")
     one_line(lambert("pretrain", recipe, "--optim.nmae=lamb"), 2, "--optim.name")
     recipe.write_text(recipe.read_text().replace("betas", "beta"))
-    one_line(lambert("pretrain", recipe), 2, "beta", "run.toml", "--optim.betas")
+    one_line(lambert("pretrain", recipe), 2, "beta", "run.toml", "Did you mean optim.betas?")
     recipe.write_text(recipe.read_text().replace("[optim]", "[optimiser]"))
     one_line(lambert("pretrain", recipe), 2, "optimiser", "run.toml")
 
@@ -270,6 +270,22 @@ def test_all_that_is_open_is_asked_at_once(corpus: Path, tmp_path: Path, lambert
 )  # fmt: skip
 def test_a_word_too_many_is_answered_with_its_flag(flags: list[str], part: str, lambert: Lambert) -> None:
     one_line(lambert("pretrain", "--corpus=c", "--out=r", *flags), 2, part)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('optim.lr = "2e-3"', 'optim.lr must be a number, not "2e-3".'),
+        ('optim.betas = [0.9, "0.99"]', 'optim.betas must be a number, not "0.99".'),
+        ('train.steps = "many"', 'train.steps must be a whole number, not "many".'),
+        ("train.steps = 2.5", "train.steps must be a whole number, not 2.5."),
+        ("train.stepz = 2", "run.toml: unknown setting train.stepz. Did you mean train.steps?"),
+        ("trian.steps = 2", "run.toml: unknown table [trian]. Did you mean [train]?"),
+    ],
+)
+def test_a_line_of_a_recipe_that_is_wrong(line: str, message: str, recipe: Path, lambert: Lambert) -> None:
+    recipe.write_text(f'corpus = "c"\nout = "r"\n{line}\n')
+    one_line(lambert("pretrain", recipe), 2, message)
 
 
 @pytest.mark.parametrize("verb", ["serve", "sweep", "embed", "plan"])

@@ -163,7 +163,8 @@ def test_none_stands_for_not_set(pretraining: dict[str, Any], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"optim__lrr": 1.0}, "Did you mean --optim.lr"),
+        ({"optim__lrr": 1.0}, r"the call: unknown setting optim.lrr. Did you mean optim.lr\?"),
+        ({"outt": "r"}, r"the call: unknown setting outt. Did you mean out\?"),
         ({"optim": {"name": "lam"}}, "optim.name = 'lam' is unknown. Did you mean 'lamb'"),
         ({"optim__lr": "fast"}, "fast"),
         ({"train__precision": "half"}, "bfloat16"),

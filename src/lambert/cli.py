@@ -19,13 +19,13 @@ from typing import Annotated, Any, NoReturn, cast
 
 from cyclopts import App, Parameter
 from cyclopts.config import Dict
-from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnusedCliTokensError
+from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 from lambert import __version__
 from lambert.core import launcher, signals
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.limits import check_limits
-from lambert.core.settings import check_names, dotted, read, without
+from lambert.core.settings import check_names, check_numbers, dotted, read, unknown_name, without
 from lambert.engine.allocator import keep_memory
 
 
@@ -188,6 +188,7 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
         found = read(recipe)
         given.update(dotted(found))
         check_names(given, str(recipe))
+        check_numbers(_settings(VERBS[chosen]), found)
         sources.append(Dict(without(found, values or {}), source=str(recipe.absolute()), use_commands_as_keys=False))
     app.config = tuple(sources)
     flags = {token[2:].partition("=")[0].replace("-", "_") for token in tokens if token.startswith("--")}
@@ -201,6 +202,13 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
         return app(tokens, exit_on_error=False, print_error=False)
     except MissingArgumentError as error:
         raise _missing(error, chosen, given | flags) from error
+    except UnknownOptionError as error:
+        if error.token.source == "cli":
+            raise
+        keyword = (error.token.keyword or error.token.value).strip("[]").replace("][", ".")
+        known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
+        where = "the call" if error.token.source == "the call" else tokens[1]
+        raise unknown_name(where, keyword, known) from error
     except UnusedCliTokensError as error:
         raise _stray(tokens, (error.unused_tokens or tokens[-1:])[0]) from error
 

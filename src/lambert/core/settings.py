@@ -2,6 +2,8 @@
 checks that their numbers are in range."""
 
 import dataclasses
+import difflib
+import json
 import math
 import re
 import tomllib
@@ -84,6 +86,38 @@ def check_names(names: Iterable[str], where: str) -> None:
         raise UsageError(
             f"{where} has settings by their former names: {renamed}. Rename {'them' if old[1:] else 'it'}."
         )
+
+
+def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "") -> None:
+    """Raises UsageError if one of these nested settings of the dataclass `kind` is text where a number is needed, or
+    has a fraction where a whole number is needed."""
+    hints = typing.get_type_hints(kind)
+    for name, value in values.items():
+        hint = hints.get(name.replace("-", "_"))
+        kinds = set(typing.get_args(hint) or (hint,)) - {types.NoneType, Ellipsis}
+        nested = next(filter(dataclasses.is_dataclass, kinds), None)
+        if isinstance(value, Mapping):
+            if nested:
+                check_numbers(nested, value, f"{table}{name}.")
+        elif kinds <= {int, float}:
+            whole = float not in kinds
+            for number in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(number, str) or (whole and isinstance(number, float) and not number.is_integer()):
+                    wanted = "a whole number" if whole else "a number"
+                    raise UsageError(f"{table}{name} must be {wanted}, not {json.dumps(number, ensure_ascii=False)}.")
+
+
+def unknown_name(where: str, name: str, known: Iterable[str]) -> UsageError:
+    """Returns the error for a dotted name that is not among the `known` ones, with the nearest."""
+    names = list(known)
+    tables = {table for table, dot, _ in (setting.partition(".") for setting in names) if dot}
+    what, (table, dot, _) = "setting", name.partition(".")
+    if dot and table not in tables:
+        what, name, names = "table", table, sorted(tables)
+    close = difflib.get_close_matches(name, names, n=1)
+    shape = "[{}]" if what == "table" else "{}"
+    hint = f" Did you mean {shape.format(close[0])}?" if close else ""
+    return UsageError(f"{where}: unknown {what} {shape.format(name)}.{hint}")
 
 
 def as_dict(config: Any) -> dict[str, Any]:
