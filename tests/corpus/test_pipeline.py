@@ -220,7 +220,7 @@ def test_another_configuration_or_input_is_refused(texts: Path, config: Make, st
     cfg = config(texts)
     prepare(cfg)
     before = contents(cfg.out)
-    with pytest.raises(UsageError, match=r"was prepared otherwise \(seed was 42, is 43\): choose another out"):
+    with pytest.raises(UsageError, match=r"was prepared with seed = 42, not 43: choose another out"):
         prepare(config(texts, seed=43))
     (texts / "99.txt").write_text(story(99))
     with pytest.raises(UsageError, match=r"inputs: .*99.txt is new or changed"):
@@ -229,7 +229,7 @@ def test_another_configuration_or_input_is_refused(texts: Path, config: Make, st
     (texts / "00.txt").unlink()
     with pytest.raises(UsageError, match=r"inputs: .*00.txt is gone"):
         prepare(cfg)
-    with pytest.raises(UsageError, match="tokenizer is another one"):
+    with pytest.raises(UsageError, match="prepared with another tokenizer"):
         prepare(config(texts, tokenizer=str(cfg.out)))
     assert contents(cfg.out) == before
 
@@ -274,10 +274,21 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, texts: Path, config: Make) -
 
 
 def test_too_little_space_is_noticed_before(texts: Path, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = type("Usage", (), {"free": 10})()
+    usage = type("Usage", (), {"free": 10, "total": 20})()
     monkeypatch.setattr(pipeline.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(MachineError, match=r"free and .* may need"):
         prepare(config(texts))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_file_system_without_a_disk_is_named(texts: Path, config: Make) -> None:
+    with pytest.raises(MachineError, match=r"/proc/x cannot be written: /proc is not on a disk"):
+        prepare(config(texts, name="/proc/x"))
+
+
+def test_the_input_folder_is_not_the_output(texts: Path, config: Make) -> None:
+    with pytest.raises(UsageError, match="--out is the input folder: choose another out"):
+        prepare(config(texts, name=texts.name))
 
 
 def test_an_interrupt_leaves_nothing(

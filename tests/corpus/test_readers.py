@@ -238,10 +238,13 @@ def test_files_of_files_are_refused_by_name_and_passed_over_in_a_folder(tmp_path
     assert find([tmp_path]) == ([text], [tmp_path / name])
 
 
-def test_files_that_do_not_exist(tmp_path: Path) -> None:
+def test_files_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real.txt").write_text("x")
     with pytest.raises(DataError, match=r"No such file or folder: .*rael.txt. .* holds: real.txt"):
         find([tmp_path / "rael.txt"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"rael.txt. The current folder holds: real.txt"):
+        find([Path("rael.txt")])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/x.bin").write_text("x")
     with pytest.raises(DataError, match="1 with unknown suffixes"):

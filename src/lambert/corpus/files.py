@@ -69,4 +69,5 @@ def _near(path: Path) -> str:
     if not path.parent.is_dir():
         return f" The folder {path.parent} does not exist."
     names = sorted(child.name for child in path.parent.iterdir() if not child.name.startswith("."))[:5]
-    return f" {path.parent} holds: {', '.join(names)}." if names else f" {path.parent} is empty."
+    folder = "The current folder" if path.parent == Path() else path.parent
+    return f" {folder} holds: {', '.join(names)}." if names else f" {folder} is empty."

@@ -57,6 +57,8 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         UsageError: `config.out` holds something else.
         MachineError: The disk is full or `config.out` cannot be written.
     """
+    if config.out.is_dir() and any(Path(entry).resolve() == config.out.resolve() for entry in config.input):
+        raise UsageError(f"{config.out}: --out is the input folder: choose another out.")
     found, passed = files.find(config.input, without=config.out)
     if config.format == "auto":
         for file in found:
@@ -198,25 +200,28 @@ def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
     manifest = read_manifest(out)
     check_shape(out / "manifest.json", manifest, _PREPARED)
     old, new = manifest["settings"], head["settings"]
-    differs = [f"{name} was {old[name]!r}, is {new[name]!r}" for name in old if name in new and old[name] != new[name]]
+    differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
     if manifest["tokenizer"] != head["tokenizer"]:
-        differs.append("tokenizer is another one")
+        differs.append("another tokenizer")
     was, now = ([entry["sha256"] for entry in values["inputs"]] for values in (manifest, head))
     if was != now:
         changed = [entry["file"] for entry in head["inputs"] if entry["sha256"] not in set(was)]
         gone = [entry["file"] for entry in manifest["inputs"] if entry["sha256"] not in set(now)]
         what = [f"{names[0]} {verb}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
                 for names, verb in ((changed, "is new or changed"), (gone, "is gone")) if names]  # fmt: skip
-        differs.append("inputs: " + (", ".join(what) or "their order changed"))
+        differs.append("other inputs: " + (", ".join(what) or "their order changed"))
     if differs:
-        raise UsageError(f"{out} was prepared otherwise ({'; '.join(differs)}): choose another out, or move it away.")
+        raise UsageError(f"{out} was prepared with {'; '.join(differs)}: choose another out, or move it away.")
     check_corpus(out, whole=True)
     return manifest
 
 
 def _check_space(out: Path, needed: int) -> None:
     folder = next(parent for parent in out.absolute().parents if parent.exists())
-    free = shutil.disk_usage(folder).free
+    usage = shutil.disk_usage(folder)
+    free = usage.free
+    if not usage.total:  # a file system of the kernel, such as /proc
+        raise MachineError(f"{out} cannot be written: {folder} is not on a disk. Choose another out.")
     if free < needed:
         raise MachineError(
             f"{folder} has {free / 1e9:.1f} GB free and {out} may need {needed / 1e9:.1f} GB: "
