@@ -124,7 +124,14 @@ def test_the_default_length_adapts_to_the_encoder(
         ),
         ("text\tlabel\nthe stone\ta\nthe river\n", "", {}, 3, ["data.tsv:3", "1 columns", "2"]),
         ("text\tlabel\nthe stone\ta\tx\n", "", {}, 3, ["data.tsv:2", "3 columns", "2"]),
-        ("text\tlable\nthe stone\ta\n", "", {}, 3, ["data.tsv:2", "task.columns.label", "Did you mean 'lable'?"]),
+        ("text\tlable\nthe stone\ta\n", "", {}, 3, ["data.tsv:1", "task.columns.label", "Did you mean 'lable'?"]),
+        (
+            "sentence\tclass\nthe stone\ta\n",
+            "",
+            {},
+            3,
+            ["data.tsv:1: no columns 'text' (task.columns.text) and 'label' (task.columns.label).", "sentence, class."],
+        ),
         ("text\tlabel\nthe stone\ta\nthe river\ta\n", "", {}, 3, ["data.tsv", "at least two labels"]),
         ("text\tlabel\n", "", {}, 3, ["data.tsv", "no rows"]),
         (

@@ -17,7 +17,7 @@ from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import Floats
 from lambert.tasks.segments import Cuts, Segments, concatenated, encode
-from lambert.tasks.table import label_cell, ordered, read_rows, text_cell, value_cell
+from lambert.tasks.table import label_cell, labelled_rows, ordered, text_cell, value_cell
 from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored, text_of, write_rows
 
 
@@ -113,7 +113,7 @@ class Classify(SentenceTask):
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
             name = config.columns.label
-            found = ordered([label_cell(row, name, place) for place, row in read_rows(path, config.columns)])
+            found = ordered([label_cell(row, name, place) for place, row in labelled_rows(path, config.columns)])
             if len(found) < 2:
                 raise DataError(
                     f"{path}: every label (column {name!r}) is {shown(found[0])}. Training needs at least two labels."
@@ -124,7 +124,7 @@ class Classify(SentenceTask):
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, labels = [], [], []
-        for place, row in read_rows(path, self.config.columns):
+        for place, row in labelled_rows(path, self.config.columns):
             label = label_cell(row, self.config.columns.label, place)
             if label not in self._numbers:
                 known = keys_found(self._numbers)
@@ -187,7 +187,7 @@ class Regress(SentenceTask):
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, values = [], [], []
-        for place, row in read_rows(path, self.config.columns):
+        for place, row in labelled_rows(path, self.config.columns):
             values.append(value_cell(row, self.config.columns.label, place))
             text, text_b = self._texts(row, place)
             texts.append(text)

@@ -8,19 +8,20 @@ import lzma
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.errors import DataError, shown
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL, refuse_archive, refuse_arrow
 from lambert.tasks.config import Columns
 from lambert.tasks.task import Row, json_row, whole_text
 
+_TABLES = (".tsv", ".txt", ".csv")
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _UNPACKED_BYTES, _UNPACKED_RATIO = 64 << 20, 200
 """The larger of these bytes and so many times the bytes of a compressed file may be read from it. Text has 2 to 10
@@ -30,8 +31,7 @@ times."""
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """Opens a file and decompresses it. Failures of opening and reading are raised as DataError that names the file."""
-    refuse_archive(path)
-    refuse_arrow(path)
+    _refuse(path)
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as file:
             yield io.BufferedReader(_Unpacked(file, path), 1 << 17) if path.suffix in _OPENERS else file
@@ -41,6 +41,13 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path} is truncated or damaged ({error}). Download or copy it again.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _refuse(path: Path) -> None:
+    refuse_archive(path)
+    refuse_arrow(path)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name one file of labelled data.")
 
 
 class _Unpacked(io.RawIOBase):
@@ -88,26 +95,39 @@ def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
     """Yields (place, row) of every row, where place is "file:line". The keys of rows of a file without a header are the
     numbers of the columns from 1, as text. Blank lines are skipped."""
     readers: dict[str, Callable[[Path, Columns], Iterator[tuple[str, Row]]]] = {
-        ".tsv": _read_table, ".txt": _read_table, ".csv": _read_table,
+        **dict.fromkeys(_TABLES, _read_table),
         ".jsonl": _read_json, ".ndjson": _read_json, ".json": _read_json,
         ".parquet": _read_parquet,
     }  # fmt: skip
     ending = kind(path)
     if ending in CONLL:
-        raise UsageError(
+        raise DataError(
             f"{path}: CoNLL files are not supported. Write each sentence as a line of JSON, "
             '{"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, in a .jsonl file, and set --task.name tag.'
         )
     if ending not in readers:
-        refuse_archive(path)
-        refuse_arrow(path)
-        raise UsageError(f"{path}: rows are read from .tsv, .csv, .txt, .jsonl or .parquet (also .gz .bz2 .xz).")
+        _refuse(path)
+        raise DataError(f"{path}: rows are read from .tsv, .csv, .txt, .jsonl or .parquet (also .gz .bz2 .xz).")
     found = False
     for place, row in readers[ending](path, columns):
         found = True
         yield place, row
     if not found:
         raise DataError(f"{path} holds no rows.")
+
+
+def labelled_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+    """Yields what `read_rows` does. Raises DataError with all columns that the file lacks."""
+    checked = False
+    for place, row in read_rows(path, columns):
+        if not checked:
+            named = {setting: name for setting in ("text", "text_b", "label") if (name := getattr(columns, setting))}
+            missing = {setting: name for setting, name in named.items() if name not in row}
+            header = kind(path) in _TABLES and columns.header is not False
+            if missing:
+                raise _missing(row, missing, f"{path}:1" if header else place)
+            checked = True
+        yield place, row
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -184,9 +204,18 @@ def column(row: Row, name: str, setting: str, place: str) -> Any:
     """Returns the value of a column. Raises DataError if it is missing, with the task that fits such rows or the
     nearest column name."""
     if name not in row:
-        hint = _other_task(row) or nearest(name, [" ".join(str(key)[:60].split()) for key in islice(row, 100)])
-        raise DataError(f"{place}: no column {name!r} (task.columns.{setting}).{hint}")
+        raise _missing(row, {setting: name}, place)
     return row[name]
+
+
+def _missing(row: Row, names: Mapping[str, str], place: str) -> DataError:
+    """Returns the error for the columns (names by their settings) that a row lacks."""
+    found = [" ".join(str(key)[:60].split()) for key in islice(row, 100)]
+    several = len(names) > 1
+    listed = " and ".join(f"{name!r} (task.columns.{setting})" for setting, name in names.items())
+    columns = f" Columns found: {', '.join(found)}." if several else nearest(next(iter(names.values())), found)
+    hint = _other_task(row) or columns
+    return DataError(f"{place}: no column{'s' * several} {listed}.{hint}")
 
 
 def _other_task(row: Row) -> str:

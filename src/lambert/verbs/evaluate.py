@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from lambert.core.errors import UsageError
 from lambert.core.files import json_text
 from lambert.distributed.group import detect
 from lambert.engine.progress import progress, score_text
@@ -47,6 +48,8 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal.
     """
+    if config.predictions is not None and config.predictions.is_dir():
+        raise UsageError(f"{config.predictions} is a folder: name the predictions file itself (predictions).")
     with graceful_stop(" before the end; nothing was written", START_AGAIN):
         scores = _score(config, say)
     for line in ([json_text(scores)] if scores else []) if config.json else _lines(scores):
