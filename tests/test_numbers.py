@@ -36,7 +36,7 @@ NEVER = {
 MAY_BE_NEGATIVE = {"null_threshold", "seed"}
 MAY_BE_INFINITE = {"trust"}
 # What has no default and what a number does not depend on.
-GIVEN = {name: Path("x") for name in ("out", "corpus", "data", "init", "model")} | {"input": (Path("x"),)}
+GIVEN = {name: Path(name) for name in ("out", "corpus", "data", "init", "model")} | {"input": (Path("x"),)}
 
 
 @dataclasses.dataclass(frozen=True)
