@@ -127,7 +127,8 @@ def test_a_prepared_corpus_that_was_damaged_afterwards(
     (corpus / "manifest.json").write_text(manifest[:100])
     refused(lambert("pretrain", corpus=corpus, out=out, **small, train__steps=1), 3, "manifest.json", "JSON")
     (corpus / "manifest.json").unlink()
-    refused(lambert("pretrain", corpus=corpus, out=out, **small, train__steps=1), 3, "No prepared corpus")
+    way_out = f"Run `lambert prepare --input {corpus} --out prepared` first."
+    refused(lambert("pretrain", corpus=corpus, out=out, **small, train__steps=1), 3, "No prepared corpus", way_out)
     assert not out.exists()
 
 

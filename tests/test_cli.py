@@ -297,7 +297,7 @@ def test_a_verb_that_does_not_exist_yet_has_a_way_out(verb: str, lambert: Lamber
 def test_a_file_in_the_place_of_a_recipe(tmp_path: Path, lambert: Lambert) -> None:
     path = tmp_path / "stories.txt"
     path.touch()
-    one_line(lambert("prepare", path, "--out=o"), 2, f"not a recipe, which is a TOML file. Settings are flags: "
+    one_line(lambert("prepare", path, "--out=o"), 2, f"not a recipe (a TOML file). Settings are flags: "
              f"--input {path}.")  # fmt: skip
 
 

@@ -121,7 +121,7 @@ class Given:
     ("given", "message"),
     [
         (Given(share=1.0), "t.share = 1.0 must be at least 0 and below 1"),
-        (Given(share=math.nan), "t.share = nan must be a finite number and at least 0 and below 1"),
+        (Given(share=math.nan), "t.share = nan must be a number from 0 to below 1"),
         (Given(count=0), "t.count = 0 must be above 0"),
         (Given(count=2**31), "t.count = 2147483648 must be at most 2147483647"),
         (Given(pair=(0.0, -1.0)), r"t.pair = \(0.0, -1.0\) must be at least 0"),

@@ -231,7 +231,7 @@ def _no_recipe(recipe: Path, verb: str) -> LambertError:
     )
     first = next(_required(_settings(VERBS[verb]), ()), "") if recipe.exists() else ""
     if first and not near:
-        return UsageError(f"{recipe} is not a recipe, which is a TOML file. Settings are flags: {first} {recipe}.")
+        return UsageError(f"{recipe} is not a recipe (a TOML file). Settings are flags: {first} {recipe}.")
     hint = f" Did you mean {near[0]}?" if near else " A recipe is a TOML file; see recipes/."
     return UsageError(f"No such recipe: {recipe}.{hint}")
 

@@ -224,11 +224,11 @@ def test_an_encoder_keeps_its_pooler_until_a_task_is_learnt(
     flags = {"data": labelled("classify", "train"), "task__max_length": 32, "train__steps": 1, "optim__lr": 1e-12}
     tuned = lambert("finetune", init=tmp_path / "ours", out=tmp_path / "tuned", **flags)
     assert tuned.code == 0, tuned.err
-    assert "pooler is fresh" not in tuned.out
+    assert "the pooler starts with random" not in tuned.out
     learnt = load_file(tmp_path / "tuned" / "model" / "model.safetensors")
     for name in ("pooler.dense.weight", "pooler.dense.bias"):
         assert float((learnt[f"bert.{name}"] - first[name]).abs().max()) < 1e-9
     del first["pooler.dense.weight"], first["pooler.dense.bias"]
     save_file(first, tmp_path / "theirs" / "model.safetensors", metadata={"format": "pt"})
     without = lambert("finetune", init=tmp_path / "theirs", out=tmp_path / "without", **flags)
-    assert "note: the pooler is fresh, because the encoder's folder has none." in without.out
+    assert "note: the pooler starts with random weights: the encoder's folder has none." in without.out

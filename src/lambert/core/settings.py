@@ -59,7 +59,11 @@ def _outside(number: float, interval: str) -> str:
         return f"at most {most:g}" if isinstance(number, float) else f"at most {most}"
     ends = [f"{'above' if above else 'at least'} {_written(low)}"] if math.isfinite(low) else []
     ends += [f"{'below' if below else 'at most'} {_written(high)}"] if math.isfinite(high) else []
-    return " and ".join(([] if isinstance(number, int) or math.isfinite(number) else ["a finite number"]) + ends)
+    if isinstance(number, int) or math.isfinite(number):
+        return " and ".join(ends)
+    if ends[1:] and not above:
+        return f"a number from {_written(low)} to {'below ' * below}{_written(high)}"
+    return " ".join(["a finite number", *["of"] * (bool(ends) and not above), " and ".join(ends)]).strip()
 
 
 def _written(end: float) -> str:

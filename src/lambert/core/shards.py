@@ -252,6 +252,9 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     if not path.is_file():
         near: Sequence[str] = sorted(str(p.parent) for p in corpus.parent.glob("*/manifest.json"))[:3]
         hint = f" Nearby: {', '.join(near)}." if near else " Create one with `lambert prepare`."
+        if corpus.is_dir() and any(corpus.iterdir()):
+            out = "prepared" if corpus.name == "corpus" else "corpus"
+            hint = f" Run `lambert prepare --input {corpus} --out {out}` first."
         raise DataError(f"No prepared corpus at {corpus} (no manifest.json).{hint}")
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         except UnicodeDecodeError as error:
             yield Piece("", f"line {number}", error=_not_utf8(error))
         except (ValueError, RecursionError) as error:
-            yield Piece("", f"line {number}", error=f"is not JSON ({error})")
+            yield Piece("", f"line {number}", error=f"is not JSON ({getattr(error, 'msg', error)})")
         else:
             yield _field(row, layout.text_field, f"line {number}")
 

@@ -56,7 +56,7 @@ class Report:
         return [
             f"warning: {copy} differs from {original}, to which it is tied: it was left aside."
             for copy, original in self.untied
-        ] + ["note: the pooler is fresh, because the encoder's folder has none."] * self.fresh_pooler
+        ] + ["note: the pooler starts with random weights: the encoder's folder has none."] * self.fresh_pooler
 
 
 def state(model: Model) -> dict[str, Tensor]:

@@ -156,7 +156,7 @@ def json_row(line: str, place: str) -> Row:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON: {error}.") from error
+        raise DataError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from error
     if not isinstance(row, dict):
         raise DataError(f'{place} is not a JSON object: give one like {{"text": "..."}} a line.')
     return row

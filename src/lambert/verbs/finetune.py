@@ -128,9 +128,9 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         if world.is_first:
             for line in notes:
                 say(line)
-            say(_counts(config.data, data))
+            say(_counts(config.data, data, task.config.max_length))
             if config.dev is not None:
-                say(_counts(config.dev, dev))
+                say(_counts(config.dev, dev, task.config.max_length))
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
             scores = yield from run_updates(config, model, data, score, world, stop, say)
             if scores is not None and world.is_first:
@@ -145,7 +145,8 @@ def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
         yield f"chosen by the model and the data: {found}"
 
 
-def _counts(path: Path, data: Any) -> str:
+def _counts(path: Path, data: Any, max_length: int) -> str:
     """Returns a line with the numbers of examples that were read, cut and left out."""
-    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in data.counts.items() if count)
-    return f"{path}  {counts}"
+    words = {"cut": f"longer than {max_length} tokens were cut"}
+    counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
+    return f"{path}  {', '.join(counts)}"
