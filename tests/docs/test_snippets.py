@@ -57,8 +57,7 @@ def folder(
         shutil.copy(labelled("classify", split), tmp_path / f"{split}.tsv")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     recipe = (pretrained / "config.toml").read_text().replace(str(corpus), "corpus")
-    for name in ("recipe.toml", "RECIPE.toml"):
-        (tmp_path / name).write_text(recipe, encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
