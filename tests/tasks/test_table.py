@@ -88,6 +88,20 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("found", "damaged"), [(b"KING", b"K\x80NG"), (b"text", b"te\x80t"), (b"", b"")])
+def test_values_of_parquet_that_python_does_not_have(tmp_path: Path, found: bytes, damaged: bytes) -> None:
+    """A text or a column's name that is not UTF-8, and a date beyond the year 9999."""
+    import pyarrow
+    import pyarrow.parquet
+
+    days = pyarrow.array([0 if found else 10**8], pyarrow.int32()).cast(pyarrow.date32())
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["KING"], "day": days}), path)
+    path.write_bytes(path.read_bytes().replace(found, damaged))
+    with pytest.raises(DataError, match=r"x\.parquet has a name or value that cannot be read \(.*\)\.$"):
+        rows(path)
+
+
 def test_files_of_another_kind_or_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         rows(tmp_path / "x.tsv")

@@ -50,6 +50,8 @@ def parquet_rows(stream: BinaryIO, column: str = "") -> Iterator[dict[str, Any]]
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
         raise NotParquet(f"is damaged or not Parquet ({' '.join(str(error).split())})") from error
+    except (ValueError, OverflowError) as error:  # text that is not UTF-8, times beyond those of Python
+        raise NotParquet(f"has a name or value that cannot be read ({' '.join(str(error).split())})") from error
 
 
 def _check_sizes(file: Any, stream: BinaryIO) -> None:
