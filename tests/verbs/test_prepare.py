@@ -58,5 +58,5 @@ def test_the_command_line(rows: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     again = subprocess.run([*command, "--vocabulary", "121"], capture_output=True, text=True, check=False)
     assert again.returncode == 2
-    assert "vocabulary was 120, is 121" in again.stderr
+    assert "was prepared with vocabulary = 120, not 121" in again.stderr
     assert len(again.stderr.strip().splitlines()) == 1
