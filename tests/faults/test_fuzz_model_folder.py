@@ -99,6 +99,7 @@ def written(path: Path, values: object) -> None:
 
 @fuzzed
 @example(changes={"num_hidden_layers": None, "id2label": [True]})
+@example(changes={"max_position_embeddings": 1})
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
 def test_settings_of_the_model(check: Any, changes: dict[str, Any]) -> None:
     def spoil(model: Path) -> None:

@@ -8,6 +8,8 @@ from lambert.core.settings import check
 
 LONGEST, LONGEST_SQUAD = 512, 384
 """Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
+SHORTEST = 8
+"""Tokens; ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,15 @@ class TaskConfig:
     squad: SquadConfig = field(default_factory=SquadConfig)
 
     def __post_init__(self) -> None:
-        length = {"max_length": "[8, inf)"} if self.max_length else {}
+        length = {"max_length": f"[{SHORTEST}, inf)"} if self.max_length else {}
         check(self, "task.", top="[1, inf)", **length)
         if len(set(self.labels)) < len(self.labels):
             raise UsageError("task.labels names a label twice.")
 
     def resolved(self, positions: int = LONGEST) -> Self:
-        """Returns these settings with `max_length` for an encoder of that many positions."""
+        """Returns these settings with `max_length` for an encoder of that many positions. Raises UsageError if the
+        encoder has too few."""
+        if positions < SHORTEST:
+            raise UsageError(f"The encoder has {positions} positions, and a task needs at least {SHORTEST}.")
         longest = LONGEST_SQUAD if self.name == "squad" else LONGEST
         return replace(self, max_length=self.max_length or min(longest, positions))
