@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 
 BENCH = {
-    "pretrain mini 8 x 512": "--size mini --sequences 8 --rounds 15",
-    "pretrain base 4 x 512": "--size base --sequences 4 --rounds 5",
+    "pretrain mini 8 x 512": "--size mini --sequences 8 --rounds 5",
+    "pretrain base 4 x 512": "--size base --sequences 4 --rounds 3",
     "pretrain base 16 x 128 full": "--size base --sequences 16 --length 128 --lengths full --rounds 3",
     "finetune base 16": "--work finetune --size base --sequences 16 --rounds 3",
     "inference base, bfloat16": "--work inference --size base --precision bfloat16 --rounds 7",
