@@ -111,6 +111,12 @@ def small() -> dict[str, object]:
     return dict(SMALL)
 
 
+@pytest.fixture
+def same(corpus: Path, small: dict[str, object]) -> dict[str, object]:
+    """The settings of the fixture `pretrained`, but for its folder."""
+    return {"corpus": corpus, **small, "train__steps": 8, "train__save_every": 2, "train__evaluate_every": 4}
+
+
 @pytest.fixture(scope="session")
 def pretrained(corpus: Path) -> Path:
     """The run folder of eight updates, with a checkpoint every other update."""

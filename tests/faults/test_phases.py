@@ -58,12 +58,6 @@ def last_line(called: Any, code: int, line: str) -> None:
 
 
 @pytest.fixture
-def same(corpus: Path, small: dict[str, object]) -> dict[str, object]:
-    """The settings of the fixture `pretrained`, but for its folder."""
-    return {"corpus": corpus, **small, "train__steps": 8, "train__save_every": 2, "train__evaluate_every": 4}
-
-
-@pytest.fixture
 def six(pretrained: Path, tmp_path: Path) -> Path:
     """That run after six of its eight updates."""
     shutil.copytree(pretrained, tmp_path / "six")

@@ -31,12 +31,6 @@ Lambert = Callable[..., Any]
 
 
 @pytest.fixture
-def same(corpus: Path, small: dict[str, object]) -> dict[str, object]:
-    """The settings of the fixture `pretrained`, but for its folder."""
-    return {"corpus": corpus, **small, "train__steps": 8, "train__save_every": 2, "train__evaluate_every": 4}
-
-
-@pytest.fixture
 def half(pretrained: Path, tmp_path: Path) -> Path:
     """A run of eight updates that has its checkpoints, and not its model yet."""
     shutil.copytree(pretrained, tmp_path / "half")

@@ -51,12 +51,6 @@ def one_line(called: Any, code: int, *parts: str) -> None:
         assert part in line
 
 
-@pytest.fixture
-def same(corpus: Path, small: dict[str, object]) -> dict[str, object]:
-    """The settings of the fixture `pretrained`, but for its folder."""
-    return {"corpus": corpus, **small, "train__steps": 8, "train__save_every": 2, "train__evaluate_every": 4}
-
-
 def test_the_run_folder(pretrained: Path, corpus: Path) -> None:
     assert {path.name for path in pretrained.iterdir()} == {
         "config.toml", "data.json", "environment.json", "metrics.jsonl", "log.txt", "lock.json", "checkpoints", "model",
