@@ -52,9 +52,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lambert.core.world import World
 from lambert.distributed.agreement import compare_weights
+from lambert.distributed.detection import detect
 from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.exchange.overlapped import DistributedExchange
-from lambert.distributed.group import Group, detect
+from lambert.distributed.group import Group
 from lambert.distributed.stragglers import Stragglers
 from lambert.engine.gradients import Bucket
 from lambert.engine.guard import Guard, GuardConfig

@@ -84,9 +84,20 @@ def test_no_import_is_a_circle() -> None:
 
 
 def test_a_group_knows_nothing_of_what_it_exchanges() -> None:
-    for module in ("group", "rendezvous", "launch_environment", "failure_detector", "agent", "agreement", "stragglers"):
+    starting = ("detection", "group", "rendezvous", "launch_environment", "agent")
+    for module in (*starting, "failure_detector", "agreement", "stragglers"):
         names = imported(MODULES[f"lambert.distributed.{module}"], within=True)
         assert not [name for name in names if ".exchange" in name and "engine" not in name], module
+
+
+def test_pretrain_imports_nothing_that_only_several_processes_need() -> None:
+    found, new = set(), {"lambert.verbs.pretrain"}
+    while new:
+        found |= new
+        new = {name for module in new for name in imported(MODULES[module], within=False)} - found
+    assert "lambert.distributed.detection" in found
+    needless = {"lambert.distributed." + name for name in ("group", "rendezvous", "failure_detector", "agent")}
+    assert not needless & found
 
 
 def test_help_does_not_wait_for_torch() -> None:

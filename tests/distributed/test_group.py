@@ -13,7 +13,8 @@ from tiny import Tiny, adamw, batch_of, free_port, start, steps
 from lambert.core.batch import Batch
 from lambert.core.errors import UsageError
 from lambert.core.world import World
-from lambert.distributed.group import Group, detect
+from lambert.distributed.detection import detect
+from lambert.distributed.group import Group
 from lambert.engine.loop import OutOfMemory, evaluate
 from lambert.engine.precision import Precision
 
@@ -82,8 +83,7 @@ def test_collectives_give_every_rank_the_same(tmp_path: Path) -> None:
 
 LEAVING = """
 import glob, torch
-from lambert.core.world import World
-from lambert.distributed.group import Group, detect
+from lambert.distributed.detection import detect
 
 world = detect("cpu")
 parameter = torch.nn.Parameter(torch.ones(3))

@@ -10,7 +10,7 @@ from patience import HANGS
 from tiny import free_port, start
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine.lock import hold
 
 

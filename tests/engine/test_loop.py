@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.core.world import World
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine.gradients import Gradients
 from lambert.engine.loop import OutOfMemory, evaluate, train
 from lambert.engine.precision import PRECISIONS, Precision

@@ -14,7 +14,7 @@ from tiny import Tiny, adamw, free_port, start, steps
 from torch import Tensor
 
 from lambert.core.errors import DataError, MachineError
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine import archive, checkpoint
 from lambert.engine.checkpoint import Saver
 from lambert.engine.precision import Precision

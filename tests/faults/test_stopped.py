@@ -12,7 +12,7 @@ from patience import HANGS
 from tiny import Tiny, adamw, batch_of, free_port, run, start
 
 from lambert.core.batch import Batch
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine import checkpoint
 from lambert.engine.loop import evaluate
 from lambert.engine.precision import Precision

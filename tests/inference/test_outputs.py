@@ -12,7 +12,7 @@ from processors import needs_fast
 
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, UsageError
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine.precision import Precision
 from lambert.inference.outputs import (
     batch_bounds,

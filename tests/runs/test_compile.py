@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lambert.core.batch import Batch
 from lambert.core.world import World
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine.compiler import cause, compile_blocks, compiled, wanted
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision

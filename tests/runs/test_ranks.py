@@ -21,7 +21,7 @@ import torch
 from patience import HANGS
 from tiny import free_port, start  # type: ignore[import-not-found]
 
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 
 Lambert = Callable[..., Any]
 Labelled = Callable[[str, str], Path]

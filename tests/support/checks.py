@@ -15,7 +15,7 @@ from tiny import free_port, start
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine.gradients import Bucket
 
 RANKS = 4

@@ -12,8 +12,8 @@ from tiny import schedule as falling
 from torch import Tensor, nn
 
 from lambert.core.world import World
+from lambert.distributed.detection import detect
 from lambert.distributed.exchange import Exchange
-from lambert.distributed.group import detect
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest

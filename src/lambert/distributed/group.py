@@ -26,15 +26,13 @@ from lambert.core.errors import (
     SavedAndStopped,
     UsageError,
 )
-from lambert.core.world import World
+from lambert.core.world import TIMEOUT_SECONDS, World
 from lambert.distributed.failure_detector import FailureDetector, within_deadline
-from lambert.distributed.launch_environment import ProcessInfo, process_info
+from lambert.distributed.launch_environment import ProcessInfo
 from lambert.distributed.rendezvous import meet, roll_call
 from lambert.engine.device import device_named, gpu_uuid
 from lambert.engine.device_memory import ran_out
 
-TIMEOUT_SECONDS = 120.0
-"""How long a collective waits for a rank that hangs. With torch's default, 30 minutes, all nodes would stand idle."""
 _JOIN_SECONDS = 50.0
 """How long the ranks wait for each other at the start."""
 
@@ -43,23 +41,15 @@ class PeerLost(MachineError):
     """A collective failed because other ranks are gone or do not answer. The group cannot be used any more."""
 
 
-def detect(device: str = "auto", timeout: float = TIMEOUT_SECONDS) -> World:
-    """Returns the world of this process: a Group if the environment says that it is one of several processes
-    (`distributed/launch_environment.py`), otherwise a World.
-
-    Args:
-        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:N" or "mps".
-        timeout: How long a collective waits, in seconds.
+def join(here: ProcessInfo, device: str, timeout: float) -> "Group":
+    """Returns the group of several processes that this process belongs to, after all of them have connected.
 
     Raises:
-        UsageError: The device is unknown or absent.
+        UsageError: The device is unknown or absent, or the ranks differ in what must be equal.
         MachineError: The processes cannot connect to each other.
     """
-    here = process_info()
-    if here.size == 1:
-        return World(device=device_named(device, here.local_rank), reason=here.reason)
     owner = not torch.distributed.is_initialized()
-    where, store = _join(here, device, timeout)
+    where, store = _connect(here, device, timeout)
     detector = FailureDetector(store, here.rank, here.size)
     group = Group(
         here.rank, here.size, here.local_rank, here.local_size, where, here.reason, timeout, detector=detector,
@@ -217,7 +207,7 @@ def _error_of_peer(text: str, code: int) -> LambertError:
     return {kind.exit_code: kind for kind in (UsageError, DataError, DivergedError)}.get(code, MachineError)(text)
 
 
-def _join(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device, Store]:
+def _connect(here: ProcessInfo, device: str, timeout: float) -> tuple[torch.device, Store]:
     """Returns this rank's device and the store of all ranks, after all have joined torch's default process group."""
     where, problem = torch.device("cpu"), None
     try:

@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
+from lambert.core.world import TIMEOUT_SECONDS
 from lambert.distributed.exchange.config import ExchangeConfig
-from lambert.distributed.group import TIMEOUT_SECONDS
 from lambert.engine.compiler import Setting
 from lambert.engine.guard import GuardConfig
 from lambert.optim.config import OptimConfig

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from lambert.core.errors import UsageError
 from lambert.core.files import json_text
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine.progress import progress, score_text
 from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import InferenceConfig, compare_ranks

@@ -8,8 +8,8 @@ from typing import Any
 from lambert.core.contents import sha256
 from lambert.core.settings import SEEDS, as_dict, check, dotted
 from lambert.corpus import tokenizer as tokenizers
+from lambert.distributed.detection import detect
 from lambert.distributed.exchange.config import ExchangeConfig
-from lambert.distributed.group import detect
 from lambert.engine.guard import GuardConfig
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest

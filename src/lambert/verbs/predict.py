@@ -16,7 +16,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import json_text
 from lambert.core.settings import check
 from lambert.core.world import World
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine.signals import graceful_stop
 from lambert.inference.outputs import InferenceConfig, compare_ranks
 from lambert.inference.text_model import TextModel

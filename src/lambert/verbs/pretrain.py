@@ -18,8 +18,8 @@ from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import places, sequential
+from lambert.distributed.detection import detect
 from lambert.distributed.exchange.config import ExchangeConfig
-from lambert.distributed.group import detect
 from lambert.engine import archive
 from lambert.engine.guard import GuardConfig
 from lambert.engine.log import append

@@ -10,7 +10,6 @@ from torch import nn
 
 from lambert.core.world import World
 from lambert.distributed.exchange.config import ExchangeConfig
-from lambert.distributed.group import Group
 from lambert.engine.exchange import Exchange
 
 __all__ = ["Exchange", "build"]
@@ -25,10 +24,12 @@ def build(
         updates: Number of updates of the whole run.
         deterministic: Sum gradients in an order that does not depend on the number of ranks.
     """
-    if not isinstance(world, Group):
+    if type(world) is World:
         return Exchange(net, deterministic=deterministic)
     from lambert.distributed.exchange.local_sgd import LocalSGD
     from lambert.distributed.exchange.overlapped import DistributedExchange
+    from lambert.distributed.group import Group
 
+    assert isinstance(world, Group)
     kind = LocalSGD if config.sync_every > 1 else DistributedExchange
     return kind(net, world, config, updates=updates, deterministic=deterministic)

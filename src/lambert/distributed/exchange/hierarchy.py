@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
+from lambert.core.world import TIMEOUT_SECONDS
 from lambert.distributed.exchange.reduction import Method
-from lambert.distributed.group import TIMEOUT_SECONDS
 from lambert.engine.gradients import Bucket
 
 

@@ -13,7 +13,7 @@ from lambert.core.files import json_text
 from lambert.core.registry import Kind, choose, lookup
 from lambert.core.settings import as_dict
 from lambert.core.world import World
-from lambert.distributed.group import detect
+from lambert.distributed.detection import detect
 from lambert.engine.precision import PRECISIONS
 from lambert.runs.result import Say, silent
 from lambert.verbs.bench.ceilings import Ceilings
