@@ -19,6 +19,8 @@ from lambert.engine.progress import PLAIN_SECONDS, progress, score_text
 from lambert.engine.step import Step
 
 LOG = "log.txt"
+Monitor = Callable[[Mapping[str, Any]], str]
+"""Receives each row of metrics.jsonl and returns a line for the log, or an empty string."""
 _WAIT_SHOWN = 0.01
 """The console shows the share of time that training waited for data if it is at least this."""
 _MEASURED = 10
@@ -44,7 +46,7 @@ class RunLog:
         peak_flops: Highest measured floating-point operations per second of the device.
         seconds: Interval between two lines of progress without a terminal.
         facts: Additional entries of environment.json.
-        monitor: Receives each row. If it returns a line, the line is logged and the row gets the entry plateau = 1.
+        monitor: If it returns a line for a row, the line is logged and the row gets the entry plateau = 1.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class RunLog:
         seconds: float = PLAIN_SECONDS,
         facts: Mapping[str, Any] | None = None,
         world: World | None = None,
-        monitor: Callable[[Mapping[str, Any]], str] = lambda row: "",
+        monitor: Monitor = lambda row: "",
     ) -> None:
         self._world = world or World()
         self._monitor = monitor

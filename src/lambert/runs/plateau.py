@@ -1,8 +1,9 @@
 """Warnings for pre-training runs that learn no more than the frequencies of the vocabulary's pieces."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from lambert.engine.log import Monitor
 from lambert.runs.config import RunConfig, TrainConfig
 
 FEW_UPDATES = 100
@@ -43,7 +44,7 @@ def beside_unigrams(losses: Mapping[str, float], manifest: Mapping[str, Any]) ->
     )
 
 
-def plateau(entropy: float | None, config: RunConfig, init_range: float) -> Callable[[Mapping[str, Any]], str]:
+def plateau(entropy: float | None, config: RunConfig, init_range: float) -> Monitor:
     """Returns a function of each row of metrics.jsonl. It returns a warning once, after LONG updates on the plateau,
     and otherwise an empty string. `entropy` is the unigram entropy of the corpus in nats, or None if unknown."""
     mean: float | None = None

@@ -97,6 +97,16 @@ class Run:
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)
 
+    def check_disk_space(self, steps: int) -> None:
+        """Raises MachineError if the disk has no room for the checkpoints that will exist at once in a run of `steps`
+        updates, and for the model."""
+        options = self.config.train
+        saves = steps // options.save_every + 2 if options.save_every else 2  # at the end, and one more if stopped
+        moments = 2 + self.exchange.residuals_per_weight
+        checkpoint.check_disk_space(
+            self.config.out, self.model, moments=moments, keep=options.keep_checkpoints, saves=saves
+        )
+
     def save(self, done: int, log: RunLog, *, final: bool = False) -> None:
         """Saves a checkpoint after `done` updates. A failure is an error only for a `final` checkpoint."""
         self.exchange.average_residuals(self.optimizer)

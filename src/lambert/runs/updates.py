@@ -1,9 +1,10 @@
 """The updates of a run: training, logging, evaluation and saving for any model and data."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from lambert.core.world import World
 from lambert.data.stream import GlobalBatch, places, stream
 from lambert.distributed import agreement
 from lambert.distributed.stragglers import Stragglers
-from lambert.engine import archive, checkpoint
+from lambert.engine import archive
 from lambert.engine.ceiling import product_ceiling
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device_memory import release
 from lambert.engine.exchange import Exchange
 from lambert.engine.incidents import Incidents
-from lambert.engine.log import RunLog
+from lambert.engine.log import Monitor, RunLog
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.metrics_file import METRICS, last_update
 from lambert.engine.numerics import numerics
@@ -89,7 +90,6 @@ def run_updates(
     options, out = config.train, config.out
     steps = options.updates(source.size(0))
     scores: dict[str, float] | None = None
-    quiet = say is silent if config.log.console is None else not config.log.console
     with numerics(world, threads=options.threads, deterministic=options.deterministic) as outer:
         run = Run.begin(config, model, world, steps)
         run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
@@ -105,33 +105,25 @@ def run_updates(
                 say(f"{out} has all its {steps:,} updates already: {out / 'model'}")
             return None
         if world.is_first:
-            saves = steps // options.save_every + 2 if options.save_every else 2  # at the end, and one more if stopped
-            checkpoint.check_disk_space(
-                out, model, moments=2 + run.exchange.residuals_per_weight, keep=options.keep_checkpoints, saves=saves
-            )
-        peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1) if world.is_first else None
+            run.check_disk_space(steps)
         found = run.microbatch.find(
             source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world,
             residuals_per_weight=run.exchange.residuals_per_weight,
         )  # fmt: skip
+        monitor = plateau(unigram_entropy, config, model.config.init_range)
         with (
             _compiled(run, source) as compilation,
             stop.deferred(),
-            RunLog(
-                out, steps=steps, start=done, state=logged, description=out.name, peak_flops=peak, world=world,
-                every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
-                quiet=quiet, facts={"micro_tokens": run.microbatch.tokens} | _facts(compilation),
-                monitor=plateau(unigram_entropy, config, model.config.init_range),
-            ) as log,
+            _log(run, steps, done, logged, _facts(compilation), monitor, quiet=say is silent) as log,
             closing(run.saver),
-        ):  # fmt: skip
+        ):
             if done:
                 log.note(f"continuing after update {done:,} of {steps:,}")
             if lost:
                 log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts anew")
-            for text in (found, *_model_notes(compilation, model, options.precision, world)):
-                log.note(text)
-            for text in (*autotune(run, partial(_batches, run, source), steps, stop), *ranks(world, run.exchange)):
+            models = _model_notes(compilation, model, options.precision, world)
+            methods = autotune(run, partial(_batches, run, source), steps, stop)
+            for text in chain([found], models, methods, ranks(world, run.exchange)):
                 log.note(text)
             if compilation.active:  # evaluation is rare: compiling separate graphs for it would not pay
                 score = torch.compiler.set_stance("force_eager")(score)
@@ -178,6 +170,22 @@ def run_updates(
             if scores is None:  # an earlier process was killed between the last save and these scores
                 scores = _final_scores(run, score, log, done, stop)
     return scores
+
+
+def _log(
+    run: Run, steps: int, done: int, logged: Mapping[str, Any], facts: Mapping[str, object], monitor: Monitor, *,
+    quiet: bool,
+) -> RunLog:  # fmt: skip
+    """Returns the log of a run that continues after `done` updates with the state `logged`. The setting log.console
+    overrides `quiet`."""
+    config, world = run.config, run.world
+    peak = product_ceiling(world.device, PRECISIONS[config.train.precision], repeats=1) if world.is_first else None
+    return RunLog(
+        config.out, steps=steps, start=done, state=logged, description=config.out.name, peak_flops=peak, world=world,
+        every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
+        quiet=quiet if config.log.console is None else not config.log.console,
+        facts={"micro_tokens": run.microbatch.tokens} | dict(facts), monitor=monitor,
+    )  # fmt: skip
 
 
 def _final_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequest) -> dict[str, float]:
