@@ -80,7 +80,7 @@ test-minimum:
 	@grep -oE '"[a-z0-9._-]+>=[0-9.]+' pyproject.toml | tr -d '"' | grep -v '^torch>\|^setuptools' | sed 's/>=/==/' > $(OLD)/minimum.txt
 	@$(OLD)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(INDEX),--extra-index-url $(INDEX)) \
 		-c $(OLD)/minimum.txt '$(TORCH)' -e '.[test]'
-	@OMP_NUM_THREADS=1 $(OLD)/bin/python -m pytest $(FLAGS) tests/core tests/corpus tests/data tests/model tests/test_cli.py \
+	@OMP_NUM_THREADS=1 $(OLD)/bin/python -m pytest $(FLAGS) tests/core tests/corpus tests/data tests/model tests/test_cli*.py \
 		tests/verbs/test_convert.py tests/verbs/test_report.py
 
 lint: $(VENV)/setup-dev

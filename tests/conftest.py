@@ -8,13 +8,13 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import hypothesis
 import pytest
+from commands import Called
 from labelled import labelled, tuned
 
 __all__ = ["labelled", "tuned"]  # fixtures
@@ -32,15 +32,6 @@ WORDS = re.findall(
     "the a river stone boat morning light house garden king window bird walked slowly under bright saw found lost "
     "near old green quiet never always from with toward letter road",
 )
-
-
-@dataclass(frozen=True)
-class Called:
-    """What a command left: its exit code and what it printed."""
-
-    code: int
-    out: str
-    err: str
 
 
 Lambert = Callable[..., Called]
@@ -91,6 +82,14 @@ def corpus(texts: Path) -> Path:
     done = _lambert("prepare", input=texts, out=out, documents="line", vocabulary=160, heldout=0.2, workers=1)
     assert done.code == 0, done.err
     return out
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe of pre-training, without a model."""
+    path = tmp_path / "run.toml"
+    path.write_text('corpus = "c"\nout = "r"\n[train]\nsteps = 7\nbatch_size = 4\n[optim]\nbetas = [0.8, 0.9]\n')
+    return path
 
 
 SMALL = {

@@ -1,0 +1,87 @@
+"""The help explains every verb and every setting."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from commands import stage
+
+from lambert import __version__, cli
+
+Lambert = Callable[..., Any]
+
+
+def documented(kind: Any, prefix: str = "") -> dict[str, str]:
+    """The docstring under each field, by the flag that sets it."""
+    under = {}
+    for one in kind.__mro__[-2::-1]:  # a field that a class gives another default has a docstring of its own
+        tree = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for node, text in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                under[ast.unparse(node.target)] = str(text.value.value)
+    found: dict[str, str] = {}
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        nested = [part for part in (hints[field.name], *get_args(hints[field.name])) if dataclasses.is_dataclass(part)]
+        if nested:
+            found |= documented(nested[0], f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = under.get(field.name, "")
+    return found
+
+
+def letters(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", text)
+
+
+@pytest.mark.parametrize("verb", [name for name, verb in cli.VERBS.items() if verb.takes != "script"])
+def test_help_explains_every_setting(verb: str, lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "2000")
+    shown = lambert(verb, "--help")
+    assert shown.code == 0
+    assert cli.VERBS[verb].line in shown.out
+    lines = [letters(line) for line in shown.out.splitlines()]
+    settings = documented(stage(verb)[1])
+    assert len(settings) > 0
+    for name, text in settings.items():
+        if name == "runs":
+            continue  # an argument, not a flag
+        assert len(text) > 10, f"{name} has no docstring"
+        flag = "from" if name == "source" else name
+        assert any(letters(flag) in line and letters(text) in line for line in lines), name
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "finetune"])
+def test_help_begins_with_the_common_settings(verb: str, lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    module, kind = stage(verb)
+    assert set(module.COMMON) <= set(documented(kind))
+    shown = lambert(verb, "--help").out
+    assert shown.startswith(f"Usage: lambert {verb} ")
+    _, common, rest, *tables = [panel.partition("\n") for panel in shown.split("╭─ ")[1:]]
+    assert common[0].startswith("Common settings")
+    flags = re.findall(r"^│ \*?\s+--(\S+)", common[2], re.MULTILINE)
+    assert [flag.replace("-", "_") for flag in flags] == list(module.COMMON)
+    assert rest[0].startswith("Other settings of the run")
+    assert {"[optim]", "[train]", "[guard]", "[log]"} <= {title.split(" ")[0] for title, _, _ in tables}
+
+
+def test_horovodrun_has_horovods_options(lambert: Lambert) -> None:
+    shown = lambert("horovodrun", "--help")
+    assert shown.code == 0
+    assert all(option in shown.out for option in ("-np", "--min-np", "--timeline-filename", "--fusion-threshold-mb"))
+    assert lambert("horovodrun", "-np", "2").code == 2
+
+
+def test_help_and_version(lambert: Lambert) -> None:
+    shown = lambert("--help")
+    assert shown.code == 0
+    assert all(verb in shown.out and spec.line[:40] in shown.out for verb, spec in cli.VERBS.items())
+    assert lambert().out == shown.out
+    assert lambert("--version").out.strip() == __version__
