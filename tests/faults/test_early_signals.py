@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import Called, one_line
 from patience import HANGS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -45,9 +46,7 @@ def stopped(process: "subprocess.Popen[str]") -> str:
     """The one line of a process that was asked to stop."""
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=HANGS)
-    assert process.returncode == 75, said
-    assert said.count("\n") == 1, said
-    assert said.startswith("lambert: Stopped by SIGTERM")
+    one_line(Called(process.returncode, "", said), 75, "lambert: Stopped by SIGTERM")
     return said
 
 

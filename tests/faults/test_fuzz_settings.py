@@ -3,15 +3,14 @@
 LAMBERT_FUZZ_EXAMPLES is the number of examples, few in the suite.
 """
 
-import dataclasses
-import importlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
+from commands import one_line, setting_names, stage
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -38,20 +37,7 @@ hostile = st.one_of(
 )
 
 
-def names(kind: Any, prefix: str = "") -> list[str]:
-    """Every setting, and every table of settings."""
-    found = []
-    hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        tables = [part for part in (hints[field.name], *get_args(hints[field.name])) if dataclasses.is_dataclass(part)]
-        found += [prefix + field.name, *(name for table in tables for name in names(table, f"{prefix}{field.name}."))]
-    return found
-
-
-SETTINGS = {
-    name: names(getattr(importlib.import_module(f"lambert.verbs.{cli.VERBS[name].module}"), cli.VERBS[name].settings))
-    for name in VERBS
-}
+SETTINGS = {name: setting_names(stage(name)[1]) for name in VERBS}
 
 
 def misspelt(name: str) -> st.SearchStrategy[str]:
@@ -84,8 +70,7 @@ def parse(lambert: Lambert, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def answered(called: Any) -> None:
     assert called.code in (0, 2, 3, 4), called.err
     if called.code:
-        assert called.err.startswith("lambert: ")
-        assert called.err.count("\n") == 1, called.err
+        one_line(called, called.code)
     assert not Path("crash.txt").exists()
 
 

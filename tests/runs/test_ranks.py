@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 import torch
+from commands import Called, one_line
 from patience import HANGS
 from tiny import free_port, start  # type: ignore[import-not-found]
 
@@ -30,13 +31,10 @@ QUESTIONS = [f'{{"text": "the {name} found a river", "id": {n}}}' for n, name in
 PLACES = ["the [MASK] found a [MASK] .", "the old [MASK]", "[MASK] [MASK] road " * 9]
 
 
-@dataclass
-class Said:
+@dataclass(frozen=True)
+class Said(Called):
     """What one rank left."""
 
-    code: int
-    out: str
-    err: str
     batches: int = 0
     """Batches that it computed."""
 
@@ -239,8 +237,7 @@ def test_predict(ran: Any, tuned: Callable[[str], Path], pretrained: Path, lambe
 
 def test_a_bad_line_is_told_once_after_the_answers_before(ran: Any) -> None:
     first, second = ran("a bad line")
-    assert (first.code, first.err.count("\n")) == (3, 1)
-    assert "line 7 is not JSON" in first.err
+    one_line(first, 3, "line 7 is not JSON")
     assert [json.loads(line)["id"] for line in first.out.splitlines()] == [0, 1, 2, 3, 4, 5]
     assert (second.code, second.out, second.err) == (0, "", "")
 

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from commands import last_line
 
 from lambert.core import settings
 from lambert.core.errors import UsageError
@@ -36,15 +37,6 @@ def half(pretrained: Path, tmp_path: Path) -> Path:
     shutil.copytree(pretrained, tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / "model")
     return tmp_path / "half"
-
-
-def last_line(called: Any, code: int, *parts: str) -> None:
-    assert called.code == code, called.err
-    line = called.err.splitlines()[-1]
-    assert line.startswith("lambert: ")
-    assert "Traceback" not in called.err
-    for part in parts:
-        assert part in line
 
 
 def checkpoints(run: Path) -> dict[str, bytes]:

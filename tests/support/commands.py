@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +25,32 @@ def one_line(called: Called, code: int, *parts: str) -> None:
         assert part in called.err
 
 
+def last_line(called: Called, code: int, *parts: str) -> str:
+    """Asserts that a command that may have told of its progress ended with one line with these parts, and without a
+    traceback. Returns the line."""
+    assert called.code == code, called.err
+    line = called.err.splitlines()[-1]
+    assert line.startswith("lambert: "), called.err
+    assert "Traceback" not in called.err
+    for part in parts:
+        assert part in line
+    return line
+
+
 def stage(verb: str) -> tuple[ModuleType, Any]:
     """The module of a verb and the class of its settings."""
     from lambert import cli
 
     module = importlib.import_module(f"lambert.verbs.{cli.VERBS[verb].module}")
     return module, getattr(module, cli.VERBS[verb].settings)
+
+
+def setting_names(kind: Any, prefix: str = "") -> list[str]:
+    """The dotted names of all settings of a class, and of its tables of settings."""
+    found = []
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        tables = [part for part in (hints[field.name], *get_args(hints[field.name])) if dataclasses.is_dataclass(part)]
+        found += [prefix + field.name]
+        found += [name for table in tables for name in setting_names(table, f"{prefix}{field.name}.")]
+    return found

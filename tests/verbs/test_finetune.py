@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import one_line
 from safetensors.torch import load_file
 
 from lambert.core import settings
@@ -24,14 +25,6 @@ TASKS = ["classify", "pair", "regress", "squad", "tag"]
 def scores(run: Path) -> dict[str, float]:
     found: dict[str, float] = json.loads((run / "scores.json").read_text())
     return found
-
-
-def one_line(called: Any, code: int, *parts: str) -> None:
-    assert called.code == code, called.err
-    assert called.err.startswith("lambert: ")
-    assert called.err.count("\n") == 1
-    for part in parts:
-        assert part in called.err
 
 
 @pytest.mark.parametrize("task", TASKS)

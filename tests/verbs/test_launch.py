@@ -1,6 +1,5 @@
 """What `lambert launch` would start, what it refuses, and how soon it gives up where the machines cannot meet."""
 
-import importlib
 import os
 import shlex
 import signal
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Called, one_line, stage
 from patience import HANGS, patient
 
-from lambert import cli
 from lambert.core import launcher
 from lambert.core.errors import UsageError
 from lambert.verbs.launch import VERBS, LaunchConfig, own
@@ -82,10 +81,7 @@ def test_its_help_is_not_its_verbs(lambert: Any) -> None:
     ],
 )
 def test_wrong_settings(flags: list[str], named: str, lambert: Any) -> None:
-    shown = lambert("launch", *flags)
-    assert shown.code == 2, shown.out
-    assert named in shown.err
-    assert shown.err.count("\n") == 1
+    one_line(lambert("launch", *flags), 2, named)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +103,8 @@ def test_flags_behind_the_verb_are_answered_with_the_right_order(
 
 def test_no_verb_has_a_flag_of_launch() -> None:
     for verb in VERBS:
-        names = {field.name for field in fields(stage(verb))}
+        names = {field.name for field in fields(stage(verb)[1])}
         assert not names & {field.name for field in fields(LaunchConfig)}
-
-
-def stage(verb: str) -> Any:
-    return getattr(importlib.import_module(f"lambert.verbs.{verb}"), cli.VERBS[verb].settings)
 
 
 def test_wrong_settings_are_found_before_anything_is_started(tmp_path: Path) -> None:
@@ -120,8 +112,7 @@ def test_wrong_settings_are_found_before_anything_is_started(tmp_path: Path) -> 
     (tmp_path / "r.toml").write_text('corpus = "c"\nout = "o"\n[train]\nbatch_sise = 4\n')
     launch = ["lambert", "launch", "-np", "4", "pretrain", str(tmp_path / "r.toml")]
     done, seconds = processor_seconds("-m", *launch)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "batch_sise" in done.stderr
+    one_line(Called(done.returncode, done.stdout, done.stderr), 2, "batch_sise")
     _, alone = processor_seconds("-c", "import torch, lambert.verbs.launch, lambert.verbs.pretrain")
     assert seconds < 2 * alone, "four ranks with their launcher take five times what one process alone imports"
 
