@@ -1,10 +1,6 @@
 import bz2
-import gzip
-import json
-import lzma
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,42 +28,6 @@ def errors(path: Path, layout: Layout = DEFAULT) -> list[tuple[str, str]]:
 def written(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
-
-
-def zstd(data: bytes) -> bytes:
-    return pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd").compress(data)
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": zstd,
-}
-
-
-@pytest.mark.parametrize("suffix", PACKERS)
-def test_compression_is_transparent(tmp_path: Path, suffix: str) -> None:
-    path = written(tmp_path / f"a.jsonl{suffix}", PACKERS[suffix](b'{"text": "one"}\n\n{"text": "tw\\u00f6"}'))
-    assert texts(path) == ["one", "twö"]
-
-
-@pytest.mark.parametrize("suffix", [suffix for suffix in PACKERS if suffix])
-def test_a_truncated_file_keeps_what_came_before_and_says_so(tmp_path: Path, suffix: str) -> None:
-    rows = "".join(json.dumps({"text": f"{number} {number * 7919**5 % 10**12}"}) + "\n" for number in range(20_000))
-    whole = PACKERS[suffix](rows.encode())
-    path = written(tmp_path / f"a.jsonl{suffix}", whole[: len(whole) * 3 // 4])
-    pieces = list(read(path, Layout()))
-    assert "damaged or truncated" in pieces[-1].error
-    assert [piece.text.split()[0] for piece in pieces[:-1]] == [str(number) for number in range(len(pieces) - 1)]
-    assert len(pieces) > 1000 or suffix == ".bz2"
-
-
-def test_a_file_that_is_not_compressed_at_all(tmp_path: Path) -> None:
-    for suffix in (".gz", ".bz2", ".xz", ".zst"):
-        ((_, error),) = errors(written(tmp_path / f"a.txt{suffix}", b"plain text, whatever the name says" * 9))
-        assert "damaged or truncated" in error
 
 
 def test_documents_of_plain_text(tmp_path: Path) -> None:
