@@ -1,11 +1,10 @@
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny import Share, Tiny, adamw, batch_of, schedule, steps, updates
+from tiny import Share, Tiny, adamw, batch_of, schedule, steps, updates, weights
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
@@ -14,18 +13,12 @@ from lambert.core.world import World
 from lambert.distributed.detection import detect
 from lambert.engine.gradients import Gradients
 from lambert.engine.loop import OutOfMemory, evaluate, train
-from lambert.engine.precision import PRECISIONS, Precision
-
-OF_A_CPU = [name for name in PRECISIONS if name != "float8"]
+from lambert.engine.precision import Precision
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def weights(net: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
 def gradients_of(micro: int, dtype: torch.dtype) -> Tensor:
@@ -148,66 +141,6 @@ def test_the_global_norm_is_clipped() -> None:
     assert moved(0.01).norm() == pytest.approx(0.01, rel=1e-3)
     assert torch.allclose(moved(0.01) * float(free.norm()) / 0.01, free, rtol=1e-3, atol=1e-5)
     assert torch.equal(moved(1e6), free)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", OF_A_CPU)
-def test_a_non_finite_gradient_changes_nothing_but_the_loss_scale(name: str, fused: bool) -> None:
-    class Poisoned(Tiny):
-        calls = 0
-
-        def forward(self, batch: Batch) -> Tensor:
-            self.calls += 1
-            return super().forward(batch) * (math.inf if self.calls == 2 * 4 + 3 else 1)
-
-    net = Poisoned(dropout=0)
-    optimizer, precision = adamw(net, fused=fused), Precision(name)
-    seen = []
-    for step in steps(net, optimizer, precision, stop=5):
-        moments = torch.cat([t.flatten() for slots in optimizer.state.values() for t in slots.values()])
-        seen.append((step, weights(net), moments, precision.scale))
-    skipped = [step.index for step, *_ in seen if step.skipped]
-    assert skipped == [3]
-    assert torch.equal(seen[1][1], seen[2][1])
-    assert torch.equal(seen[1][2], seen[2][2])
-    assert not torch.equal(seen[2][1], seen[3][1])
-    assert seen[2][3] == seen[1][3] * (0.5 if name == "float16" else 1)
-    assert [step.lr for step, *_ in seen] == [schedule(n) for n in (0, 1, 2, 2, 3)]
-    assert precision.skipped == 1
-    assert seen[2][0].non_finite in dict(net.named_parameters())
-
-
-def test_the_loss_scale_doubles_after_2000_good_updates() -> None:
-    net, precision = Tiny(), Precision("float16")
-    optimizer = adamw(net)
-    state = precision.state()
-    assert state["scaler"]["scale"] == 65536
-    state["scaler"]["_growth_tracker"] = 1998
-    precision.load(state)
-    scales = [precision.scale for _ in steps(net, optimizer, precision, stop=3)]
-    assert scales == [65536, 131072, 131072]
-
-
-def test_weights_gradients_and_moments_are_float32_in_every_precision() -> None:
-    for name in OF_A_CPU:
-        net = Tiny()
-        optimizer = adamw(net)
-        list(steps(net, optimizer, Precision(name), stop=1))
-        assert {p.dtype for p in net.parameters()} == {torch.float32}
-        assert {t.dtype for slots in optimizer.state.values() for t in slots.values()} == {torch.float32}
-
-
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_half_precision_follows_the_float32_curve(name: str) -> None:
-    def curve(precision: str) -> list[float]:
-        net = Tiny(dropout=0)
-        return [step.loss for step in steps(net, adamw(net), Precision(precision), stop=150)]
-
-    exact, half = curve("float32"), curve(name)
-    assert exact != half
-    assert max(abs(a - b) for a, b in zip(exact[:20], half[:20], strict=True)) < 2e-2
-    assert sum(half[-50:]) == pytest.approx(sum(exact[-50:]), rel=0.015)
-    assert sum(exact[-50:]) / 50 < exact[0] - 0.5
 
 
 def test_evaluate_means_over_targets_in_evaluation_mode() -> None:

@@ -1,6 +1,5 @@
 """Float8 products equal the same sums over numbers rounded by hand, for the blocks alone, and each row by itself."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.compute import Compute
-from lambert.core.errors import MachineError
 from lambert.engine import precision as engine
 from lambert.engine.precision import Precision
 from lambert.model import float8, weights
@@ -17,7 +15,6 @@ from lambert.model.config import EncoderConfig
 from lambert.model.linear import linear, project
 from lambert.verbs.bench.batches import drawn_batch
 
-Lambert = Callable[..., Any]
 needs_float8 = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with float8"
 )
@@ -150,24 +147,3 @@ def test_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shapes == 2 * [(96, 32), (32, 32), (64, 32), (32, 64)]
     torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0)
     assert torch.cosine_similarity(grads[0], grads[1], dim=0) > 0.99
-
-
-def test_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GeForce")
-    for capability in ((8, 9), (9, 0), (12, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        engine._check_float8(torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    with pytest.raises(MachineError, match=r"GeForce \(8\.6\): use bfloat16"):
-        engine._check_float8(torch.device("cuda"))
-
-
-def test_a_processor_is_refused(corpus: Any, tmp_path: Any, small: dict[str, object], lambert: Lambert) -> None:
-    flags = small | {"train__precision": "float8", "train__device": "cpu", "train__steps": 2}
-    done = lambert("pretrain", corpus=corpus, out=tmp_path / "run", **flags)
-    lines = done.err.strip().splitlines()
-    assert done.code == 4
-    assert len(lines) == 1
-    assert "compute capability 8.9" in lines[0]
-    assert "not cpu: use bfloat16" in lines[0]

@@ -67,10 +67,6 @@ def trained(*arguments: Any, **options: Any) -> list[Step]:
     return list(updates(*arguments, **options))
 
 
-def weights(net: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
-
-
 def found_by(*checks: Check, sizes: tuple[int, ...] = (1, 2, 4)) -> Any:
     """A fixture that gives a `Found`: groups of these sizes are started once and run all checks."""
 

@@ -122,6 +122,11 @@ def updates(start: int = 0, *, size: int = 16, micro: int = 4, rank: int = 0, wo
         number += 1
 
 
+def weights(net: nn.Module) -> Tensor:
+    """All parameters of a net, concatenated."""
+    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+
 def adamw(net: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=1.0, weight_decay=0.01, **options)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_runs import Found, found_by, same_on_all_ranks, trained, updates, weights, whole
-from tiny import Tiny, adamw
+from exchange_runs import Found, found_by, same_on_all_ranks, trained, updates, whole
+from tiny import Tiny, adamw, weights
 from torch import Tensor
 
 from lambert.core.world import World

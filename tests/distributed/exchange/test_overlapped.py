@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_runs import Found, found_by, same_on_all_ranks, shared, trained, updates, weights, whole
-from tiny import LENGTH, Tiny
+from exchange_runs import Found, found_by, same_on_all_ranks, shared, trained, updates, whole
+from tiny import LENGTH, Tiny, weights
 from torch import Tensor
 
 from lambert.core.world import World

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_runs import Found, found_by, trained, weights, whole
+from exchange_runs import Found, found_by, trained, whole
+from tiny import weights
 
 from lambert.core.world import World
 from lambert.distributed.exchange import build
