@@ -200,17 +200,28 @@ def test_a_run_folder_is_exported(pretrained: Path, tmp_path: Path, lambert: Lam
     assert lambert("export", model=tmp_path / "none", out=tmp_path / "new").code == 3
 
 
-def test_an_encoder_keeps_its_pooler_until_a_task_is_learnt(
-    tmp_path: Path, pretrained: Path, labelled: Callable[[str, str], Path], lambert: Lambert
-) -> None:
-    """A folder as transformers' BertModel writes it, imported, exported, and fine-tuned with a rate of almost 0."""
+# --- a folder that transformers wrote ---
+
+
+def saved_by_transformers(folder: Path, model: Path, **changes: int) -> Path:
+    """A folder as transformers' BertModel writes it, with the shape of `model` but for these changes."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    shape = json.loads((pretrained / "model" / "config.json").read_text())
-    BertModel(BertConfig(**{name: shape[name] for name in SHAPE})).save_pretrained(tmp_path / "theirs")
-    shutil.copy(pretrained / "model" / "vocab.txt", tmp_path / "theirs")
-    first = load_file(tmp_path / "theirs" / "model.safetensors")
+    described = json.loads((model / "config.json").read_text())
+    shape = {name: described[name] for name in SHAPE} | changes
+    BertModel(BertConfig(**shape)).save_pretrained(folder)
+    shutil.copy(model / "vocab.txt", folder)
+    return folder
+
+
+def test_an_encoder_keeps_its_pooler_until_a_task_is_learnt(
+    tmp_path: Path, pretrained: Path, labelled: Callable[[str, str], Path], lambert: Lambert
+) -> None:
+    """Imported, exported, and fine-tuned with a rate of almost 0."""
+    from transformers import BertModel
+
+    first = load_file(saved_by_transformers(tmp_path / "theirs", pretrained / "model") / "model.safetensors")
     done = lambert("import", "--from", tmp_path / "theirs", out=tmp_path / "ours")
     assert done.code == 0, done.err
     assert "left aside" not in done.out
@@ -230,3 +241,24 @@ def test_an_encoder_keeps_its_pooler_until_a_task_is_learnt(
     save_file(first, tmp_path / "theirs" / "model.safetensors", metadata={"format": "pt"})
     without = lambert("finetune", init=tmp_path / "theirs", out=tmp_path / "without", **flags)
     assert "note: the pooler starts with random weights: the encoder's folder has none." in without.out
+
+
+def test_the_length_of_a_task_is_limited_by_the_positions_of_the_encoder(
+    tmp_path: Path, pretrained: Path, labelled: Callable[[str, str], Path], lambert: Lambert
+) -> None:
+    """Sentences of 9 words are longer than 10 tokens, with [CLS] and [SEP]."""
+    theirs = saved_by_transformers(tmp_path / "theirs", pretrained / "model", max_position_embeddings=10)
+    assert lambert("import", "--from", theirs, out=tmp_path / "ours").code == 0
+    flags = {"data": labelled("classify", "train"), "train__steps": 1}
+    for init in (theirs, tmp_path / "ours"):
+        out = tmp_path / f"{init.name}-tuned"
+        refused = lambert("finetune", init=init, out=out, **flags, task__max_length=11)
+        one_line(refused, 2, "task.max_length = 11 exceeds the model's 10 positions. Use --task.max-length 10 or less.")
+        assert not out.exists()
+        done = lambert("finetune", init=init, out=out, **flags)
+        assert done.code == 0, done.err
+        assert "chosen by the model and the data: task.max_length = 10, " in done.out
+        assert "48 examples, 48 longer than 10 tokens were cut" in done.out
+        answered = lambert("predict", model=out, stdin='{"text": "the king found a river near the old road"}\n')
+        assert answered.code == 0, answered.err
+        assert json.loads(answered.out)["label"] in ("water", "land")
