@@ -73,6 +73,10 @@ def commands(home: Path, texts: Path, corpus: Path, pretrained: Path, small: dic
     run: dict[str, object] = {"train__steps": 6, "train__save_every": 2, "train__evaluate_every": 4}
     return {
         "prepare": ["prepare", *flags(input=texts, out=place / "corpus", **lines)],
+        "steps": [
+            "prepare",
+            *flags(input=texts, out=place / "corpus", steps="extract,clean,tokens", clean="normalise", **lines),
+        ],
         "pretrain": ["pretrain", *flags(corpus=corpus, out=place / "run", **small, **fixed, **run)],
         "finetune": [
             "finetune",
@@ -84,7 +88,7 @@ def commands(home: Path, texts: Path, corpus: Path, pretrained: Path, small: dic
     }
 
 
-VERBS = ("prepare", "pretrain", "resume", "finetune", "import", "export", "launch", "launch two")
+VERBS = ("prepare", "steps", "pretrain", "resume", "finetune", "import", "export", "launch", "launch two")
 LAUNCH = {"launch": ["launch", "-np=1", "--max-restarts=1"], "launch two": ["launch", "-np=2", "--max-restarts=1"]}
 """What stands before `pretrain`; the launcher's own files lie below `home`/place, too."""
 

@@ -78,6 +78,20 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 
 
 @contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A context with the name of a temporary file, which is flushed and renamed to `path` at the end, or deleted after
+    an exception. Raises OSError if the disk refuses a write."""
+    new = _temporary(path, _NEW)
+    try:
+        yield new
+        sync(new)
+        new.replace(path)
+        sync(path.parent)
+    finally:
+        _delete(new)
+
+
+@contextmanager
 def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """A context that creates a temporary folder and renames it to `path` at the end, or deletes it after an exception.
 

@@ -12,6 +12,8 @@ from lambert.corpus.readers import READERS
 from lambert.corpus.sentences import LINES
 
 DOCUMENTS = ("file", "blank-line", "line")
+STAGES = ("extract", "clean", "tokens")
+"""The steps of preparation, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,13 @@ class PrepareConfig:
     out: Path
     """Folder to write. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing is
     done."""
+    steps: tuple[str, ...] = ()
+    """Steps to run, of `extract` (documents as Parquet), `clean` and `tokens` (the corpus). Each keeps its results in
+    `work`, and repeats nothing that is done. Unset: one pass from the files to the corpus, which keeps nothing."""
+    work: Path | None = None
+    """Folder for the results of `steps`. Unset: `out` with .work at its end."""
+    clean: tuple[str, ...] = ()
+    """Functions of the step `clean`, in their order: `normalise`, `prose`, or package.module:function."""
     tokenizer: str = "train"
     """`train` learns a WordPiece vocabulary from the corpus. Otherwise the path of a vocab.txt, of a tokenizer.json, or
     of a folder that holds one."""
@@ -65,6 +74,13 @@ class PrepareConfig:
     def __post_init__(self) -> None:
         if not self.input:
             raise UsageError("input is empty: name at least one file, folder or glob.")
+        for name in self.stages:
+            if name not in STAGES:
+                raise UsageError(f"steps = {name!r} is unknown.{nearest(name, list(STAGES))}")
+        if "clean" in self.stages and not self.clean:
+            raise UsageError("steps = clean needs functions: set clean, such as clean = normalise.")
+        if self.clean and not self.steps:
+            raise UsageError(f"clean = {', '.join(self.clean)} needs steps: set steps = extract, clean, tokens.")
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
         if ":" not in self.format:
             choices["format"] = ("auto", *READERS)
@@ -80,9 +96,19 @@ class PrepareConfig:
         if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", self.language):
             raise UsageError(f"language = {self.language!r} is not an ISO 639 code such as en or de.")
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names in `steps`, which may also be joined by commas."""
+        return tuple(name.strip() for entry in self.steps for name in entry.split(","))
+
+    @property
+    def work_folder(self) -> Path:
+        """The folder for the results of `steps`."""
+        return self.work or self.out.with_name(self.out.name + ".work")
+
     def decides(self) -> dict[str, Any]:
         """Returns the settings that determine the corpus, given the content of the input files."""
-        without = {"input", "out", "workers", "tokenizer"}
+        without = {"input", "out", "workers", "tokenizer", "steps", "work"} | (set() if self.clean else {"clean"})
         if self.tokenizer != "train":
             without |= {"vocabulary", "min_frequency", "alphabet", "sample_megabytes"}
         return {name: value for name, value in as_dict(self).items() if name not in without}

@@ -1,16 +1,17 @@
 """Reads the documents of all files in batches of bounded size, and counts and names unreadable documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lambert.core.errors import DataError
 from lambert.corpus.files import text_bytes
-from lambert.corpus.readers import Layout, read
+from lambert.corpus.readers import Layout, Piece, read
 
 BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory
 BATCH_DOCUMENTS = 1 << 14
+Reader = Callable[[Path, Layout, str, Callable[[int], None]], Iterator[Piece]]
 NAMED = 20  # unreadable documents that the manifest names; all are counted
 
 
@@ -29,8 +30,9 @@ class Documents:
     """The documents of a list of files. `read` and `bad` count the documents of the last pass; `named` lists bad
     ones."""
 
-    def __init__(self, files: Sequence[Path], layout: Layout, kind: str, max_bad: float) -> None:
-        self.files, self.layout, self.kind, self.max_bad = files, layout, kind, max_bad
+    def __init__(self, files: Sequence[Path], layout: Layout, kind: str, max_bad: float, read: Reader = read) -> None:
+        """`read` yields the pieces of a file."""
+        self.files, self.layout, self.kind, self.max_bad, self._read = files, layout, kind, max_bad, read
         self.total = sum(file.stat().st_size for file in files)
         """Bytes on disk."""
         self.done = 0
@@ -52,7 +54,7 @@ class Documents:
         size = 0
         for file in self.files:
             before, inside = self.done, False
-            for piece in read(file, self.layout, self.kind, partial(self._count, before)):
+            for piece in self._read(file, self.layout, self.kind, partial(self._count, before)):
                 self.read += not inside
                 if piece.error:
                     self._refuse(f"{file}, {piece.place}, {piece.error}")

@@ -26,8 +26,9 @@ from lambert.corpus import files, sentences, tokenizer, vocabulary
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents
 from lambert.corpus.encoding import document_hash
-from lambert.corpus.readers import Layout, check_prose
+from lambert.corpus.readers import Layout, check_prose, read
 from lambert.corpus.splits import Sink
+from lambert.corpus.stages import make_parts, parts_reader
 from lambert.corpus.workers import ahead, encode
 
 Progress = Callable[[int, int, str], None]
@@ -48,7 +49,8 @@ _PREPARED = {
 
 def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note: None) -> dict[str, Any]:
     """Writes the corpus to `config.out` and returns its manifest. If `config.out` already holds a corpus of the same
-    settings and inputs, only returns the manifest.
+    settings and inputs, only returns the manifest. With `config.steps`, the documents of each step are kept in
+    `config.work_folder`; without the step `tokens` only their counts are returned, as `steps`.
 
     On an error `config.out` stays unchanged.
 
@@ -80,13 +82,20 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
         "inputs": inputs,
     }
+    counts: dict[str, Any] = {}
+    reader = read
+    if config.steps:
+        counts = make_parts(config, inputs, _workers(config, files.text_bytes(found)), progress)
+        if "tokens" not in config.stages:
+            return {"inputs": inputs, "steps": counts}
+        reader = parts_reader(config, found)
     remove_leftovers(config.out)
     if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
         manifest = _existing(config.out, head)
         size: int = sum(entry["bytes"] for entry in inputs)
         progress(size, size, "already prepared")
         return manifest
-    documents = Documents(found, Layout(config.documents, config.text_field), config.format, config.max_bad)
+    documents = Documents(found, Layout(config.documents, config.text_field), config.format, config.max_bad, reader)
     text = documents.text_bytes
     _check_space(config.out, int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6))
     with _aside(config.out) as folder:
@@ -95,6 +104,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
             {
                 **head,
                 **manifest,
+                **({"steps": counts} if config.clean else {}),
                 "files_passed_over": {"count": len(passed), "first": [str(file) for file in passed[:20]]},
                 "versions": {"lambert": __version__}
                 | {n: importlib.metadata.version(n) for n in ("tokenizers", "sentencex")},
@@ -111,7 +121,7 @@ def _write(config: PrepareConfig, folder: Path, documents: Documents, given: Any
     If a split got no document by chance, everything is written again with a threshold that moves the nearest document
     into this split.
     """
-    workers = config.workers or (1 if documents.text_bytes < SMALL else min(_cores(), MOST_WORKERS))
+    workers = _workers(config, documents.text_bytes)
     threshold = config.heldout
     while True:
         learnt = given if given is not None else _learn(config, folder, documents, threshold, progress)
@@ -188,6 +198,10 @@ def _learn(config: PrepareConfig, folder: Path, documents: Documents, threshold:
     return learnt
 
 
+def _workers(config: PrepareConfig, text_bytes: int) -> int:
+    return config.workers or (1 if text_bytes < SMALL else min(_cores(), MOST_WORKERS))
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -199,7 +213,7 @@ def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
     manifest = read_manifest(out)
     check_shape(out / "manifest.json", manifest, _PREPARED)
-    old, new = manifest["settings"], head["settings"]
+    old, new = ({"clean": [], **values["settings"]} for values in (manifest, head))
     differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
     if manifest["tokenizer"] != head["tokenizer"]:
         differs.append("another tokenizer")

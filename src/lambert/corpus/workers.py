@@ -1,4 +1,4 @@
-"""Runs encoders in this process or in worker processes, with the same results in the same order.
+"""Runs a callable object on many items in this process or in worker processes, with the same results in the same order.
 
 Worker processes are started as `python -m lambert.corpus.workers` and communicate over pipes. A caller's script
 therefore needs no `if __name__ == "__main__"`, and the workers inherit no state that a fork would break.
@@ -14,22 +14,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lambert.core.errors import MachineError
+from lambert.core.errors import LambertError, MachineError
 from lambert.corpus.encoding import Encoded, Encoder
 
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=tuple[list[str], Any])
+Target = Callable[..., Callable[[Any], Any]]
+"""A class of this package, whose objects are called with one item after the other."""
 
 LEXICON_BYTES = 192 << 20  # divided among the processes, which keeps their total memory below 1 GB
 
 
 class _Process:
-    """An `Encoder` in a worker process."""
+    """An object `target(*arguments)` in a worker process."""
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, target: Target, arguments: tuple[Any, ...]) -> None:
         import lambert
 
         root = str(Path(lambert.__file__).parents[1])
@@ -43,23 +46,25 @@ class _Process:
             env=environment,
             start_new_session=True,  # the parent process handles interrupts
         )
-        self._send(arguments)
+        self._send((target.__module__, target.__name__, arguments))
 
     def _send(self, message: Any) -> None:
         assert self._process.stdin is not None
         pickle.dump(message, self._process.stdin, protocol=5)
         self._process.stdin.flush()
 
-    def __call__(self, texts: list[str]) -> Encoded:
+    def __call__(self, item: Any) -> Any:
         assert self._process.stdout is not None
         try:
-            self._send(texts)
-            encoded: Encoded = pickle.load(self._process.stdout)
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            self._send(item)
+            result, error = pickle.load(self._process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError) as problem:
             raise MachineError(
-                "A process that encodes text ended before its work (out of memory?). Try workers = 1."
-            ) from error
-        return encoded
+                "A process that prepares text ended before its work (out of memory?). Try workers = 1."
+            ) from problem
+        if error is not None:
+            raise error
+        return result
 
     def close(self) -> None:
         self._process.kill()
@@ -71,30 +76,36 @@ class _Process:
 
 
 def encode(batches: Iterable[Batch], workers: int, arguments: tuple[str, str, str]) -> Iterator[tuple[Batch, Encoded]]:
-    """Yields each batch, in order, with the result of an `Encoder(*arguments)` for the texts in `batch[0]`.
+    """Yields each batch, in order, with the result of an `Encoder(*arguments)` for the texts in `batch[0]`."""
+    yield from run(batches, workers, Encoder, (*arguments, LEXICON_BYTES // workers), lambda batch: batch[0])
 
-    With `workers` = 1 this process encodes; otherwise `workers` worker processes do. At most `workers` + 2 batches are
-    in memory.
+
+def run(
+    items: Iterable[Item], workers: int, target: Target, arguments: tuple[Any, ...],
+    message: Callable[[Item], Any] = lambda item: item,
+) -> Iterator[tuple[Item, Any]]:  # fmt: skip
+    """Yields each item, in order, with the result of `target(*arguments)(message(item))`.
+
+    With `workers` = 1 this process computes the results; otherwise `workers` worker processes do, each with an object
+    of its own. At most `workers` + 2 items are in memory. A LambertError of a worker is raised here.
     """
     local = threading.local()
     started: list[_Process] = []
-    memory = LEXICON_BYTES // workers
 
-    def run(texts: list[str]) -> Encoded:
-        if not hasattr(local, "encoder"):
+    def compute(given: Any) -> Any:
+        if not hasattr(local, "target"):
             if workers == 1:
-                local.encoder = Encoder(*arguments, memory=memory)
+                local.target = target(*arguments)
             else:
-                local.encoder = _Process((*arguments, memory))
-                started.append(local.encoder)
-        encoded: Encoded = local.encoder(texts)
-        return encoded
+                local.target = _Process(target, arguments)
+                started.append(local.target)
+        return local.target(given)
 
-    pending: deque[tuple[Batch, Future[Encoded]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
+    pending: deque[tuple[Item, Future[Any]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="prepare")
     try:
-        for batch in batches:
-            pending.append((batch, pool.submit(run, batch[0])))
+        for item in items:
+            pending.append((item, pool.submit(compute, message(item))))
             if len(pending) >= workers + 2:
                 first, future = pending.popleft()
                 yield first, future.result()
@@ -104,9 +115,9 @@ def encode(batches: Iterable[Batch], workers: int, arguments: tuple[str, str, st
     finally:
         for _, future in pending:
             future.cancel()
-        pool.shutdown(wait=True)
         for process in started:
             process.close()
+        pool.shutdown(wait=True)
 
 
 def ahead(make: Callable[[], Iterator[Item]], depth: int = 2) -> Iterator[Item]:
@@ -149,13 +160,19 @@ def ahead(make: Callable[[], Iterator[Item]], depth: int = 2) -> Iterator[Item]:
 
 def _serve() -> None:
     inward, outward = sys.stdin.buffer, sys.stdout.buffer
-    encoder = Encoder(*pickle.load(inward))
+    module, name, arguments = pickle.load(inward)
+    target = getattr(import_module(module), name)(*arguments)
     while True:
         try:
-            texts = pickle.load(inward)
+            item = pickle.load(inward)
         except EOFError:
             return
-        pickle.dump(encoder(texts), outward, protocol=5)
+        answer: tuple[Any, LambertError | None]
+        try:
+            answer = target(item), None
+        except LambertError as error:
+            answer = None, error
+        pickle.dump(answer, outward, protocol=5)
         outward.flush()
 
 

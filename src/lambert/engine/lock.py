@@ -1,98 +1,36 @@
 """The lock of a run folder: only one run at a time can use the folder."""
 
-import contextlib
-import errno
-import fcntl
 import json
-import logging
-import os
-import socket
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.core.files import make_folder, process_exists
+from lambert.core.lock import lock_folder
 from lambert.core.world import World
 from lambert.engine import checkpoint
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What is wrong with the disk, and not with the folder that was chosen."""
-_log = logging.getLogger("lambert.lock")
 
 
 @contextmanager
 def hold(run: Path, world: World | None = None) -> Iterator[None]:
     """A context that creates the folder `run`, locks it, and removes files that a killed process left incomplete.
 
-    All ranks must enter the context; rank 0 holds the lock for all. The kernel releases the lock when its process ends,
-    however it ends, so there are no stale locks. If the file system has no locks, the folder counts as locked if the
-    process named in `lock.json` is alive or on another host.
+    All ranks must enter the context; rank 0 holds the lock (`core/lock.py`) for all.
 
-    Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and
-    MachineError if its disk is full or broken.
+    Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and MachineError if its
+    disk is full or broken.
     """
     world = world or World()
-    handle, refusal = None, ""
-    if world.is_first:
-        try:
-            handle = _locked(run)
-        except (MachineError, UsageError) as error:
-            refusal = json.dumps([error.exit_code, str(error)])
-    refusal = world.broadcast_text(refusal)
-    if refusal:
-        code, text = json.loads(refusal)
-        raise (MachineError if code == MachineError.exit_code else UsageError)(text)
-    try:
+    refusal = ""
+    with ExitStack() as held:
+        if world.is_first:
+            try:
+                held.enter_context(lock_folder(run))
+                checkpoint.clean(run)
+            except (MachineError, UsageError) as error:
+                refusal = json.dumps([error.exit_code, str(error)])
+        refusal = world.broadcast_text(refusal)
+        if refusal:
+            code, text = json.loads(refusal)
+            raise (MachineError if code == MachineError.exit_code else UsageError)(text)
         yield
-    finally:
-        if handle is not None:
-            with contextlib.suppress(OSError):  # if it fails, the next run logs who left the entry, and continues
-                os.ftruncate(handle, 0)
-            os.close(handle)
-
-
-def _locked(run: Path) -> int:
-    try:
-        make_folder(run)
-        handle = os.open(run / "lock.json", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        if error.errno in _DISK:
-            raise MachineError(
-                f"{run} cannot be written: {error.strerror}. Free space or choose another output folder."
-            ) from error
-        raise UsageError(f"{run} cannot be written: {error.strerror}. Choose another output folder.") from error
-    try:
-        _take(run, handle)
-    except UsageError:
-        os.close(handle)
-        raise
-    checkpoint.clean(run)
-    return handle
-
-
-def _take(run: Path, handle: int) -> None:
-    text = os.pread(handle, 1000, 0).decode(errors="replace")
-    try:
-        holder = json.loads(text) if text else {}
-        host, pid = str(holder.get("host", "?")), int(holder.get("pid", 0))
-    except (ValueError, AttributeError, TypeError):
-        host, pid = "?", 0
-    here = socket.gethostname()
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        taken = False
-    except BlockingIOError:
-        taken = True
-    except OSError:
-        taken = pid > 0 and (host != here or process_exists(pid))
-    if taken:
-        holder_text = f"process {pid} on {host}" if pid else "another process"
-        raise UsageError(f"{run} is in use by {holder_text}. Wait for it, stop it, or choose another output folder.")
-    if pid:
-        _log.info("Process %d on %s left %s without unlocking it; continuing in its place.", pid, host, run)
-    os.ftruncate(handle, 0)
-    entry = {"host": here, "pid": os.getpid(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    with contextlib.suppress(OSError):  # on a full disk the folder is locked without the holder's name
-        os.pwrite(handle, json.dumps(entry).encode(), 0)

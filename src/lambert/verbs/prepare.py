@@ -3,10 +3,11 @@
 import time
 from typing import Any
 
+from lambert.core.lock import lock_folder
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.engine.progress import progress
-from lambert.engine.signals import START_AGAIN, graceful_stop
+from lambert.engine.signals import CONTINUE, START_AGAIN, graceful_stop
 from lambert.runs.result import Result, Say, silent
 
 __all__ = ["PrepareConfig", "run"]
@@ -17,6 +18,11 @@ def run(config: PrepareConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal.
     """
+    if config.steps:
+        status = "; the parts that are complete are kept"
+        with graceful_stop(status, CONTINUE), lock_folder(config.work_folder):
+            _prepare(config, say)
+        return Result(config.out if "tokens" in config.stages else config.work_folder)
     with graceful_stop(" before the end; no corpus was written", START_AGAIN):
         _prepare(config, say)
     return Result(config.out)
@@ -32,11 +38,29 @@ def _prepare(config: PrepareConfig, say: Say) -> None:
             bar.update(phase, done / 1e6, total / 1e6)
 
         manifest = prepare(config, show)
+    for line in summary_of_steps(manifest.get("steps", {})):
+        say(line)
+    if "tokens" not in (config.stages or ("tokens",)):
+        say(f"documents  {config.work_folder}  ({time.monotonic() - started:.1f} s)")
+        return
     if phases == {"already prepared"}:
         say(f"already prepared: {config.out}")
     for line in summary(manifest):
         say(line)
     say(f"corpus  {config.out}  ({time.monotonic() - started:.1f} s)")
+
+
+def summary_of_steps(steps: dict[str, Any]) -> list[str]:
+    """Returns a line for each step that kept documents."""
+    lines = []
+    for name, counts in steps.items():
+        dropped = ", ".join(f"{count:,} by {step}" for step, count in counts["dropped"].items() if count)
+        lines.append(
+            f"{name:<10} {counts['documents']:,} documents, {counts['characters']:,} characters"
+            + (f", {counts['unreadable']:,} unreadable" if counts["unreadable"] else "")
+            + (f"; dropped: {dropped}" if dropped else "")
+        )
+    return lines
 
 
 def summary(manifest: dict[str, Any]) -> list[str]:

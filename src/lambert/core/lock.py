@@ -1,0 +1,83 @@
+"""The lock of a folder: only one process at a time can write in it."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lambert.core.errors import MachineError, UsageError
+from lambert.core.files import make_folder, process_exists
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What is wrong with the disk, and not with the folder that was chosen."""
+_log = logging.getLogger("lambert.lock")
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """A context that creates `folder` and locks it.
+
+    The kernel releases the lock when its process ends, however it ends, so there are no stale locks. If the file system
+    has no locks, the folder counts as locked if the process named in `lock.json` is alive or on another host.
+
+    Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and MachineError if its
+    disk is full or broken.
+    """
+    handle = _locked(folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # if it fails, the next process logs who left the entry, and continues
+            os.ftruncate(handle, 0)
+        os.close(handle)
+
+
+def _locked(folder: Path) -> int:
+    try:
+        make_folder(folder)
+        handle = os.open(folder / "lock.json", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        if error.errno in _DISK:
+            raise MachineError(
+                f"{folder} cannot be written: {error.strerror}. Free space or choose another output folder."
+            ) from error
+        raise UsageError(f"{folder} cannot be written: {error.strerror}. Choose another output folder.") from error
+    try:
+        _take(folder, handle)
+    except UsageError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _take(folder: Path, handle: int) -> None:
+    text = os.pread(handle, 1000, 0).decode(errors="replace")
+    try:
+        holder = json.loads(text) if text else {}
+        host, pid = str(holder.get("host", "?")), int(holder.get("pid", 0))
+    except (ValueError, AttributeError, TypeError):
+        host, pid = "?", 0
+    here = socket.gethostname()
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = False
+    except BlockingIOError:
+        taken = True
+    except OSError:
+        taken = pid > 0 and (host != here or process_exists(pid))
+    if taken:
+        holder_text = f"process {pid} on {host}" if pid else "another process"
+        raise UsageError(f"{folder} is in use by {holder_text}. Wait for it, stop it, or choose another output folder.")
+    if pid:
+        _log.info("Process %d on %s left %s without unlocking it; continuing in its place.", pid, host, folder)
+    os.ftruncate(handle, 0)
+    entry = {"host": here, "pid": os.getpid(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    with contextlib.suppress(OSError):  # on a full disk the folder is locked without the holder's name
+        os.pwrite(handle, json.dumps(entry).encode(), 0)

@@ -1,0 +1,75 @@
+"""Documents on disk between the steps of `prepare`: Parquet files with bounded row groups.
+
+A row is a document, or one piece of a document that is longer than a reader's `PIECE`. Where row groups end depends on
+the texts alone, so the same documents give the same bytes with the same version of pyarrow.
+"""
+
+import importlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError, UsageError
+from lambert.core.parquet import NotParquet, parquet_rows
+from lambert.corpus.readers import Piece
+
+GROUP_CHARACTERS = 8 << 20
+GROUP_ROWS = 4096
+"""A row group ends at the row that reaches one of these sizes."""
+COLUMNS = ("text", "source", "place", "last", "error")
+"""Of a row: the text; the input file and the line or row where the piece begins; whether the document ends with it; and
+why the document cannot be used, empty if it can."""
+
+
+def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, int]:
+    """Writes the pieces to a new file and returns the numbers of its documents, unreadable documents and characters.
+
+    Raises OSError if the disk refuses a write, and UsageError if pyarrow is not installed.
+    """
+    arrow, parquet = _pyarrow()
+    schema = arrow.schema([(name, arrow.bool_() if name == "last" else arrow.string()) for name in COLUMNS])
+    counts = {"documents": 0, "unreadable": 0, "characters": 0}
+    rows: list[tuple[Any, ...]] = []
+    size, inside = 0, False
+    with (
+        path.open("wb") as file,
+        parquet.ParquetWriter(file, schema, compression="zstd", compression_level=3, store_schema=False) as writer,
+    ):
+
+        def flush() -> None:
+            columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in COLUMNS]
+            writer.write_table(arrow.table(dict(zip(COLUMNS, columns, strict=True)), schema=schema))
+            rows.clear()
+
+        for piece in pieces:
+            counts["documents"] += not inside
+            counts["unreadable"] += bool(piece.error)
+            counts["characters"] += len(piece.text)
+            inside = not piece.last
+            rows.append((piece.text, source, piece.place, piece.last, piece.error))
+            size += len(piece.text)
+            if size >= GROUP_CHARACTERS or len(rows) >= GROUP_ROWS:
+                flush()
+                size = 0
+        if rows or not counts["documents"]:
+            flush()
+    return counts
+
+
+def read_part(path: Path) -> Iterator[Piece]:
+    """Yields the pieces of a part. Raises DataError if it is damaged or of another kind."""
+    try:
+        with path.open("rb") as file:
+            for row in parquet_rows(file):
+                yield Piece(row["text"], row["place"], row["last"], row["error"])
+    except NotParquet as error:
+        raise DataError(f"{path} {error}. Delete it, and run its step again.") from error
+    except (OSError, KeyError) as error:
+        raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise UsageError("Steps keep documents as Parquet: pip install 'lambert-bert[parquet]'.") from error

@@ -1,0 +1,44 @@
+import pytest
+
+from lambert.core.errors import UsageError
+from lambert.corpus.readers import Piece
+from lambert.corpus.steps import chosen, cleaned, normalise, prose
+
+
+def test_normalise_composes_and_removes_what_cannot_be_seen() -> None:
+    assert normalise("Cafe\u0301 \u00ad\t so\u200bft\u00a0 end \n\n\n\n next") == "Café soft end\n\nnext"
+    assert normalise("क्\u200dष") == "क्\u200dष"  # a joiner that shapes a letter
+
+
+@pytest.mark.parametrize(
+    "text", ["It is cold today.", 'He said: "Go home now!"', "Home\nAbout\nThis is a page.", "天气很冷。"]
+)
+def test_prose_keeps_a_document_with_a_sentence(text: str) -> None:
+    assert prose(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "Home\nAbout us\nContact", "v1.", "Page 3.", "..."])
+def test_prose_drops_a_document_without_one(text: str) -> None:
+    assert prose(text) is None
+
+
+def test_the_first_piece_decides_and_unreadable_documents_pass() -> None:
+    steps = [("short", lambda text: text.upper() if len(text) > 2 else None)]
+    pieces = [
+        Piece("abc", "1", last=False), Piece("d", "2"),  # the second piece is short: it is kept as it is
+        Piece("e", "3", last=False), Piece("fghi", "4"),  # dropped with its long second piece
+        Piece("", "5", error="is damaged"), Piece("klm", "6"),
+    ]  # fmt: skip
+    dropped: dict[str, int] = {}
+    found = list(cleaned(pieces, steps, dropped))
+    assert [(piece.text, piece.place) for piece in found] == [("ABC", "1"), ("d", "2"), ("", "5"), ("KLM", "6")]
+    assert found[2].error
+    assert dropped == {"short": 1}
+
+
+def test_a_step_from_outside_must_be_a_function_of_a_text() -> None:
+    assert chosen(["normalise"]) == [("normalise", normalise)]
+    with pytest.raises(UsageError, match="cannot be imported"):
+        chosen(["no_such_module:clean"])
+    with pytest.raises(UsageError, match="standard library"):
+        chosen(["os:system"])
