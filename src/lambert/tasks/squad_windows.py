@@ -58,8 +58,11 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     answers_not_found and questions_cut."""
     room = config.max_length - config.squad.max_query - 3
     if room < 1:
-        what = f"max_length = {config.max_length} leaves no room for the paragraph beside max_query = "
-        raise UsageError(f"task.{what}{config.squad.max_query}: make it longer.")
+        raise UsageError(
+            f"task.max_length = {config.max_length} leaves no room for the paragraph beside task.squad.max_query = "
+            f"{config.squad.max_query}: lower task.squad.max_query, or raise task.max_length up to the encoder's "
+            "positions."
+        )
     paragraphs, words_T = _paragraphs(tokenizer, squad.contexts)
     counts = {"offsets_corrected": 0, "answers_not_found": 0}
     spans_Q2 = None
