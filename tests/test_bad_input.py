@@ -53,6 +53,8 @@ def without(key: str) -> dict[str, Any]:
         ("t.conll", b"Rome NNP B-LOC\nfell VBD O\n", 3, ["t.conll looks like CoNLL", "--format text"]),
         ("t.data", b"-DOCSTART- -X- O\n\nRome NNP B-LOC\n", 3, ["t.data looks like CoNLL", "--format text"]),
         ("train.csv", b"text,label\nthe king,a\n", 3, ["train.csv looks like a table (CSV)", "--format text"]),
+        ("train.txt", b"text\tlabel\n" + b"the king\ta\n" * 9, 3, ["train.txt looks like a table (TSV)"]),
+        ("train.TSV.bz2", bz2.compress(b"the king\ta\n"), 3, ["train.TSV.bz2 looks like a table (TSV)"]),
         ("wide.txt", SENTENCE.encode("utf-16"), 3, ["wide.txt looks like UTF-16", "iconv -f UTF-16 -t UTF-8"]),
         ("dump.xml.bz2", bz2.compress(b"<mediawiki><page/></mediawiki>"), 3, ["MediaWiki dump", "WikiExtractor"]),
         ("texts.zip", b"PK\x03\x04", 3, ["texts.zip is an archive", "Unpack it"]),
@@ -66,6 +68,17 @@ def test_a_corpus_of_nothing_usable(
     called = lambert("prepare", input=tmp_path / name, out=tmp_path / "corpus", vocabulary=100, workers=1)
     one_line(called, code, *parts)
     assert {path.name for path in tmp_path.iterdir()} == {name}
+
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "rows.tsv", "rows.txt.gz"])
+def test_tables_that_a_glob_matches(name: str, texts: Path, tmp_path: Path, lambert: Lambert) -> None:
+    table = b"text,label\n" + b"the king,a\n" * 9
+    (tmp_path / name).write_bytes(gzip.compress(table) if name.endswith(".gz") else table)
+    flags = {"out": tmp_path / "corpus", "vocabulary": 100, "workers": 1}
+    called = lambert("prepare", "--input", f"{tmp_path}/rows.*", texts, **flags)
+    refused(called, 3, name, "looks like a table (", "--format text")
+    done = lambert("prepare", "--input", f"{tmp_path}/rows.*", texts, "--format=text", **flags)
+    assert done.code == 0, done.err
 
 
 def test_a_vocabulary_without_mask(texts: Path, tmp_path: Path, lambert: Lambert) -> None:

@@ -1,4 +1,7 @@
 import bz2
+import csv
+import gzip
+import io
 import re
 import sys
 from pathlib import Path
@@ -72,6 +75,58 @@ def test_markup_is_no_text(tmp_path: Path, beginning: bytes, what: str) -> None:
 
 def test_text_that_begins_with_a_tag_is_text(tmp_path: Path) -> None:
     assert texts(written(tmp_path / "x.md", b"<h1>Title</h1>\n")) == ["<h1>Title</h1>\n"]
+
+
+ROWS = [["text", "label"], ["He came, he saw.", "a"], ['She said "no".', "b"], ["One\ntwo", "a"], ["x", "b"], ["", "a"]]
+
+
+def delimited(separator: str, rows: list[list[str]]) -> bytes:
+    out = io.StringIO()
+    csv.writer(out, delimiter=separator, lineterminator="\n").writerows(rows)
+    return out.getvalue().encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (delimited(",", ROWS), "CSV"),
+        (delimited(";", ROWS), "CSV"),
+        (b"\xef\xbb\xbf" + delimited(",", ROWS).replace(b"\n", b"\r\n"), "CSV"),
+        (b"id,text,label\n" + b"1,the king,a\n\n" * 9000, "CSV"),
+        (b'"id"|"text"\n' + b"1|the king\n" * 9, "CSV"),
+        (b"text\tlabel\n" + b'"the king\ta\n' * 9, "TSV"),
+        (b"-DOCSTART- -X- O\n\nRome NNP B-LOC\n", "CoNLL"),
+    ],
+)
+def test_a_table_is_no_text_whatever_its_name(tmp_path: Path, content: bytes, kind: str) -> None:
+    for path in (written(tmp_path / "x.txt", content), written(tmp_path / "x.gz", gzip.compress(content))):
+        ((place, error),) = errors(path)
+        assert place == "line 1"
+        assert error.startswith("looks like ")
+        assert kind in error
+        assert len(texts(path, kind="text")) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Paris, Texas\nRome, Georgia\nAthens, Ohio\nMoscow, Idaho\nDublin, Ohio\nLima, Ohio\n",
+        "Slowly, silently\n" + "walks the night in her silver shoon, this way and that\n" * 9,
+        "text,label\nIt is the first line of a text about tables.\n" + "A line, and\nanother one.\n" * 9,
+        "床前明月光,疑是地上霜\n" * 9,
+        "Yes,no\n" * 9 + "So they spoke.\nThen they left.\n",
+        "good,bad\nhot,cold\nup,down\n",
+        "one,two,two\n" * 9,
+        "1,2,3\n" * 9,
+        "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 9,
+        ", , ,\n" * 9,
+        "a,b\r" * 9,
+        'a,b\n"' + "x,y\n" * 9,
+        "",
+    ],
+)
+def test_prose_with_separators_is_text(tmp_path: Path, text: str) -> None:
+    assert texts(written(tmp_path / "x.txt", text.encode())) == [text.replace("\r", "\n")]
 
 
 @pytest.mark.parametrize(

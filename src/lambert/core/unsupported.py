@@ -1,5 +1,8 @@
 """Recognises unsupported files and folders, so that errors say what they are and how to convert them."""
 
+import csv
+import io
+import re
 from pathlib import Path
 
 from lambert.core.errors import DataError
@@ -66,16 +69,51 @@ LABELLED = {
     ".csv": "a table (CSV)",
     ".tsv": "a table (TSV)",
 }
+_BOM = b"\xef\xbb\xbf"
+_SEPARATORS = {",": ".csv", "\t": ".tsv", ";": ".csv", "|": ".csv"}
+_COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
+_TABLE_BYTES = 1 << 16
+"""Bytes at the beginning of a file in which all rows of a table must have the same number of cells."""
+_TABLE_ROWS = 4
+"""Complete rows below the column names that a table must have."""
 
 
-def labelled(path: Path, suffix: str, beginning: bytes = b"") -> None:
-    """Raises DataError if a file with this suffix and beginning looks like labelled data and not like text."""
-    what = LABELLED[".conll"] if beginning.startswith(b"-DOCSTART-") else LABELLED.get(suffix)
-    if what:
-        raise DataError(
-            f"{path} looks like {what}, and its labels and separators would be learnt as text. Write the text to a "
-            '.txt file, or to .jsonl as {"text": "..."} a line, or use --format text if the file is meant as text.'
-        )
+def labelled(suffix: str, beginning: bytes = b"") -> str:
+    """Returns, as the end of a sentence, which kind of labelled data a file with this suffix and beginning looks like
+    and what to do with it; "" for other files."""
+    what = LABELLED[".conll"] if beginning.startswith(b"-DOCSTART-") else LABELLED.get(suffix) or _table(beginning)
+    return what and (
+        f"looks like {what}, and its labels and separators would be learnt as text. Write only the text to a .txt "
+        'file, or to .jsonl as {"text": "..."} a line, or use --format text if the file is meant as text'
+    )
+
+
+def _table(beginning: bytes) -> str:
+    """Returns the kind of table that begins like this, or "".
+
+    The first line of a table has different column names, each a single word. Prose has spaces after its separators, and
+    its lines do not all have the same number of them.
+    """
+    text = beginning[:_TABLE_BYTES].removeprefix(_BOM).decode("utf-8", "replace")
+    header = text.partition("\n")[0].rstrip("\r")
+    for separator, suffix in _SEPARATORS.items():
+        names = [cell.strip('"') for cell in header.split(separator)]
+        if len(set(names)) == len(names) > 1 and all(map(_COLUMN_NAME.fullmatch, names)):
+            *rows, _ = _rows(text, separator)  # the beginning may end within the last row
+            equal = all(len(row) == len(names) for row in rows)
+            return LABELLED[suffix] if equal and len(rows) > _TABLE_ROWS else ""
+    return ""
+
+
+def _rows(text: str, separator: str) -> list[list[str]]:
+    """Returns the rows of a table without blank lines, or a single empty one if the text is not a table."""
+    raw = separator == "\t"
+    lines = io.StringIO(text, "")
+    try:
+        rows = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE if raw else csv.QUOTE_MINIMAL)
+        return [row for row in rows if row]
+    except csv.Error:
+        return [[]]
 
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -94,7 +132,7 @@ def markup(beginning: bytes) -> str:
     and what to do with it; "" for other files."""
     if beginning.startswith(_UTF16):
         return "looks like UTF-16: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
-    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    text = beginning.removeprefix(_BOM).lstrip().lower()
     if text.startswith(b"<?xml"):
         text = text.partition(b"?>")[2].lstrip()
     return next((words for tag, words in _MARKUP.items() if text.startswith(tag)), "")

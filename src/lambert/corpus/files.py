@@ -8,7 +8,7 @@ from pathlib import Path
 from lambert.core.errors import DataError
 from lambert.core.unsupported import refuse_archive, refuse_arrow
 from lambert.corpus.readers import SUFFIXES
-from lambert.corpus.streams import COMPRESSIONS, EXPANSION
+from lambert.corpus.streams import EXPANSION, inner_suffix
 
 
 def find(inputs: Sequence[str | Path], without: Path | None = None) -> tuple[list[Path], list[Path]]:
@@ -60,8 +60,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def _is_text(file: Path) -> bool:
-    suffix = file.suffix.lower()
-    inner = Path(file.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+    inner = inner_suffix(file)
     return inner in SUFFIXES or not inner
 
 

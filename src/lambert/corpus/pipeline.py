@@ -29,6 +29,7 @@ from lambert.corpus.encoding import document_hash
 from lambert.corpus.readers import Layout, check_prose, read
 from lambert.corpus.splits import Sink
 from lambert.corpus.stages import make_parts, parts_reader
+from lambert.corpus.streams import inner_suffix
 from lambert.corpus.workers import ahead, encode
 
 Progress = Callable[[int, int, str], None]
@@ -64,7 +65,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     found, passed = files.find(config.input, without=config.out)
     if config.format == "auto":
         for file in found:
-            if file in config.input or file.suffix.lower() in LABELLED:  # a glob matches files of all kinds
+            if file in config.input or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
                 check_prose(file)
     given = None
     if config.tokenizer != "train":

@@ -126,7 +126,7 @@ def read(
     """Yields the pieces of one file.
 
     The part of a damaged or truncated file before the damage is yielded, then a piece with an error. A file with markup
-    is a piece with an error, unless `kind` is "text".
+    or labelled data is a piece with an error, unless `kind` is "text".
 
     Args:
         kind: Name of the reader; "auto": chosen by the name and the first bytes of the file.
@@ -149,7 +149,7 @@ def read(
                 kind = SUFFIXES.get(inner, "text")
                 if kind == "text" and stream.peek().removeprefix(_BOM).startswith(_SNIFF):
                     kind = "wikipedia"
-                if kind == "text" and (problem := markup(stream.peek())):
+                if kind == "text" and (problem := _unsuitable(inner, stream.peek())):
                     yield Piece("", place, error=problem)
                     return
             reader = lookup(READERS, kind, "format", KIND)
@@ -171,13 +171,17 @@ def check_prose(path: Path) -> None:
         with path.open("rb") as raw:
             opened, inner = unpacked(path, raw)
             beginning = Stream(opened).peek() if SUFFIXES.get(inner, "text") == "text" else b""
-            labelled(path, inner, beginning)
-            problem = markup(beginning)
+            problem = _unsuitable(inner, beginning)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     if problem:
         anyway = ", or use --format text to read the markup as text" if "markup" in problem else ""
         raise DataError(f"{path} {problem}{anyway}.")
+
+
+def _unsuitable(suffix: str, beginning: bytes) -> str:
+    """Returns, as the end of a sentence, why a file with this suffix and beginning is no text; "" if it may be text."""
+    return labelled(suffix, beginning) or markup(beginning)
 
 
 def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tuple[bytes, int, bool]]:

@@ -34,12 +34,15 @@ EXPANSION: Mapping[str, float] = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.5, ".zst": 3
 """Typical bytes of English text per compressed byte, for estimates only."""
 
 
+def inner_suffix(path: Path) -> str:
+    """Returns the suffix of a file name in lower case, without that of the compression: ".csv" for "rows.CSV.gz"."""
+    return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
+
+
 def unpacked(path: Path, raw: BinaryIO) -> tuple[BinaryIO, str]:
     """Returns the decompressed stream of an open file, and the suffix of its name without that of the compression."""
     suffix = path.suffix.lower()
-    if suffix in COMPRESSIONS:
-        return COMPRESSIONS[suffix](raw), Path(path.stem).suffix.lower()
-    return raw, suffix
+    return COMPRESSIONS[suffix](raw) if suffix in COMPRESSIONS else raw, inner_suffix(path)
 
 
 def is_damage(error: Exception) -> bool:
