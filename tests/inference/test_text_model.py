@@ -14,6 +14,7 @@ import transformers
 import lambert as library
 from lambert.core.errors import DataError, UsageError
 from lambert.model import weights
+from lambert.tasks import TaskConfig
 
 TEXTS = ["the king found a river near the old road", "a bird", "under the bright house the window walked slowly"]
 Tuned = Callable[[str], Path]
@@ -87,8 +88,11 @@ def test_wrong_requests_are_answered(pretrained: Path, tmp_path: Path) -> None:
     model = library.load(pretrained)
     with pytest.raises(UsageError, match="Did you mean 'mean'"):
         model.encode(TEXTS, pooling="men")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="exceeds the model's 64 positions"):
-        model.encode(TEXTS, max_length=65)
+    for length in (-1, 0, 7, 65):
+        with pytest.raises(UsageError, match=rf"^max_length = {length} must be from 8 to 64, the model's positions\.$"):
+            model.encode(TEXTS, max_length=length)
+    with pytest.raises(UsageError, match="The encoder has 7 positions, fewer than 8: use one with more"):
+        TaskConfig().resolved(7)
     with pytest.raises(UsageError, match="takes texts, not int"):
         model.encode([1])  # type: ignore[list-item]
     with pytest.raises(DataError, match="No such model folder"):

@@ -27,7 +27,7 @@ from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, answers
 from lambert.tasks.classify import tokenised
-from lambert.tasks.config import OtherColumns
+from lambert.tasks.config import SHORTEST, OtherColumns
 from lambert.tasks.segments import concatenated
 
 Pooling = Literal["mean", "cls"]
@@ -128,13 +128,14 @@ class TextModel:
             texts: A text or several texts.
             pooling: "mean" is the mean of the last states of all tokens, [CLS] and [SEP] included, as in
                 sentence-transformers; "cls" is the last state of [CLS].
-            max_length: Longer texts are cut to this number of tokens. Default: the number of the model's positions.
+            max_length: Longer texts are cut to this number of tokens, at least 8. Default: the number of the model's
+                positions.
         """
         choose(dict.fromkeys(get_args(Pooling)), pooling, "pooling")
         positions = self._model.config.positions
         length = positions if max_length is None else max_length
-        if length > positions:
-            raise UsageError(f"max_length = {length} exceeds the model's {positions} positions.")
+        if not SHORTEST <= length <= positions:
+            raise UsageError(f"max_length = {length} must be from {SHORTEST} to {positions}, the model's positions.")
         several = [texts] if isinstance(texts, str) else list(texts)
         if wrong := next((text for text in several if not isinstance(text, str)), None):
             raise UsageError(f"encode takes texts, not {type(wrong).__name__}.")

@@ -101,6 +101,6 @@ class TaskConfig:
         """Returns these settings with `max_length` for an encoder of that many positions. Raises UsageError if the
         encoder has too few."""
         if positions < SHORTEST:
-            raise UsageError(f"The encoder has {positions} positions, and a task needs at least {SHORTEST}.")
+            raise UsageError(f"The encoder has {positions} positions, fewer than {SHORTEST}: use one with more.")
         longest = LONGEST_SQUAD if self.name == "squad" else LONGEST
         return replace(self, max_length=self.max_length or min(longest, positions))
