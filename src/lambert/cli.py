@@ -11,21 +11,25 @@ import importlib
 import os
 import sys
 import traceback
-import types
-import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
 from cyclopts import App, Parameter
 from cyclopts.config import Dict
-from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from lambert import __version__
 from lambert.core import launcher, signals
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.limits import check_limits
-from lambert.core.settings import check_names, check_numbers, dotted, read, unknown_name, without
+from lambert.core.settings import check_names, check_numbers, dotted, read, required, unknown_name, without, wrong_type
 from lambert.engine.allocator import keep_memory
 
 
@@ -205,10 +209,12 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     except UnknownOptionError as error:
         if error.token.source == "cli":
             raise
-        keyword = (error.token.keyword or error.token.value).strip("[]").replace("][", ".")
         known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
-        where = "the call" if error.token.source == "the call" else tokens[1]
-        raise unknown_name(where, keyword, known) from error
+        raise unknown_name(*_place(error.token, tokens), known) from error
+    except CoercionError as error:
+        if error.token is None or error.target_type is None:
+            raise
+        raise wrong_type(*_place(error.token, tokens), error.token.value, error.target_type) from error
     except UnusedCliTokensError as error:
         raise _stray(tokens, (error.unused_tokens or tokens[-1:])[0]) from error
 
@@ -217,6 +223,13 @@ def settings(tokens: list[str], values: Mapping[str, Any] | None = None) -> Any:
     """Returns the settings of a command line, or None if it asks for help, which is printed. `values` are as in
     `call`."""
     return call([token for token in tokens if token != "--debug"], run=lambda config, **_: config, values=values)
+
+
+def _place(token: Any, tokens: list[str]) -> tuple[str, str]:
+    """Returns where a setting was given, "" for a flag, and its name there."""
+    where = {"cli": "", "the call": "the call"}
+    place = where[token.source] if token.source in where else tokens[1]
+    return place, (token.keyword or token.value).strip("[]").replace("][", ".")
 
 
 def _settings(verb: Verb) -> Any:
@@ -229,7 +242,7 @@ def _no_recipe(recipe: Path, verb: str) -> LambertError:
     near = difflib.get_close_matches(
         str(recipe), map(str, [*Path().glob("*.toml"), *Path().glob("recipes/**/*.toml")]), 1
     )
-    first = next(_required(_settings(VERBS[verb]), ()), "") if recipe.exists() else ""
+    first = next(required(_settings(VERBS[verb]), ()), "") if recipe.exists() else ""
     if first and not near:
         return UsageError(f"{recipe} is not a recipe (a TOML file). Settings are flags: {first} {recipe}.")
     hint = f" Did you mean {near[0]}?" if near else " A recipe is a TOML file; see recipes/."
@@ -245,30 +258,13 @@ def _missing(error: MissingArgumentError, verb: str, given: Collection[str]) -> 
         example = "runs/NAME" if takes == "runs" else "-np 2 pretrain ..."
         what = "RUN folder" if takes == "runs" else "VERB"
         return UsageError(f"{verb} requires a {what}: lambert {verb} {example}")
-    lacking = list(_required(_settings(VERBS[verb]), given)) or [error.argument.name if error.argument else "a value"]
+    lacking = list(required(_settings(VERBS[verb]), given)) or [error.argument.name if error.argument else "a value"]
     for names in ONE_OF.get(verb, ()):
         if not any(name.startswith(names) for name in given):
             lacking.append("(" + " or ".join(f"--{name}{'*' * name.endswith('.')}" for name in names) + ")")
     listed = " and ".join([", ".join(lacking[:-1]), lacking[-1]] if lacking[1:] else lacking)
     where = " as flags or in a recipe" if takes == "recipe" else ""
     return UsageError(f"{verb} requires {listed}. Give what is missing{where}; `lambert {verb} --help` explains it.")
-
-
-def _required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str]:
-    """Yields the flags of settings that have no default and are not `given` (dotted names). The settings of an optional
-    table are required if any of them is given."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        hint, flag = hints[field.name], f"{table}{field.name}"
-        if typing.get_origin(hint) is Annotated:
-            names = [name for extra in hint.__metadata__ for name in getattr(extra, "name", None) or ()]
-            flag, hint = (names[0].removeprefix("--") if names else flag), hint.__origin__
-        inner = hint.__args__ if isinstance(hint, types.UnionType) else (hint,)
-        tables = [part for part in inner if dataclasses.is_dataclass(part)]
-        if tables and any(name.startswith(f"{flag}.") for name in given):
-            yield from _required(tables[0], given, f"{flag}.")
-        elif field.default is field.default_factory and flag not in given:
-            yield f"--{flag.replace('_', '-')}"
 
 
 def _stray(tokens: list[str], word: str) -> LambertError:

@@ -9,7 +9,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,24 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "") -> None
             whole = float not in kinds
             for number in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(number, str) or (whole and isinstance(number, float) and not number.is_integer()):
-                    wanted = "a whole number" if whole else "a number"
-                    raise UsageError(f"{table}{name} must be {wanted}, not {json.dumps(number, ensure_ascii=False)}.")
+                    raise wrong_type("", f"{table}{name}", number, hint)
+
+
+def wrong_type(where: str, name: str, value: str | float, hint: Any) -> UsageError:
+    """Returns the error for a value that is not of the type `hint` of a setting. `where` it was given is empty for a
+    flag."""
+    place = f"{where}: " if where else ""
+    return UsageError(f"{place}{name} must be {_expected(hint)}, not {json.dumps(value, ensure_ascii=False)}.")
+
+
+def _expected(hint: Any) -> str:
+    """Returns in words what a setting of this type must be."""
+    inner = [part for part in typing.get_args(hint) if part not in (types.NoneType, Ellipsis)]
+    if typing.get_origin(hint) is typing.Literal:
+        return f"one of {', '.join(map(str, filter(None, inner)))}"
+    if inner:
+        return " or ".join(dict.fromkeys(map(_expected, inner)))
+    return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(hint, "text")
 
 
 def unknown_name(where: str, name: str, known: Iterable[str]) -> UsageError:
@@ -122,6 +138,23 @@ def unknown_name(where: str, name: str, known: Iterable[str]) -> UsageError:
     shape = "[{}]" if what == "table" else "{}"
     hint = f" Did you mean {shape.format(close[0])}?" if close else ""
     return UsageError(f"{where}: unknown {what} {shape.format(name)}.{hint}")
+
+
+def required(kind: Any, given: Collection[str], table: str = "") -> Iterator[str]:
+    """Yields the flags of settings that have no default and are not `given` (dotted names). The settings of an optional
+    table are required if any of them is given."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        hint, flag = hints[field.name], f"{table}{field.name}"
+        if typing.get_origin(hint) is typing.Annotated:
+            names = [name for extra in hint.__metadata__ for name in getattr(extra, "name", None) or ()]
+            flag, hint = (names[0].removeprefix("--") if names else flag), hint.__origin__
+        inner = hint.__args__ if isinstance(hint, types.UnionType) else (hint,)
+        tables = [part for part in inner if dataclasses.is_dataclass(part)]
+        if tables and any(name.startswith(f"{flag}.") for name in given):
+            yield from required(tables[0], given, f"{flag}.")
+        elif field.default is field.default_factory and flag not in given:
+            yield f"--{flag.replace('_', '-')}"
 
 
 def as_dict(config: Any) -> dict[str, Any]:
