@@ -9,6 +9,7 @@ import pytest
 from lambert.runs.config import TrainConfig
 from lambert.runs.plateau import BELOW, FEW_UPDATES, beside_unigrams, few_updates
 from lambert.verbs.report.folders import read
+from lambert.verbs.report.ranks import incidents
 from lambert.verbs.report.sections import advice
 
 MANIFEST = {"splits": {"heldout": {"unigram_cross_entropy": 6.0, "unigram_entropy": 5.0}}}
@@ -51,9 +52,13 @@ def test_a_short_run_warns_at_its_first_start_and_at_its_end(
     assert first.startswith("warning: the run has only 2 updates.")
     assert model.startswith("model  ")
     assert "the encoder does not use context yet" in last
-    (logged,) = (line for line in (tmp_path / "run" / "log.txt").read_text().splitlines() if line.endswith(last))
-    assert read(tmp_path / "run", "run").log[-1] == (logged.partition(" ")[0], last)
+    log = read(tmp_path / "run", "run").log
+    assert [text for _, text in log if text.startswith("warning: ")] == [first, last]
+    assert log[0][1] == first
+    assert log[-1][1] == last
+    assert incidents([read(tmp_path / "run", "run")]) is None
     (notice,) = advice(read(tmp_path / "run", "run"))
     assert notice == f"run: {last.removeprefix('warning: ')}"
     again = lambert("pretrain", corpus=corpus, out=tmp_path / "run", **small, train__steps=2)
     assert "warning: the run has only" not in again.out
+    assert read(tmp_path / "run", "run").log == log

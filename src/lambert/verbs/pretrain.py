@@ -142,9 +142,10 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             return evaluate(model, batches, precision, world, stop)
 
         first_start = world.is_first and not archive.last(config.out)
-        if first_start and (warning := few_updates(config.train, source.size(0))):
-            say(warning)
         with open_run(config, world, fingerprints(model, tokenizer, data)):
+            if first_start and (warning := few_updates(config.train, source.size(0))):
+                append(config.out, warning)
+                say(warning)
             entropy = manifest["splits"]["train"].get("unigram_entropy")
             scores = yield from run_updates(config, model, source, score, world, stop, say, moments, entropy)
             if scores is not None and world.is_first:

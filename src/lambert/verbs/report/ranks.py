@@ -26,11 +26,11 @@ _CONTINUED = "continuing after update"
 _STOPPED = "SavedAndStopped: "
 _SLOW = re.compile(r"rank \d+ is slow")
 _WRONG = re.compile(
-    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: (?!the held-out)|"
+    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: (?!the held-out|the run has)|"
     rf"(?!{_STOPPED})[A-Z]\w+: "
 )
 """Matches the lines of log.txt that report incidents. Skipped updates are in incidents.jsonl. A stop that was
-asked for is not an incident."""
+asked for is not an incident, and neither is a warning about the whole run."""
 _CLASS = re.compile(r"^(Usage|Data|Machine|Diverged)Error: ")
 
 
