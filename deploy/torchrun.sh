@@ -1,15 +1,18 @@
 #!/bin/bash
-# torch's own launcher, for where it is expected, with the settings that `lambert launch` makes by itself.
+# Starts Lambert with torchrun, for sites that require it. `lambert launch` needs none of the settings below.
 #
-#   deploy/torchrun.sh pretrain recipe.toml                                  a process a GPU of this machine
-#   PROCESSES=4 deploy/torchrun.sh pretrain recipe.toml                      four processes; without a GPU it must be set
-#   NODES=2 HEAD=node1:29500 deploy/torchrun.sh pretrain recipe.toml         on each of two machines
+#   deploy/torchrun.sh pretrain recipe.toml                                one process per GPU of this machine
+#   PROCESSES=4 deploy/torchrun.sh pretrain recipe.toml                    four processes; required without a GPU
+#   NODES=2 HEAD=node1:29500 deploy/torchrun.sh pretrain recipe.toml       on each of two machines
 #
-# RESTARTS is how often the group is started again (3), RUN a name of its own where several groups share a HEAD.
-# Against `lambert launch`: it exits with 1 whatever happened, tries again where that is in vain, its processes live on
-# when it is killed, and under the line of Lambert that says what was wrong it reports in many of its own.
+# RESTARTS is the number of times that a failed group is restarted (default 3). If several groups use the same HEAD,
+# each needs its own name in RUN.
+#
+# torchrun differs from `lambert launch` in four ways: its exit code is 1 after every failure; it also restarts after
+# errors that a restart cannot fix; its processes continue to run if it is killed; and it prints a long report of its
+# own after Lambert's error message of one line.
 set -eu
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or a machine that comes back is never let in: pytorch#135712
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # otherwise a machine that returns cannot join again: pytorch#135712
 
 if [ "${PROCESSES:-gpu}" = gpu ] && ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     echo "torchrun.sh: torch finds no GPU here: say how many processes, as in PROCESSES=2 $0 $*" >&2
