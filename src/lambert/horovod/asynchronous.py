@@ -5,18 +5,15 @@ collective of a kind on one rank matches the n-th of this kind on the other rank
 raises HorovodInternalError on all ranks.
 """
 
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lambert.horovod import session
 from lambert.horovod.exceptions import HorovodInternalError
-from lambert.horovod.negotiation import Entry, record_event
+from lambert.horovod.handles import submit, synchronize, wait
 from lambert.horovod.process_sets import ProcessSet, global_process_set, registered_ranks
 from lambert.horovod.requests import ReduceOp, Request, TensorKind
 
@@ -30,53 +27,13 @@ REDUCIBLE = frozenset(
 """Data types that can be reduced. Tensors of any data type can be gathered or broadcast."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
-    entry: Entry
-    single: bool
-    """Whether the result is a single tensor instead of a tuple."""
-    in_place: tuple[Tensor, ...] = ()
-    """The caller's tensors, if the operation works in place."""
-
-
-_handles: dict[int, _Started] = {}
-_next_handle = itertools.count(1)
-
-
-def poll(handle: int) -> bool:
-    """Returns whether `synchronize(handle)` would return immediately. Raises ValueError if the handle is unknown or
-    already synchronized."""
-    started = _handles.get(handle)
-    if started is None:
-        raise ValueError(f"handle {handle} was never given or is already synchronized")
-    entry = started.entry
-    return entry.done and (entry.finished is None or bool(entry.finished.query()))
-
-
-def synchronize(handle: int) -> Any:
-    """Waits for a collective and returns its result: a tensor or a tuple of tensors, or None if the handle is unknown
-    or already synchronized. On a GPU, the current stream waits.
-
-    Raises:
-        HorovodInternalError: The collective failed.
-    """
-    started = _handles.pop(handle, None)
-    if started is None:
-        return None
-    wait(started.entry)
-    if started.entry.result is not None:
-        return started.entry.result
-    outputs = started.in_place or tuple(started.entry.outputs)
-    return outputs[0] if started.single else outputs
-
-
 def allreduce_async(
     tensor: Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> int:  # fmt: skip
     """Starts `allreduce` and returns a handle for `poll` and `synchronize`."""
     request = allreduce_request([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
-    return _submit(request, [tensor], [_new(tensor)])
+    return submit(request, [tensor], [_new(tensor)])
 
 
 def allreduce_async_(
@@ -85,7 +42,7 @@ def allreduce_async_(
 ) -> int:  # fmt: skip
     """Starts `allreduce_` and returns a handle for `poll` and `synchronize`."""
     request = allreduce_request([tensor], reduction(op, average), name, prescale_factor, postscale_factor, process_set)
-    return _submit(request, [tensor], in_place=True)
+    return submit(request, [tensor], in_place=True)
 
 
 def allreduce_(
@@ -104,7 +61,7 @@ def grouped_allreduce_async(
 ) -> int:  # fmt: skip
     """Starts `grouped_allreduce` and returns a handle for `poll` and `synchronize`."""
     request = allreduce_request(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
-    return _submit(request, tensors, [_new(tensor) for tensor in tensors], single=False)
+    return submit(request, tensors, [_new(tensor) for tensor in tensors], single=False)
 
 
 def grouped_allreduce_async_(
@@ -113,7 +70,7 @@ def grouped_allreduce_async_(
 ) -> int:  # fmt: skip
     """Starts `grouped_allreduce_` and returns a handle for `poll` and `synchronize`."""
     request = allreduce_request(tensors, reduction(op, average), name, prescale_factor, postscale_factor, process_set)
-    return _submit(request, tensors, single=False, in_place=True)
+    return submit(request, tensors, single=False, in_place=True)
 
 
 def grouped_allreduce_(
@@ -128,14 +85,14 @@ def grouped_allreduce_(
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts `allgather` and returns a handle for `poll` and `synchronize`."""
-    return _submit(_request("allgather", name, [tensor], process_set), [tensor])
+    return submit(_request("allgather", name, [tensor], process_set), [tensor])
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts `grouped_allgather` and returns a handle for `poll` and `synchronize`."""
-    return _submit(_request("allgather", name, tensors, process_set), tensors, single=False)
+    return submit(_request("allgather", name, tensors, process_set), tensors, single=False)
 
 
 def broadcast_async(
@@ -145,14 +102,14 @@ def broadcast_async(
     output = _new(tensor)
     if root_rank == session.current().process.rank:
         output.copy_(tensor.detach())
-    return _submit(_broadcast(tensor, root_rank, name, process_set), [tensor], [output])
+    return submit(_broadcast(tensor, root_rank, name, process_set), [tensor], [output])
 
 
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts `broadcast_` and returns a handle for `poll` and `synchronize`."""
-    return _submit(_broadcast(tensor, root_rank, name, process_set), [tensor], in_place=True)
+    return submit(_broadcast(tensor, root_rank, name, process_set), [tensor], in_place=True)
 
 
 def broadcast_(
@@ -186,7 +143,7 @@ def alltoall_async(
     if min(numbers) < 0 or sum(numbers) > rows:
         raise ValueError(f"alltoall's splits {numbers} are not parts of a first dimension of {rows}")
     request = _request("alltoall", name, [tensor], process_set)._replace(numbers=tuple(numbers))
-    return _submit(request, [tensor], result=given.new_empty(0))
+    return submit(request, [tensor], result=given.new_empty(0))
 
 
 def reducescatter_async(
@@ -194,7 +151,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> int:  # fmt: skip
     """Starts `reducescatter` and returns a handle for `poll` and `synchronize`."""
-    return _submit(_reducescatter([tensor], name, op, process_set, prescale_factor, postscale_factor), [tensor])
+    return submit(_reducescatter([tensor], name, op, process_set, prescale_factor, postscale_factor), [tensor])
 
 
 def grouped_reducescatter_async(
@@ -203,7 +160,7 @@ def grouped_reducescatter_async(
 ) -> int:  # fmt: skip
     """Starts `grouped_reducescatter` and returns a handle for `poll` and `synchronize`."""
     request = _reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor)
-    return _submit(request, tensors, single=False)
+    return submit(request, tensors, single=False)
 
 
 def sparse_allreduce_async(
@@ -244,7 +201,7 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until all ranks of the process set have called `barrier`."""
-    synchronize(_submit(_request("barrier", None, [], process_set), [], single=False))
+    synchronize(submit(_request("barrier", None, [], process_set), [], single=False))
 
 
 def reduction(op: int | None, average: bool | None) -> ReduceOp:
@@ -326,33 +283,3 @@ def _request(
     assert number is not None
     name = now.negotiator.name(kind, number, name)
     return Request(kind, name, number, tuple(kinds), int(op), float(prescale), float(postscale))
-
-
-def _submit(
-    request: Request,
-    tensors: Sequence[Tensor],
-    outputs: Sequence[Tensor] = (),
-    single: bool = True,
-    in_place: bool = False,
-    result: Any = None,
-) -> int:
-    inputs = [tensor.detach() for tensor in tensors]
-    entry = Entry(request, inputs, inputs if in_place else list(outputs), result, submitted=record_event(inputs))
-    session.current().negotiator.submit(entry)
-    handle = next(_next_handle)
-    _handles[handle] = _Started(entry, single, tuple(tensors) if in_place else ())
-    return handle
-
-
-def wait(entry: Entry) -> None:
-    """Waits until the entry is done and the current stream may use its results. Raises HorovodInternalError if it
-    failed."""
-    # After a shutdown every entry is done: an entry that could not run has an error.
-    if not entry.done:
-        session.current().negotiator.wait(entry)
-    if entry.error is not None:
-        raise HorovodInternalError(entry.error)
-    if entry.finished is not None:
-        entry.finished.wait()
-        for output in entry.outputs:
-            output.record_stream(torch.cuda.current_stream(output.device))

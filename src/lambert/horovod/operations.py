@@ -33,13 +33,12 @@ from lambert.horovod.asynchronous import (
     grouped_allreduce_async_,
     grouped_reducescatter_async,
     join,
-    poll,
     reducescatter_async,
     reduction,
     sparse_allreduce_async,
-    synchronize,
 )
 from lambert.horovod.compression import Compression, Compressor
+from lambert.horovod.handles import poll, synchronize
 from lambert.horovod.process_sets import ProcessSet, global_process_set, registered_ranks
 
 __all__ = [

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambert.horovod.asynchronous import wait
 from lambert.horovod.basics import size
 from lambert.horovod.compression import Compression, Compressor
 from lambert.horovod.gradients import Gradients
+from lambert.horovod.handles import wait
 from lambert.horovod.negotiation import Entry
 from lambert.horovod.operations import Adasum, Average, allreduce_async_, sparse_allreduce_async, synchronize
 from lambert.horovod.parameters import groups_of, names_of
