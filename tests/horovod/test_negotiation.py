@@ -1,6 +1,7 @@
 """What a rank sends, and in which order, without other ranks."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 from patience import HANGS
@@ -32,7 +33,7 @@ class Slow:
 
 def test_a_join_comes_behind_what_another_thread_is_sending() -> None:
     channel: Any = Slow()
-    runner: Any = None
+    runner: Any = SimpleNamespace(drain=lambda: None)
     negotiator = Negotiator(channel, runner, 0.0, lambda request, number: number)
     negotiator.submit(Entry(Request("allreduce", "allreduce.a", 0)))
     assert channel.hangs.wait(HANGS)  # in the thread that sends

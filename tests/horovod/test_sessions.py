@@ -1,5 +1,6 @@
 """Sessions follow one another: however unevenly ranks leave one, they meet in the next."""
 
+import threading
 import time
 
 import pytest
@@ -48,8 +49,23 @@ def who_leaves_ends_the_session_for_all() -> None:
     assert total() == hvd.size()
 
 
+def no_thread_outlives_its_session() -> None:
+    """A thread that needs the GIL in torch while the interpreter shuts down aborts the process."""
+    for number in range(10):
+        if number % 2:
+            assert total() == hvd.size()
+        hvd.shutdown()
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("lambert")]
+        hvd.init()
+
+
 RANKS = 4
-CHECKS = [sessions_follow_at_once, a_rank_may_be_late, who_leaves_ends_the_session_for_all]
+CHECKS = [
+    sessions_follow_at_once,
+    a_rank_may_be_late,
+    who_leaves_ends_the_session_for_all,
+    no_thread_outlives_its_session,
+]
 
 
 def test_on_ranks(outcome: str) -> None:

@@ -54,11 +54,14 @@ def meet(here: ProcessInfo, seconds: float) -> Store:
 
     # If another program listens on the port, torch waits forever for a reply in the store's protocol. So a thread
     # connects, and this function stops waiting when the time is over.
-    threading.Thread(target=connect, name="lambert-rendezvous", daemon=True).start()
+    thread = threading.Thread(target=connect, name="lambert-rendezvous", daemon=True)
+    thread.start()
     try:
-        return promise.result(seconds + _REPLY_SECONDS)
+        found = promise.result(seconds + _REPLY_SECONDS)
     except (RuntimeError, ValueError, TimeoutError) as error:
         raise MachineError(_no_store(here, seconds, str(error))) from error
+    thread.join()  # it still releases its reference to the store, for which it needs the GIL
+    return found
 
 
 def connect(address: str, seconds: float) -> Store:

@@ -68,13 +68,16 @@ class Executor:
         for key in [key for key in self._groups if key[0] == number]:
             del self._groups[key]
 
-    def close(self) -> None:
-        """Releases the connections and buffers."""
+    def close(self, patience: float) -> None:
+        """Releases the connections and buffers. Waits at most `patience` seconds for the thread, because a thread that
+        needs the GIL in torch while the interpreter shuts down aborts the process (pytorch#38228)."""
         self._closing = True
         with suppress(Full):  # full of abandoned collectives: the thread ends after the last of them
             self._started.put_nowait(None)
-        self._groups.clear()
+        self._groups.clear()  # waits until Gloo has finished, so that the finisher need not wait for anything
         self._buffers = FusionBuffers()
+        if self._finisher is not None:
+            self._finisher.join(patience)
 
     def run(self, works: list[Work], finished: Finished) -> None:
         """Starts collectives in order. `finished` is called for them on another thread, with the reason if they

@@ -164,12 +164,12 @@ class Negotiator:
 
     def close(self, reason: str, patience: float) -> None:
         """Leaves the session and sends the reason to the other ranks. Waits at most `patience` seconds for running
-        operations."""
+        operations and for the sender."""
         self._send(["leave", reason])
-        if threading.current_thread() is not self._threads[1]:
-            self._threads[1].join(patience)
+        self._threads[1].join(patience)
         self._fail(reason)
         self._channel.close()
+        self._threads[0].join(patience)
 
     def _check_open(self, name: str) -> None:
         if self._closed is not None:

@@ -128,7 +128,7 @@ def close_session(reason: str) -> None:
         session.negotiator.close(reason, GOODBYE_SECONDS)
         if session.coordinator is not None:
             session.coordinator.join(GOODBYE_SECONDS)
-        session.executor.close()
+        session.executor.close(GOODBYE_SECONDS)
 
 
 def _among(ranks: Sequence[int], process: ProcessInfo) -> ProcessInfo:
