@@ -1,10 +1,13 @@
 """Sessions follow one another: however unevenly ranks leave one, they meet in the next."""
 
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch
+from patience import HANGS
 
 import lambert.horovod as hvd
 
@@ -70,3 +73,14 @@ CHECKS = [
 
 def test_on_ranks(outcome: str) -> None:
     assert not outcome, outcome
+
+
+def test_a_process_may_end_while_results_are_released() -> None:
+    """The thread that waits for collectives releases the results of the last one after the program has got them."""
+    code = (
+        "import torch, lambert.horovod as hvd\n"
+        "hvd.init()\n"
+        "hvd.grouped_allgather([torch.ones(1)] * 20_000)\n"
+    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=HANGS)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -69,8 +69,9 @@ class Executor:
             del self._groups[key]
 
     def close(self, patience: float) -> None:
-        """Releases the connections and buffers. Waits at most `patience` seconds for the thread, because a thread that
-        needs the GIL in torch while the interpreter shuts down aborts the process (pytorch#38228)."""
+        """Releases the connections and buffers. Waits at most `patience` seconds for the thread that releases the last
+        results: a thread that needs the GIL in torch while the interpreter shuts down aborts the process
+        (pytorch#38228)."""
         self._closing = True
         with suppress(Full):  # full of abandoned collectives: the thread ends after the last of them
             self._started.put_nowait(None)
