@@ -30,6 +30,8 @@ def test_what_is_misspelt_is_answered_with_the_nearest(recipe: Path, lambert: La
     ("settings", "parts"),
     [
         (["--train.steps=many"], ['lambert: --train.steps must be a whole number, not "many".']),
+        (["--train.steps=2.5"], ["lambert: --train.steps must be a whole number, not 2.5."]),
+        (["--train.evaluate-every", "0.5"], ["lambert: --train.evaluate-every must be a whole number, not 0.5."]),
         (["--optim.lr", "x"], ['lambert: --optim.lr must be a number, not "x".']),
         (["--optim.betas", "0.9", "x"], ['lambert: --optim.betas must be a number, not "x".']),
         (["--train.precision=half"], ["--train.precision must be one of float32, bfloat16", 'not "half".']),

@@ -29,7 +29,17 @@ from lambert import __version__
 from lambert.core import launcher, signals
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.limits import check_limits
-from lambert.core.settings import check_names, check_numbers, dotted, read, required, unknown_name, without, wrong_type
+from lambert.core.settings import (
+    check_fractions,
+    check_names,
+    check_numbers,
+    dotted,
+    read,
+    required,
+    unknown_name,
+    without,
+    wrong_type,
+)
 from lambert.engine.allocator import keep_memory
 
 
@@ -119,6 +129,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     debug = "--debug" in tokens
     if tokens[:1] != ["launch"]:  # launch passes --debug to its ranks
         tokens = [token for token in tokens if token != "--debug"]
+    advice = LESS_MEMORY.get(tokens[0] if tokens else "", "Free memory that other programs use.")
     try:
         if tokens and tokens[0] in COMPUTES:
             check_limits()
@@ -134,13 +145,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
     except MemoryError:
-        _leave(_no_memory(tokens), 4, debug)
+        _leave(f"Out of memory. {advice}", 4, debug)
     except RuntimeError as error:  # torch's CPU allocator raises no class of its own
         from lambert.engine.device_memory import ran_out
 
         if not ran_out(error):
             _crash(tokens)
-        _leave(_no_memory(tokens), 4, debug)
+        _leave(f"Out of memory. {advice}", 4, debug)
     except OSError as error:
         place = error.filename or "the output folder"
         if error.errno in WRONG_PATH:
@@ -198,6 +209,8 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     flags = {token[2:].partition("=")[0].replace("-", "_") for token in tokens if token.startswith("--")}
     if chosen in RUNS:
         check_names(flags, "The command")
+    if chosen in VERBS:
+        check_fractions(_settings(VERBS[chosen]), tokens)
     if chosen == "launch":
         from lambert.verbs.launch import own
 
@@ -308,10 +321,6 @@ def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> C
     if not any(field.default is field.default_factory for field in dataclasses.fields(kind)):
         command.__kwdefaults__ = {"config": None}
     return cast(Callable[..., Any], command)
-
-
-def _no_memory(tokens: list[str]) -> str:
-    return f"Out of memory. {LESS_MEMORY.get(tokens[0] if tokens else '', 'Free memory that other programs use.')}"
 
 
 def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:

@@ -9,7 +9,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,18 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "") -> None
             for number in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(number, str) or (whole and isinstance(number, float) and not number.is_integer()):
                     raise wrong_type("", f"{table}{name}", number, hint)
+
+
+def check_fractions(kind: Any, tokens: Sequence[str]) -> None:
+    """Raises UsageError if a flag has a fraction where a whole number is needed. The parser would round it."""
+    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+        name, equals, value = token.partition("=")
+        value = value if equals else following
+        if name.startswith("--") and re.fullmatch(r"[-+]?\d*\.\d+", value):
+            given: Any = float(value)
+            for part in reversed(name[2:].split(".")):
+                given = {part: given}
+            check_numbers(kind, given, "--")
 
 
 def wrong_type(where: str, name: str, value: str | float, hint: Any) -> UsageError:
