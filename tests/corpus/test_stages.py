@@ -19,10 +19,9 @@ WORDS = "the river runs under an old stone bridge near the quiet road to town"
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
-    """One file of each kind: a document of several pieces, rows that cannot be read, and a damaged file."""
+    """A file with a row that cannot be read, one of articles, and a damaged one."""
     folder = tmp_path / "in"
     folder.mkdir()
-    (folder / "a.txt").write_text(f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS)), encoding="utf-8")
     rows = [{"text": f"{WORDS} {number}."} for number in range(300)]
     lines = [json.dumps(row) for row in rows]
     lines[7] = '{"text": 3}'
@@ -49,6 +48,8 @@ def made(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_steps_give_the_bytes_of_the_single_pass(inputs: Path, workers: int) -> None:
+    long = f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS))  # is read in several pieces
+    (inputs / "a.txt").write_text(long, encoding="utf-8")
     prepare(config(inputs, "single"))
     prepare(config(inputs, "stepped", steps=("extract", "tokens"), workers=workers))
     assert content(inputs.parent / "single") == content(inputs.parent / "stepped")
@@ -91,8 +92,25 @@ def test_what_is_stale_or_damaged_is_made_again(inputs: Path) -> None:
     assert all(made(chosen.work_folder / "clean")[name] != after[name] for name in after)
 
 
+def test_every_damage_of_a_part_or_a_record_is_noticed(inputs: Path) -> None:
+    for path in ("b.jsonl", "d.jsonl.gz"):
+        (inputs / path).unlink()
+    chosen = config(inputs, "out", steps=("extract", "clean"), clean=("normalise",))
+    counts = prepare(chosen)["steps"]
+    whole = content(chosen.work_folder)
+    assert len(whole) == 4
+    for name, data in whole.items():
+        flips = (bytes([*data[:at], data[at] ^ 1, *data[at + 1 :]]) for at in range(0, len(data), len(data) // 20))
+        other = whole[next(other for other in whole if other != name)]
+        for damaged in (*flips, data[:-2], data[: len(data) // 2], b"", other, None):
+            path = chosen.work_folder / name
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            assert prepare(chosen)["steps"] == counts, name
+            assert content(chosen.work_folder) == whole, name
+
+
 def test_a_step_without_the_one_before_is_refused(inputs: Path) -> None:
-    with pytest.raises(UsageError, match=r"lacks 4 of 4 parts .* Add extract to steps"):
+    with pytest.raises(UsageError, match=r"lacks 3 of 3 parts .* Add extract to steps"):
         prepare(config(inputs, "out", steps=("tokens",)))
 
 

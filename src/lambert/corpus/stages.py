@@ -25,7 +25,7 @@ from lambert.corpus.workers import run
 Progress = Callable[[int, int, str], None]
 _RECORD = {
     "key": str, "source": str, "sha256": str, "documents": int, "unreadable": int, "characters": int,
-    "dropped?": {"*": int}, "named?": [str],
+    "dropped?": {"*": int}, "named?": [str], "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
 VERSIONS = {"extract": 1, "clean": 1}
@@ -140,25 +140,30 @@ def _write(
         with atomic_file(path) as temporary:
             counts = write_part(temporary, source, pieces)
         record = {"key": key, "source": source, "sha256": sha256(path), **counts, **more()}
-        replace_files({record_path(folder, number): (json.dumps(record, ensure_ascii=False) + "\n").encode()})
+        stored = {**record, "record_sha256": _hash(record)}
+        replace_files({record_path(folder, number): (json.dumps(stored, ensure_ascii=False) + "\n").encode()})
     return record
 
 
 def _key(step: str, values: Mapping[str, Any], content: str) -> str:
     """Returns what a part depends on, as a SHA-256: the step, its version and settings, and the hash of its input."""
-    described = json.dumps([step, VERSIONS[step], dict(values), content], sort_keys=True)
-    return hashlib.sha256(described.encode()).hexdigest()
+    return _hash([step, VERSIONS[step], dict(values), content])
+
+
+def _hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _complete(folder: Path, number: int, key: str) -> dict[str, Any] | None:
     """Returns the record of a part that is complete and was made from the same input and settings, or None."""
     try:
         record = json.loads(record_path(folder, number).read_bytes())
-        if misfit(record, _RECORD) or record["key"] != key or record["sha256"] != sha256(part_path(folder, number)):
+        if misfit(record, _RECORD) or record.pop("record_sha256") != _hash(record):
             return None
+        same = record["key"] == key and record["sha256"] == sha256(part_path(folder, number))
     except (OSError, ValueError, RecursionError):
         return None
-    return dict(record)
+    return dict(record) if same else None
 
 
 def _remove_surplus(folder: Path, count: int) -> None:
