@@ -10,7 +10,9 @@ from lambert.core.settings import SEEDS, as_dict, check, dotted
 from lambert.corpus import tokenizer as tokenizers
 from lambert.distributed.detection import detect
 from lambert.distributed.exchange.config import ExchangeConfig
+from lambert.engine import archive
 from lambert.engine.guard import GuardConfig
+from lambert.engine.log import append
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
@@ -125,13 +127,14 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             except Interrupted:
                 return {}
 
-        if world.is_first:
-            for line in notes:
-                say(line)
-            say(_counts(config.data, data, task.config.max_length))
-            if config.dev is not None:
-                say(_counts(config.dev, dev, task.config.max_length))
+        labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
+        notes += [_counts(path, rows, task.config.max_length) for path, rows in labelled]
+        first_start = not archive.last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
+            for line in notes if world.is_first else ():
+                if first_start:
+                    append(config.out, line)
+                say(line)
             scores = yield from run_updates(config, model, data, score, world, stop, say)
             if scores is not None and world.is_first:
                 say(publish_run(config, model, tokenizer, task.model_config(), scores))

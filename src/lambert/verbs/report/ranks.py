@@ -26,8 +26,8 @@ _CONTINUED = "continuing after update"
 _STOPPED = "SavedAndStopped: "
 _SLOW = re.compile(r"rank \d+ is slow")
 _WRONG = re.compile(
-    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|warning: (?!the held-out|the run has)|"
-    rf"(?!{_STOPPED})[A-Z]\w+: "
+    rf"{_CONTINUED}|{_SLOW.pattern}|\d+ of \d+ ranks have nothing|out of memory|"
+    rf"warning: (?!the held-out|the run has|\S+ differs)|(?!{_STOPPED})[A-Z]\w+: "
 )
 """Matches the lines of log.txt that report incidents. Skipped updates are in incidents.jsonl. A stop that was
 asked for is not an incident, and neither is a warning about the whole run."""
