@@ -240,8 +240,7 @@ def settings(tokens: list[str], values: Mapping[str, Any] | None = None) -> Any:
 
 def _place(token: Any, tokens: list[str]) -> tuple[str, str]:
     """Returns where a setting was given, "" for a flag, and its name there."""
-    where = {"cli": "", "the call": "the call"}
-    place = where[token.source] if token.source in where else tokens[1]
+    place = {"cli": "", "the call": "the call"}.get(token.source, (*tokens, "", "")[1])
     return place, (token.keyword or token.value).strip("[]").replace("][", ".")
 
 

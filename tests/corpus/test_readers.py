@@ -237,7 +237,7 @@ def test_files_of_folders_and_globs(tmp_path: Path) -> None:
     for name in ("b.txt", "a.jsonl.gz", "c.bin", ".hidden.txt", "deep/wiki_00", "deep/.git/x.txt", "out/vocab.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    found, passed = find([tmp_path], without=tmp_path / "out")
+    found, passed = find([tmp_path], without=[tmp_path / "out"])
     assert [str(file.relative_to(tmp_path)) for file in found] == ["a.jsonl.gz", "b.txt", "deep/wiki_00"]
     assert [file.name for file in passed] == ["c.bin"]
     found, _ = find([tmp_path / "c.bin", str(tmp_path / "**/*.txt"), tmp_path / "b.txt"])

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.lock import lock_folder
 from lambert.corpus import parts, stages
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
-from lambert.corpus.readers import PIECE, Piece
+from lambert.corpus.readers import PIECE, Layout, Piece
 
 pytest.importorskip("pyarrow")
 
@@ -38,7 +39,8 @@ def config(inputs: Path, out: str, **settings: Any) -> PrepareConfig:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def made(folder: Path) -> dict[str, tuple[int, int]]:
@@ -61,11 +63,12 @@ def test_parts_do_not_depend_on_the_number_of_workers(inputs: Path) -> None:
     assert content(inputs.parent / "out1.work") == content(inputs.parent / "out3.work")
 
 
-def test_a_step_that_is_done_is_not_repeated_and_a_new_file_is_added(inputs: Path) -> None:
+@pytest.mark.parametrize("name", ["a.txt", "e.txt"])
+def test_a_step_that_is_done_is_not_repeated_and_a_new_file_is_added(inputs: Path, name: str) -> None:
     chosen = config(inputs, "out", steps=("extract",))
     first = prepare(chosen)["steps"]["extract"]
     before = made(chosen.work_folder / "extract")
-    (inputs / "e.txt").write_text(f"{WORDS}, and back.", encoding="utf-8")
+    (inputs / name).write_text(f"{WORDS}, and back.", encoding="utf-8")
     counts = prepare(chosen)["steps"]["extract"]
     after = made(chosen.work_folder / "extract")
     assert after.items() > before.items()
@@ -74,22 +77,63 @@ def test_a_step_that_is_done_is_not_repeated_and_a_new_file_is_added(inputs: Pat
     assert counts["unreadable"] == 2  # a row without text, and the damage
 
 
-def test_what_is_stale_or_damaged_is_made_again(inputs: Path) -> None:
+def test_a_file_of_another_kind_is_extracted_again(inputs: Path) -> None:
+    chosen = config(inputs, "out", steps=("extract",))
+    documents = prepare(chosen)["steps"]["extract"]["documents"]
+    (inputs / "b.jsonl").rename(inputs / "b.txt")
+    assert prepare(chosen)["steps"]["extract"]["documents"] == documents - 299
+
+
+def test_other_settings_make_only_their_step_again(inputs: Path) -> None:
     chosen = config(inputs, "out", steps=("extract", "clean"), clean=("normalise",))
     prepare(chosen)
-    whole = content(chosen.work_folder)
-    (chosen.work_folder / "extract" / "part-00001.parquet").write_bytes(b"PAR1")
-    (chosen.work_folder / "clean" / "part-00002.json").write_text("{}")
-    (chosen.work_folder / "clean" / "part-00009.parquet").write_bytes(b"of an input that is gone")
+    extracted, cleaned = (made(chosen.work_folder / step) for step in ("extract", "clean"))
+    prepare(dataclasses.replace(chosen, clean=("normalise,prose",)))
+    assert made(chosen.work_folder / "extract") == extracted
+    assert not made(chosen.work_folder / "clean").items() & cleaned.items()
+
+
+def test_a_step_that_is_not_named_keeps_its_parts(inputs: Path) -> None:
+    prepare(config(inputs, "out", steps=("extract",)))
+    before = content(inputs.parent / "out.work" / "extract")
+    prepare(dataclasses.replace(config(inputs, "one", steps=("tokens",)), input=(inputs / "b.jsonl",),
+                                work=inputs.parent / "out.work"))  # fmt: skip
+    assert content(inputs.parent / "out.work" / "extract") == before
+
+
+def test_the_results_are_not_read_as_inputs(inputs: Path) -> None:
+    chosen = config(inputs, "in/out", steps=("extract", "tokens"))
+    manifest = prepare(chosen)
+    assert prepare(chosen)["manifest_sha256"] == manifest["manifest_sha256"]
+
+
+def test_the_code_of_a_function_is_part_of_the_key(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code = tmp_path / "tidy_of_mine.py"
+    code.write_text("def tidy(text):\n    return text\n")
+    chosen = config(inputs, "out", steps=("extract", "clean"), clean=("tidy_of_mine:tidy",))
+    prepare(chosen)
     before = made(chosen.work_folder / "clean")
     prepare(chosen)
-    assert content(chosen.work_folder) == whole
-    after = made(chosen.work_folder / "clean")
-    assert {name for name in after if after[name] != before[name]} == {"part-00002.parquet"}
-    extracted = made(chosen.work_folder / "extract")
-    prepare(dataclasses.replace(chosen, clean=("normalise", "prose")))
-    assert made(chosen.work_folder / "extract") == extracted
-    assert all(made(chosen.work_folder / "clean")[name] != after[name] for name in after)
+    assert made(chosen.work_folder / "clean") == before
+    code.write_text("def tidy(text):\n    return text.lower()\n")
+    prepare(chosen)
+    assert not before.items() & made(chosen.work_folder / "clean").items()
+
+
+def test_an_input_that_changes_while_it_is_read_is_an_error(inputs: Path, tmp_path: Path) -> None:
+    extract = stages.Extract(tmp_path, Layout(), "auto")
+    with pytest.raises(DataError, match=r"c\.txt changed while it was read"):
+        extract(stages.Unit(str(inputs / "c.txt"), "0" * 16, "0" * 64, (1, 2, 3)))
+    assert not list(tmp_path.glob("*part*"))
+
+
+def test_unreadable_documents_are_judged_before_any_is_dropped(inputs: Path) -> None:
+    prepare(config(inputs, "out", steps=("extract", "clean"), clean=("prose",), max_bad=0.02))
+    with pytest.raises(DataError, match=r"b\.jsonl, line 8, .*2 of \d+ documents cannot be read"):
+        prepare(config(inputs, "other", steps=("extract",), max_bad=0.001))
 
 
 def test_every_damage_of_a_part_or_a_record_is_noticed(inputs: Path) -> None:
@@ -120,6 +164,8 @@ def test_settings_that_contradict_each_other_are_refused(inputs: Path) -> None:
         ({"steps": ("extract", "clean")}, "set clean"),
         ({"clean": ("normalise",)}, "needs steps"),
         ({"steps": ("extract", "clean"), "clean": ("tidy",)}, "clean = 'tidy' is unknown"),
+        ({"steps": ("extract",), "work": inputs.parent / "out"}, "is in the output folder"),
+        ({"steps": ("extract",), "work": inputs.parent / "out" / "work"}, "is in the output folder"),
     ):
         with pytest.raises(UsageError, match=words):
             prepare(config(inputs, "out", **settings))
@@ -129,6 +175,23 @@ def test_a_corpus_of_cleaned_documents_is_another_corpus(inputs: Path) -> None:
     prepare(config(inputs, "out"))
     with pytest.raises(UsageError, match="was prepared with clean"):
         prepare(config(inputs, "out", steps=("extract", "clean", "tokens"), clean=("normalise",)))
+
+
+def test_a_folder_in_use_is_refused(inputs: Path) -> None:
+    chosen = config(inputs, "out", steps=("extract",))
+    with (
+        lock_folder(chosen.work_folder),
+        pytest.raises(UsageError, match=r"in use by process .* choose another work folder"),
+    ):
+        prepare(chosen)
+
+
+@pytest.mark.parametrize("text", ['{"pid": 1e999}', "[" * 990, "null"])
+def test_a_damaged_lock_is_no_obstacle(inputs: Path, text: str) -> None:
+    chosen = config(inputs, "out", steps=("extract",))
+    chosen.work_folder.mkdir()
+    (chosen.work_folder / "lock.json").write_text(text)
+    prepare(chosen)
 
 
 def test_a_part_reads_back_as_it_was_written(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ _log = logging.getLogger("lambert.lock")
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """A context that creates `folder` and locks it.
+def lock_folder(folder: Path, kind: str = "output folder") -> Iterator[None]:
+    """A context that creates `folder`, which errors call by its `kind`, and locks it.
 
     The kernel releases the lock when its process ends, however it ends, so there are no stale locks. If the file system
     has no locks, the folder counts as locked if the process named in `lock.json` is alive or on another host.
@@ -30,7 +30,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and MachineError if its
     disk is full or broken.
     """
-    handle = _locked(folder)
+    handle = _locked(folder, kind)
     try:
         yield
     finally:
@@ -39,30 +39,30 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _locked(folder: Path) -> int:
+def _locked(folder: Path, kind: str) -> int:
     try:
         make_folder(folder)
         handle = os.open(folder / "lock.json", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         if error.errno in _DISK:
             raise MachineError(
-                f"{folder} cannot be written: {error.strerror}. Free space or choose another output folder."
+                f"{folder} cannot be written: {error.strerror}. Free space or choose another {kind}."
             ) from error
-        raise UsageError(f"{folder} cannot be written: {error.strerror}. Choose another output folder.") from error
+        raise UsageError(f"{folder} cannot be written: {error.strerror}. Choose another {kind}.") from error
     try:
-        _take(folder, handle)
-    except UsageError:
+        _take(folder, handle, kind)
+    except BaseException:
         os.close(handle)
         raise
     return handle
 
 
-def _take(folder: Path, handle: int) -> None:
+def _take(folder: Path, handle: int, kind: str) -> None:
     text = os.pread(handle, 1000, 0).decode(errors="replace")
     try:
         holder = json.loads(text) if text else {}
         host, pid = str(holder.get("host", "?")), int(holder.get("pid", 0))
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         host, pid = "?", 0
     here = socket.gethostname()
     try:
@@ -74,7 +74,7 @@ def _take(folder: Path, handle: int) -> None:
         taken = pid > 0 and (host != here or process_exists(pid))
     if taken:
         holder_text = f"process {pid} on {host}" if pid else "another process"
-        raise UsageError(f"{folder} is in use by {holder_text}. Wait for it, stop it, or choose another output folder.")
+        raise UsageError(f"{folder} is in use by {holder_text}. Wait for it, stop it, or choose another {kind}.")
     if pid:
         _log.info("Process %d on %s left %s without unlocking it; continuing in its place.", pid, host, folder)
     os.ftruncate(handle, 0)

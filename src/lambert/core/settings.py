@@ -115,7 +115,7 @@ def check_fractions(kind: Any, tokens: Sequence[str]) -> None:
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
         name, equals, value = token.partition("=")
         value = value if equals else following
-        if name.startswith("--") and re.fullmatch(r"[-+]?\d*\.\d+", value):
+        if name.startswith("--") and re.fullmatch(r"[-+]?\d*\.\d+([eE][-+]?\d+)?", value):
             given: Any = float(value)
             for part in reversed(name[2:].split(".")):
                 given = {part: given}

@@ -77,10 +77,12 @@ class PrepareConfig:
         for name in self.stages:
             if name not in STAGES:
                 raise UsageError(f"steps = {name!r} is unknown.{nearest(name, list(STAGES))}")
-        if "clean" in self.stages and not self.clean:
+        if "clean" in self.stages and not self.cleaners:
             raise UsageError("steps = clean needs functions: set clean, such as clean = normalise.")
-        if self.clean and not self.steps:
-            raise UsageError(f"clean = {', '.join(self.clean)} needs steps: set steps = extract, clean, tokens.")
+        if self.cleaners and not self.stages:
+            raise UsageError(f"clean = {', '.join(self.cleaners)} needs steps: set steps = extract, clean, tokens.")
+        if self.stages and self.out.resolve() in (self.work_folder.resolve(), *self.work_folder.resolve().parents):
+            raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
         if ":" not in self.format:
             choices["format"] = ("auto", *READERS)
@@ -99,7 +101,17 @@ class PrepareConfig:
     @property
     def stages(self) -> tuple[str, ...]:
         """The names in `steps`, which may also be joined by commas."""
-        return tuple(name.strip() for entry in self.steps for name in entry.split(","))
+        return _names(self.steps)
+
+    @property
+    def cleaners(self) -> tuple[str, ...]:
+        """The names in `clean`, which may also be joined by commas."""
+        return _names(self.clean)
+
+    @property
+    def makes_corpus(self) -> bool:
+        """Whether the last step is run."""
+        return not self.stages or "tokens" in self.stages
 
     @property
     def work_folder(self) -> Path:
@@ -111,4 +123,9 @@ class PrepareConfig:
         without = {"input", "out", "workers", "tokenizer", "steps", "work"} | (set() if self.clean else {"clean"})
         if self.tokenizer != "train":
             without |= {"vocabulary", "min_frequency", "alphabet", "sample_megabytes"}
-        return {name: value for name, value in as_dict(self).items() if name not in without}
+        values = {name: value for name, value in as_dict(self).items() if name not in without}
+        return values | ({"clean": [*self.cleaners]} if self.clean else {})
+
+
+def _names(entries: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name.strip() for entry in entries for name in entry.split(","))

@@ -74,11 +74,7 @@ class Documents:
             self.done = before + file.stat().st_size
         if texts:
             yield texts, WHOLE
-        if self.bad > self.max_bad * self.read:
-            raise DataError(
-                f"{self.named[0]}. {self.bad} of {self.read} documents cannot be read, more than "
-                f"max_bad = {self.max_bad:g}. Repair or remove them, or raise max_bad to drop them."
-            )
+        too_many_bad(self.bad, self.read, self.max_bad, self.named)
 
     def _count(self, before: int, of_file: int) -> None:
         self.done = before + of_file
@@ -87,3 +83,12 @@ class Documents:
         self.bad += 1
         if len(self.named) < NAMED:
             self.named.append(what)
+
+
+def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None:
+    """Raises DataError, which names the first, if more than a share `max_bad` of the documents could not be read."""
+    if bad > max_bad * read:
+        raise DataError(
+            f"{named[0]}. {bad} of {read} documents cannot be read, more than max_bad = {max_bad:g}. Repair or remove "
+            "them, or raise max_bad to drop them."
+        )

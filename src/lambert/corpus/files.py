@@ -11,17 +11,17 @@ from lambert.corpus.readers import SUFFIXES
 from lambert.corpus.streams import EXPANSION, inner_suffix
 
 
-def find(inputs: Sequence[str | Path], without: Path | None = None) -> tuple[list[Path], list[Path]]:
+def find(inputs: Sequence[str | Path], without: Sequence[Path] = ()) -> tuple[list[Path], list[Path]]:
     """Returns (files to read, files passed over), each file once, with the files of a folder sorted by name.
 
     A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
-    at all are, hidden ones are not; a glob (`*`, `?`, `[`, `**`) names what it matches. Nothing below the folder
+    at all are, hidden ones are not; a glob (`*`, `?`, `[`, `**`) names what it matches. Nothing below the folders
     `without` (the output) is read. Raises DataError where something named does not exist or is an archive or an Arrow
     data set, and where nothing is left.
     """
     chosen: dict[Path, None] = {}
     passed: dict[Path, None] = {}
-    apart = without.resolve() if without is not None else None
+    apart = {folder.resolve() for folder in without}
     for entry in inputs:
         path = Path(entry)
         if path.exists():
@@ -34,7 +34,7 @@ def find(inputs: Sequence[str | Path], without: Path | None = None) -> tuple[lis
             refuse_archive(match)
             refuse_arrow(match)
             for file in _walk(match) if match.is_dir() else [match]:
-                if apart is not None and apart in file.resolve().parents:
+                if apart.intersection(file.resolve().parents):
                     continue
                 (chosen if file == match or _is_text(file) else passed)[file] = None
     if not chosen:

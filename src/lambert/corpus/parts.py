@@ -14,8 +14,9 @@ from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.corpus.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20
+"""A row group ends before the row with which it would have more characters, unless it has one row."""
 GROUP_ROWS = 4096
-"""A row group ends at the row that reaches one of these sizes."""
+"""A row group ends after so many rows."""
 COLUMNS = ("text", "source", "place", "last", "error")
 """Of a row: the text; the input file and the line or row where the piece begins; whether the document ends with it; and
 why the document cannot be used, empty if it can."""
@@ -26,9 +27,10 @@ def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, in
 
     Raises OSError if the disk refuses a write, and UsageError if pyarrow is not installed.
     """
-    arrow, parquet = _pyarrow()
+    arrow, parquet = pyarrow()
     schema = arrow.schema([(name, arrow.bool_() if name == "last" else arrow.string()) for name in COLUMNS])
     counts = {"documents": 0, "unreadable": 0, "characters": 0}
+    source = source.encode(errors="backslashreplace").decode()  # a file name may hold bytes that are no UTF-8
     rows: list[tuple[Any, ...]] = []
     size, inside = 0, False
     with (
@@ -46,11 +48,11 @@ def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, in
             counts["unreadable"] += bool(piece.error)
             counts["characters"] += len(piece.text)
             inside = not piece.last
-            rows.append((piece.text, source, piece.place, piece.last, piece.error))
-            size += len(piece.text)
-            if size >= GROUP_CHARACTERS or len(rows) >= GROUP_ROWS:
+            if rows and (size + len(piece.text) > GROUP_CHARACTERS or len(rows) == GROUP_ROWS):
                 flush()
                 size = 0
+            rows.append((piece.text, source, piece.place, piece.last, piece.error))
+            size += len(piece.text)
         if rows or not counts["documents"]:
             flush()
     return counts
@@ -68,7 +70,8 @@ def read_part(path: Path) -> Iterator[Piece]:
         raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def pyarrow() -> tuple[Any, Any]:
+    """Returns pyarrow and pyarrow.parquet. Raises UsageError if they are not installed."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:

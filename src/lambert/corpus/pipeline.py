@@ -16,17 +16,20 @@ from typing import Any
 import numpy as np
 
 from lambert import __version__
-from lambert.core.contents import sha256
+from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
+from lambert.core.lock import lock_folder
 from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
 from lambert.core.unsupported import LABELLED
 from lambert.corpus import files, sentences, tokenizer, vocabulary
+from lambert.corpus.cleaning import cleaners
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents
 from lambert.corpus.encoding import document_hash
-from lambert.corpus.readers import Layout, check_prose, read
+from lambert.corpus.parts import pyarrow
+from lambert.corpus.readers import Layout, check_prose
 from lambert.corpus.splits import Sink
 from lambert.corpus.stages import make_parts, parts_reader
 from lambert.corpus.streams import inner_suffix
@@ -62,7 +65,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     """
     if config.out.is_dir() and any(Path(entry).resolve() == config.out.resolve() for entry in config.input):
         raise UsageError(f"{config.out}: --out is the input folder: choose another out.")
-    found, passed = files.find(config.input, without=config.out)
+    found, passed = files.find(config.input, without=[config.out, *([config.work_folder] if config.stages else [])])
     if config.format == "auto":
         for file in found:
             if file in config.input or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
@@ -71,9 +74,14 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     if config.tokenizer != "train":
         given = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)
         tokenizer.specials(given, config.tokenizer)
+    if config.stages:
+        pyarrow()
+        cleaners(config.cleaners)
     inputs: list[dict[str, Any]] = []
+    stamps = []
     for file in found:
         try:
+            stamps.append(HashedFile(file, "").stamp())
             inputs.append({"file": str(file), "bytes": file.stat().st_size, "sha256": sha256(file)})
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}.") from error
@@ -83,20 +91,32 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
         "inputs": inputs,
     }
-    counts: dict[str, Any] = {}
-    reader = read
-    if config.steps:
-        counts = make_parts(config, inputs, _workers(config, files.text_bytes(found)), progress)
-        if "tokens" not in config.stages:
+    layout = Layout(config.documents, config.text_field)
+    if not config.stages:
+        return _corpus(config, head, Documents(found, layout, config.format, config.max_bad), given, passed, progress)
+    with lock_folder(config.work_folder, "work folder"):
+        workers = _workers(config, files.text_bytes(found))
+        counts, parts = make_parts(config, inputs, stamps, workers, progress)
+        if not config.makes_corpus:
             return {"inputs": inputs, "steps": counts}
-        reader = parts_reader(config, found)
+        documents = Documents(found, layout, config.format, 1.0, parts_reader(parts))
+        if config.clean:
+            documents.text_bytes = counts["clean"]["characters"]
+            head["steps"] = counts
+        return {**_corpus(config, head, documents, given, passed, progress), "steps": counts}
+
+
+def _corpus(
+    config: PrepareConfig, head: dict[str, Any], documents: Documents, given: Any, passed: list[Path],
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Writes the corpus, unless it is there, and returns its manifest, which begins with `head`."""
     remove_leftovers(config.out)
     if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
         manifest = _existing(config.out, head)
-        size: int = sum(entry["bytes"] for entry in inputs)
+        size: int = sum(entry["bytes"] for entry in head["inputs"])
         progress(size, size, "already prepared")
         return manifest
-    documents = Documents(found, Layout(config.documents, config.text_field), config.format, config.max_bad, reader)
     text = documents.text_bytes
     _check_space(config.out, int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6))
     with _aside(config.out) as folder:
@@ -105,7 +125,6 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
             {
                 **head,
                 **manifest,
-                **({"steps": counts} if config.clean else {}),
                 "files_passed_over": {"count": len(passed), "first": [str(file) for file in passed[:20]]},
                 "versions": {"lambert": __version__}
                 | {n: importlib.metadata.version(n) for n in ("tokenizers", "sentencex")},

@@ -1,186 +1,247 @@
 """The steps of `prepare` that keep documents: each turns one unit into one part, in any process and in any order.
 
-`WORK/extract/part-00000.parquet` has the documents of the first input file, and `part-00000.json` beside it, which is
-written after it, says from what it was made. A part whose record has another key, or that has another hash, is made
-again. So a command that was stopped, or that is given more files, does only what is missing.
+A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everything that determines its content, and
+`part-KEY.json` beside it, which is written after it, is its record. A part without a whole record is made again. So a
+command that was stopped, or that is given more files, does only what is missing.
 """
 
+import errno
 import hashlib
 import json
-import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lambert.core.contents import misfit, sha256
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.contents import HashedFile, misfit, sha256
+from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, replace_files
+from lambert.core.registry import lookup
+from lambert.corpus.cleaning import cleaned, cleaners, code_hash
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.documents import NAMED, too_many_bad
 from lambert.corpus.parts import read_part, write_part
-from lambert.corpus.readers import Layout, Piece, read
-from lambert.corpus.steps import chosen, cleaned
-from lambert.corpus.workers import run
+from lambert.corpus.readers import KIND, READERS, Layout, Piece, read
+from lambert.corpus.workers import Target, run
 
 Progress = Callable[[int, int, str], None]
 _RECORD = {
-    "key": str, "source": str, "sha256": str, "documents": int, "unreadable": int, "characters": int,
-    "dropped?": {"*": int}, "named?": [str], "record_sha256": str,
+    "key": str, "source": str, "sha256": str, "documents": int, "unreadable": int, "characters": int, "named": [str],
+    "dropped": {"*": int}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
 VERSIONS = {"extract": 1, "clean": 1}
-"""Raised when a step changes what it writes, so that parts of older versions are made again."""
+"""Increase the number of a step when it writes something else, so that parts of older versions are made again."""
+_PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a step turns into a part."""
+
+    source: str
+    """The input file."""
+    key: str
+    """Hash of everything that determines the content of the part."""
+    before: str
+    """The key of the part of the step before, or the SHA-256 of the input file."""
+    stamp: tuple[int, int, int] | None
+    """Inode, size and modification time of the input file when it was hashed."""
 
 
 class Extract:
-    """Writes the documents of an input file to a part, and its record."""
+    """Writes the documents of an input file to a part."""
 
-    def __init__(self, folder: str, layout: Layout, kind: str) -> None:
-        self._folder, self._layout, self._kind = Path(folder), layout, kind
+    def __init__(self, folder: Path, layout: Layout, kind: str) -> None:
+        self._folder, self._layout, self._kind = folder, layout, kind
 
-    def __call__(self, unit: tuple[int, str, str]) -> dict[str, Any]:
-        number, file, key = unit
-        unreadable: list[str] = []
+    def __call__(self, unit: Unit) -> dict[str, Any]:
+        named: list[str] = []
 
         def pieces() -> Iterator[Piece]:
-            for piece in read(Path(file), self._layout, self._kind):
-                if piece.error and len(unreadable) < 20:
-                    unreadable.append(f"{file}, {piece.place}, {piece.error}")
+            for piece in read(Path(unit.source), self._layout, self._kind):
+                if piece.error and len(named) < NAMED:
+                    named.append(f"{unit.source}, {piece.place}, {piece.error}")
                 yield piece
+            if HashedFile(Path(unit.source), "").stamp() != unit.stamp:
+                raise DataError(f"{unit.source} changed while it was read. Give the command again when it is complete.")
 
-        return _write(self._folder, number, key, file, pieces(), lambda: {"named": unreadable})
+        return _write(self._folder, unit, pieces(), named, {})
 
 
 class Clean:
-    """Writes the documents of a part that no step drops to another part, and its record."""
+    """Writes the documents of a part that no function drops to another part."""
 
-    def __init__(self, source: str, folder: str, names: tuple[str, ...]) -> None:
-        self._source, self._folder, self._steps = Path(source), Path(folder), chosen(names)
+    def __init__(self, before: Path, folder: Path, names: tuple[str, ...]) -> None:
+        self._before, self._folder, self._functions = before, folder, cleaners(names)
 
-    def __call__(self, unit: tuple[int, str, str]) -> dict[str, Any]:
-        number, file, key = unit
-        dropped = dict.fromkeys((name for name, _ in self._steps), 0)
-        pieces = cleaned(read_part(part_path(self._source, number)), self._steps, dropped)
-        return _write(self._folder, number, key, file, pieces, lambda: {"dropped": dropped})
-
-
-def part_path(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:05d}.parquet"
+    def __call__(self, unit: Unit) -> dict[str, Any]:
+        dropped = dict.fromkeys((name for name, _ in self._functions), 0)
+        pieces = cleaned(read_part(_part(self._before, unit.before)), self._functions, dropped)
+        return _write(self._folder, unit, pieces, [], dropped)
 
 
-def record_path(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:05d}.json"
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step of the command."""
+
+    step: str
+    folder: Path
+    target: Target
+    arguments: tuple[Any, ...]
+    settings: Mapping[str, Any]
+    """What, besides its input, determines the content of a part."""
 
 
 def make_parts(
-    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], workers: int, progress: Progress
-) -> dict[str, dict[str, Any]]:
-    """Runs the steps `extract` and `clean` as far as `config.stages` names them, and returns the counts of each.
+    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], workers: int, progress: Progress
+) -> tuple[dict[str, dict[str, Any]], dict[str, Path]]:
+    """Runs the steps `extract` and `clean` as far as `config.stages` names them.
+
+    Returns the counts of each step, and the part of each input file after the last of them.
 
     Args:
-        inputs: The input files: `file`, `bytes` and `sha256` of each.
+        inputs: `file`, `bytes` and `sha256` of each input file.
+        stamps: `HashedFile.stamp` of each when it was hashed.
 
-    Raises UsageError if a step that is not named has not been run on these inputs.
+    Raises:
+        UsageError: A step that is not named has not been run on these inputs.
+        DataError: More than a share `config.max_bad` of the documents is unreadable, or an input changed.
+        MachineError: The disk refuses a write.
     """
     counts: dict[str, dict[str, Any]] = {}
-    made_from = [str(entry["sha256"]) for entry in inputs]
-    layout = Layout(config.documents, config.text_field)
-    extracted = config.work_folder / "extract"
-    settings: dict[str, Any] = {"documents": layout.documents, "text_field": layout.text_field, "format": config.format}
-    plan: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
-        ("extract", Extract, (str(extracted), layout, config.format), settings)
-    ]
-    if config.clean:
-        cleaned_folder = config.work_folder / "clean"
-        arguments = (str(extracted), str(cleaned_folder), config.clean)
-        plan.append(("clean", Clean, arguments, {"clean": config.clean}))
-    for step, target, arguments, values in plan:
-        folder = config.work_folder / step
-        keys = [_key(step, values, content) for content in made_from]
-        units = [(number, str(inputs[number]["file"]), key) for number, key in enumerate(keys)]
-        with _disk_errors(folder):
-            make_folder(folder)
-            remove_all_leftovers(folder)
-            records = {number: found for number, _, key in units if (found := _complete(folder, number, key))}
-            missing = [unit for unit in units if unit[0] not in records]
-            if missing and step not in config.stages:
-                raise UsageError(
-                    f"steps = {', '.join(config.stages)}: {folder} lacks {len(missing):,} of {len(units):,} parts for "
-                    f"these inputs and settings. Add {step} to steps."
-                )
-            _remove_surplus(folder, len(units))
-            size = [int(entry["bytes"]) for entry in inputs]
-            done = sum(size[number] for number in records)
-            for (number, _, _), record in run(missing, min(workers, max(1, len(missing))), target, arguments):
-                records[number] = record
-                done += size[number]
-                progress(done, sum(size), step)
-        counts[step] = _sum([records[number] for number in range(len(units))])
-        made_from = [records[number]["sha256"] for number in range(len(units))]
-    return counts
+    parts: dict[str, Path] = {}
+    content = [str(entry["sha256"]) for entry in inputs]
+    sizes = {str(entry["file"]): int(entry["bytes"]) for entry in inputs}
+    for plan in _plans(config):
+        units = [
+            Unit(source, _hash([plan.step, VERSIONS[plan.step], plan.settings, source, before])[:16], before, stamp)
+            for source, before, stamp in zip(sizes, content, stamps, strict=True)
+        ]
+        records = _run_step(plan, units, config.stages, sizes, workers, progress)
+        counts[plan.step] = _sum(records)
+        if plan.step == "extract":
+            named = [text for record in records for text in record["named"]]
+            too_many_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
+        content = [unit.key for unit in units]
+        parts = {unit.source: _part(plan.folder, unit.key) for unit in units}
+    return counts, parts
 
 
-def parts_reader(config: PrepareConfig, files: Sequence[Path]) -> Callable[..., Iterator[Piece]]:
+def parts_reader(parts: Mapping[str, Path]) -> Callable[..., Iterator[Piece]]:
     """Returns a function with the interface of `readers.read` that reads the part of an input file."""
-    folder = config.work_folder / ("clean" if config.clean else "extract")
-    numbers = {file: number for number, file in enumerate(files)}
 
     def read_file(path: Path, layout: Layout, kind: str, tell: Callable[[int], None]) -> Iterator[Piece]:
-        yield from read_part(part_path(folder, numbers[path]))
+        yield from read_part(parts[str(path)])
 
     return read_file
 
 
+def _plans(config: PrepareConfig) -> list[Plan]:
+    """Returns the steps up to the last one that the command names."""
+    layout = Layout(config.documents, config.text_field)
+    folders = {step: config.work_folder / step for step in VERSIONS}
+    reader = code_hash(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
+    functions = cleaners(config.cleaners)
+    plans = [
+        Plan(
+            "extract", folders["extract"], Extract, (folders["extract"], layout, config.format),
+            {"documents": layout.documents, "text_field": layout.text_field, "format": config.format, "code": reader},
+        ),
+        Plan(
+            "clean", folders["clean"], Clean, (folders["extract"], folders["clean"], config.cleaners),
+            {"clean": [(name, code_hash(function) if ":" in name else "") for name, function in functions]},
+        ),
+    ]  # fmt: skip
+    last = "clean" if functions and ("clean" in config.stages or config.makes_corpus) else "extract"
+    return plans if last == "clean" else plans[:1]
+
+
+def _run_step(
+    plan: Plan, units: Sequence[Unit], named: Sequence[str], sizes: Mapping[str, int], workers: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """Makes the parts that are missing and returns the records of all. Removes other parts."""
+    with _disk_errors(plan.folder):
+        make_folder(plan.folder)
+        remove_all_leftovers(plan.folder)
+        records = {unit.key: record for unit in units if (record := _complete(plan.folder, unit))}
+        missing = [unit for unit in units if unit.key not in records]
+        if missing and plan.step not in named:
+            raise UsageError(
+                f"steps = {', '.join(named)}: {plan.folder} lacks {len(missing):,} of {len(units):,} parts for these "
+                f"inputs and settings. Add {plan.step} to steps."
+            )
+        if plan.step in named:
+            _remove_others(plan.folder, {unit.key for unit in units})
+        missing.sort(key=lambda unit: -sizes[unit.source])  # the longest first, so that no process waits for it alone
+        done = sum(sizes[unit.source] for unit in units if unit.key in records)
+        for unit, record in run(missing, workers, plan.target, plan.arguments, waiting=len(missing)):
+            records[unit.key] = record
+            done += sizes[unit.source]
+            progress(done, sum(sizes.values()), plan.step)
+    return [records[unit.key] for unit in units]
+
+
+def _part(folder: Path, key: str) -> Path:
+    return folder / f"part-{key}.parquet"
+
+
 def _write(
-    folder: Path, number: int, key: str, source: str, pieces: Iterator[Piece], more: Callable[[], dict[str, Any]]
+    folder: Path, unit: Unit, pieces: Iterator[Piece], named: list[str], dropped: dict[str, int]
 ) -> dict[str, Any]:
-    """Writes a part and then its record, each complete or absent, and returns the record."""
-    path = part_path(folder, number)
+    """Writes a part and then its record, each complete or absent, and returns the record. `pieces` fill `named` and
+    `dropped`."""
+    path = _part(folder, unit.key)
     with _disk_errors(path):
         with atomic_file(path) as temporary:
-            counts = write_part(temporary, source, pieces)
-        record = {"key": key, "source": source, "sha256": sha256(path), **counts, **more()}
-        stored = {**record, "record_sha256": _hash(record)}
-        replace_files({record_path(folder, number): (json.dumps(stored, ensure_ascii=False) + "\n").encode()})
+            counts = write_part(temporary, unit.source, pieces)
+        record = {
+            "key": unit.key,
+            "source": unit.source,
+            "sha256": sha256(path),
+            **counts,
+            "named": named,
+            "dropped": dropped,
+        }
+        record["record_sha256"] = _hash(record)
+        described = json.dumps(record) + "\n"
+        replace_files({path.with_suffix(".json"): described.encode()})
     return record
-
-
-def _key(step: str, values: Mapping[str, Any], content: str) -> str:
-    """Returns what a part depends on, as a SHA-256: the step, its version and settings, and the hash of its input."""
-    return _hash([step, VERSIONS[step], dict(values), content])
 
 
 def _hash(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _complete(folder: Path, number: int, key: str) -> dict[str, Any] | None:
-    """Returns the record of a part that is complete and was made from the same input and settings, or None."""
+def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
+    """Returns the record of a part if both are as they were written, or None."""
+    path = _part(folder, unit.key)
     try:
-        record = json.loads(record_path(folder, number).read_bytes())
-        if misfit(record, _RECORD) or record.pop("record_sha256") != _hash(record):
+        record = json.loads(path.with_suffix(".json").read_bytes())
+        if misfit(record, _RECORD):
             return None
-        same = record["key"] == key and record["sha256"] == sha256(part_path(folder, number))
+        own = {name: value for name, value in record.items() if name != "record_sha256"}
+        whole = record["record_sha256"] == _hash(own) and record["sha256"] == sha256(path)
     except (OSError, ValueError, RecursionError):
         return None
-    return dict(record) if same else None
+    return dict(record) if whole and record["key"] == unit.key else None
 
 
-def _remove_surplus(folder: Path, count: int) -> None:
-    """Removes the parts of input files that are not given any more."""
-    for number in range(count, count + len(os.listdir(folder))):
-        for path in (record_path(folder, number), part_path(folder, number)):
-            path.unlink(missing_ok=True)
+def _remove_others(folder: Path, keys: set[str]) -> None:
+    for path in folder.iterdir():
+        if _PART.fullmatch(path.name) and path.stem.removeprefix("part-") not in keys:
+            path.unlink()
 
 
 def _sum(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    total: dict[str, Any] = {name: sum(int(record[name]) for record in records)
-                             for name in ("documents", "unreadable", "characters")}  # fmt: skip
-    total["dropped"] = {}
-    for record in records:
-        for name, count in record.get("dropped", {}).items():
-            total["dropped"][name] = total["dropped"].get(name, 0) + count
-    return total
+    total: dict[str, Any] = {
+        name: sum(int(record[name]) for record in records) for name in ("documents", "unreadable", "characters")
+    }
+    names = dict.fromkeys(name for record in records for name in record["dropped"])
+    return {**total, "dropped": {name: sum(record["dropped"][name] for record in records) for name in names}}
 
 
 @contextmanager
@@ -188,7 +249,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        advice = "free space, or choose another work folder" if error.errno in _FULL else "choose another work folder"
         raise MachineError(
-            f"{path} cannot be written: {error.strerror or error}. Complete parts are kept; free space, or choose "
-            "another work folder."
+            f"{path} cannot be written: {error.strerror or error}. Complete parts are kept; {advice}."
         ) from error

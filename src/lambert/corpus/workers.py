@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -82,12 +83,12 @@ def encode(batches: Iterable[Batch], workers: int, arguments: tuple[str, str, st
 
 def run(
     items: Iterable[Item], workers: int, target: Target, arguments: tuple[Any, ...],
-    message: Callable[[Item], Any] = lambda item: item,
+    message: Callable[[Item], Any] = lambda item: item, waiting: int = 2,
 ) -> Iterator[tuple[Item, Any]]:  # fmt: skip
     """Yields each item, in order, with the result of `target(*arguments)(message(item))`.
 
     With `workers` = 1 this process computes the results; otherwise `workers` worker processes do, each with an object
-    of its own. At most `workers` + 2 items are in memory. A LambertError of a worker is raised here.
+    of its own. At most `workers` + `waiting` items are in memory. A LambertError of a worker is raised here.
     """
     local = threading.local()
     started: list[_Process] = []
@@ -106,7 +107,7 @@ def run(
     try:
         for item in items:
             pending.append((item, pool.submit(compute, message(item))))
-            if len(pending) >= workers + 2:
+            if len(pending) >= workers + waiting:
                 first, future = pending.popleft()
                 yield first, future.result()
         while pending:
@@ -158,7 +159,15 @@ def ahead(make: Callable[[], Iterator[Item]], depth: int = 2) -> Iterator[Item]:
         thread.join()
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent has ended, however it ended."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 def _serve() -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     inward, outward = sys.stdin.buffer, sys.stdout.buffer
     module, name, arguments = pickle.load(inward)
     target = getattr(import_module(module), name)(*arguments)

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-from lambert.core.lock import lock_folder
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.engine.progress import progress
@@ -18,14 +17,12 @@ def run(config: PrepareConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal.
     """
-    if config.steps:
-        status = "; the parts that are complete are kept"
-        with graceful_stop(status, CONTINUE), lock_folder(config.work_folder):
-            _prepare(config, say)
-        return Result(config.out if "tokens" in config.stages else config.work_folder)
-    with graceful_stop(" before the end; no corpus was written", START_AGAIN):
+    status, again = " before the end; no corpus was written", START_AGAIN
+    if config.stages:
+        status, again = "; the parts that are complete are kept", CONTINUE
+    with graceful_stop(status, again):
         _prepare(config, say)
-    return Result(config.out)
+    return Result(config.out if config.makes_corpus else config.work_folder)
 
 
 def _prepare(config: PrepareConfig, say: Say) -> None:
@@ -40,7 +37,7 @@ def _prepare(config: PrepareConfig, say: Say) -> None:
         manifest = prepare(config, show)
     for line in summary_of_steps(manifest.get("steps", {})):
         say(line)
-    if "tokens" not in (config.stages or ("tokens",)):
+    if not config.makes_corpus:
         say(f"documents  {config.work_folder}  ({time.monotonic() - started:.1f} s)")
         return
     if phases == {"already prepared"}:

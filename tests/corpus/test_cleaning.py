@@ -1,8 +1,10 @@
+from typing import Any
+
 import pytest
 
 from lambert.core.errors import UsageError
+from lambert.corpus.cleaning import cleaned, cleaners, normalise, prose
 from lambert.corpus.readers import Piece
-from lambert.corpus.steps import chosen, cleaned, normalise, prose
 
 
 def test_normalise_composes_and_removes_what_cannot_be_seen() -> None:
@@ -17,7 +19,9 @@ def test_prose_keeps_a_document_with_a_sentence(text: str) -> None:
     assert prose(text) == text
 
 
-@pytest.mark.parametrize("text", ["", "Home\nAbout us\nContact", "v1.", "Page 3.", "..."])
+@pytest.mark.parametrize(
+    "text", ["", "Home\nAbout us\nContact", "v1.", "Page 3.", "...", "Café.", "Über uns!", "© 2024."]
+)
 def test_prose_drops_a_document_without_one(text: str) -> None:
     assert prose(text) is None
 
@@ -36,9 +40,22 @@ def test_the_first_piece_decides_and_unreadable_documents_pass() -> None:
     assert dropped == {"short": 1}
 
 
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (len, "returned a int"),
+        (lambda text: "\ud800", "failed at line 7: Unicode"),
+        (lambda text: text[99], "failed at line 7: IndexError"),
+    ],
+)
+def test_a_function_that_fails_is_named(function: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=f"clean = 'mine:tidy' {words}"):
+        list(cleaned([Piece("abc", "line 7")], [("mine:tidy", function)], {}))
+
+
 def test_a_step_from_outside_must_be_a_function_of_a_text() -> None:
-    assert chosen(["normalise"]) == [("normalise", normalise)]
+    assert cleaners(["normalise"]) == [("normalise", normalise)]
     with pytest.raises(UsageError, match="cannot be imported"):
-        chosen(["no_such_module:clean"])
+        cleaners(["no_such_module:clean"])
     with pytest.raises(UsageError, match="standard library"):
-        chosen(["os:system"])
+        cleaners(["os:system"])
