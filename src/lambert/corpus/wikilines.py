@@ -1,0 +1,147 @@
+"""Renders wikitext without templates, tables and links: headings, lists, quotes, external links and entities."""
+
+import html
+import re
+from functools import lru_cache
+
+HOLE = "\0"
+"""Stands where a construct was removed; XML cannot contain it."""
+BREAK = "\x01"
+"""Stands for `<br>`."""
+
+_EXTERNAL = re.compile(r"\[(?:https?:|ftps?:|mailto:|news:|irc:|//)[^\s\[\]<>]*+[ \t]*+([^\[\]\n]*+)\]", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
+_SWITCH = re.compile(r"__[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,30}__")
+_VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
+_QUOTES = re.compile(r"('{2,}+)")
+# What a removed template leaves. Runs begin where they are longest and repeat possessively: linear on any text.
+_IN_BRACKET = re.compile(r"([(（])[ ,;:\0]++")
+_BEFORE_BRACKET = re.compile(r"(?<![ ,;\0])[ ,;\0]++(?=[)）])")
+_RUN = re.compile(r"(?<![ \0])[ \0]++")
+_EMPTY = re.compile(r" ?(?:\(\)|（）)")
+
+
+def render(text: str) -> str:
+    """Returns the text with a blank line between paragraphs, headings and items of lists.
+
+    Lines that follow each other are one paragraph. Headings of sections without text are dropped.
+    """
+    if "-{" in text:
+        text = _VARIANTS.sub(_variant, text)
+    if "__" in text:
+        text = _SWITCH.sub("", text)
+    if "[" in text:
+        text = _EXTERNAL.sub(r"\1", text)
+    found: list[str] = []
+    paragraph: list[str] = []
+    headings: list[tuple[int, str]] = []
+
+    def emit(block: str) -> None:
+        if HOLE in block:
+            block = _without_holes(block)
+        block = block.strip(" \t\x01")
+        if block:
+            found.extend(heading for _, heading in headings)
+            headings.clear()
+            found.append(block)
+
+    for raw in text.split("\n"):
+        line = _without_quotes(raw) if "''" in raw else raw
+        first = line[:1]
+        if first and first not in "=*#:;|\0 \t-":
+            paragraph.append(line)
+            continue
+        stripped = line.strip(" \t\0")
+        if (stripped and first in "\0 \t") or (first == "-" and not line.startswith("----")):
+            paragraph.append(line)
+            continue
+        if not stripped and HOLE in line:
+            continue
+        if paragraph:
+            emit(" ".join(paragraph))
+            paragraph.clear()
+        if first == "=" and len(stripped) > 2 and stripped.endswith("="):
+            level = min(len(stripped) - len(stripped.lstrip("=")), 6)
+            while headings and headings[-1][0] >= level:
+                headings.pop()
+            if title := stripped.strip("=").replace(HOLE, "").strip():
+                headings.append((level, title))
+        elif first and first in "*#:;":
+            emit(line.lstrip("*#:; \t"))
+        elif first == "-":
+            emit(line.lstrip("-"))
+        elif first == "=":
+            paragraph.append(line)
+    if paragraph:
+        emit(" ".join(paragraph))
+    joined = "\n\n".join(found)
+    if BREAK in joined:
+        joined = "\n\n".join(part for part in (line.strip() for line in re.split("[\x01\n]", joined)) if part)
+    return _ENTITY.sub(_character, joined) if "&" in joined else joined
+
+
+def _without_holes(line: str) -> str:
+    """Removes the marks of removed constructs with the separators and brackets that these leave."""
+    if "(" in line or "（" in line:
+        line = _IN_BRACKET.sub(lambda m: m[1] if HOLE in m[0] else m[0], line)
+        line = _BEFORE_BRACKET.sub(lambda m: "" if HOLE in m[0] else m[0], line)
+        line = _EMPTY.sub("", line)
+    return _RUN.sub(lambda m: _space(m, line), line)
+
+
+def _space(match: re.Match[str], line: str) -> str:
+    run = match[0]
+    if HOLE not in run:
+        return run
+    if " " not in run or match.start() == 0 or line[match.end() : match.end() + 1] in ",.;:)":
+        return ""
+    return " "
+
+
+def _without_quotes(line: str) -> str:
+    """Removes the apostrophes of bold and italic text, by the rules of MediaWiki's `doQuotes`.
+
+    Of four apostrophes one is text, and of more than five all but five. If both bold and italic text would stay open at
+    the end of the line, one bold mark is an apostrophe and an italic mark.
+    """
+    parts = _QUOTES.split(line)
+    bold = italic = 0
+    for i in range(1, len(parts), 2):
+        count = len(parts[i])
+        bold += count in (3, 4) or count >= 5
+        italic += count == 2 or count >= 5
+        parts[i] = "'" if count == 4 else "'" * (count - 5) if count > 5 else parts[i]
+    if bold % 2 and italic % 2:
+        parts[_apostrophe(parts)] = "'"
+    return "".join(part for part in parts if part not in ("''", "'''", "'''''"))
+
+
+def _apostrophe(parts: list[str]) -> int:
+    """Returns which bold mark is an apostrophe: the first after a word of one letter, else after a longer word, else
+    after a space."""
+    word = space = 0
+    for i in range(1, len(parts), 2):
+        if parts[i] == "'''":
+            before = parts[i - 1]
+            if before[-1:] == " ":
+                space = space or i
+            elif before[-2:-1] == " " or len(before) == 1:
+                return i
+            else:
+                word = word or i
+    return word or space or 1
+
+
+def _variant(match: re.Match[str]) -> str:
+    """Returns the first of the spellings for variants of a language, as in `-{zh-hans:计算机; zh-hant:電腦}-`."""
+    first = match[1].rpartition("|")[2].partition(";")[0]
+    return first.partition(":")[2] or first
+
+
+@lru_cache(1 << 10)
+def _entity(name: str) -> str:
+    return html.unescape(name)
+
+
+def _character(match: re.Match[str]) -> str:
+    return _entity(match[0])
