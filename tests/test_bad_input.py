@@ -21,6 +21,7 @@ from lambert.tasks import TaskConfig, learn, predict
 Lambert = Callable[..., Any]
 
 SENTENCE = "the old king found a river near the bright road and walked from the house to the garden"
+DUMP = f"<mediawiki><page><title>A</title><ns>0</ns><revision><text>{SENTENCE}</text></revision></page></mediawiki>"
 
 
 def squad(*questions: dict[str, Any], context: object = "the king found a river") -> bytes:
@@ -56,7 +57,14 @@ def without(key: str) -> dict[str, Any]:
         ("train.txt", b"text\tlabel\n" + b"the king\ta\n" * 9, 3, ["train.txt looks like a table (TSV)"]),
         ("train.TSV.bz2", bz2.compress(b"the king\ta\n"), 3, ["train.TSV.bz2 looks like a table (TSV)"]),
         ("wide.txt", SENTENCE.encode("utf-16"), 3, ["wide.txt looks like UTF-16", "iconv -f UTF-16 -t UTF-8"]),
-        ("dump.xml.bz2", bz2.compress(b"<mediawiki><page/></mediawiki>"), 3, ["MediaWiki dump", "WikiExtractor"]),
+        ("dump.xml.bz2", bz2.compress(b"<mediawiki><page/></mediawiki>"), 3, ["dump.xml.bz2", "0 usable documents"]),
+        ("dump.xml.bz2", bz2.compress(b"<mediawiki><page><title>"), 3, ["dump.xml.bz2, page 1, has no </page>"]),
+        (
+            "dump.xml.bz2",
+            bz2.compress(DUMP.encode("utf-16"))[:-20],
+            3,
+            ["dump.xml.bz2, line 1, is damaged or truncated"],
+        ),
         ("texts.zip", b"PK\x03\x04", 3, ["texts.zip is an archive", "Unpack it"]),
         ("picture.png", b"\x89PNG\r\n\x1a\n\0\0", 3, ["picture.png"]),
     ],

@@ -70,6 +70,7 @@ def test_every_document_comes_back_from_one_split(texts: Path, config: Make, sto
         "kept": 12,
         "dropped": {"unreadable": 0, "empty": 0, "short": 0, "duplicate": 0},
         "unreadable": [],
+        "passed_over": {},
     }
     assert [len(entry["sha256"]) for entry in manifest["inputs"]] == [64] * 12
     assert not list(cfg.out.parent.glob(".corpus*")), "nothing is left beside it"

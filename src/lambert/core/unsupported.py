@@ -118,10 +118,6 @@ def _rows(text: str, separator: str) -> list[list[str]]:
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _MARKUP = {
-    b"<mediawiki": (
-        "is a MediaWiki dump (XML), and its markup would be learnt as text. Extract the articles with WikiExtractor, "
-        "and name the folder that it writes"
-    ),
     b"<!doctype html": "is an HTML page, and its markup would be learnt as text. Extract its text first",
     b"<html": "is an HTML page, and its markup would be learnt as text. Extract its text first",
 }

@@ -21,7 +21,8 @@ class PrepareConfig:
     """The settings that turn raw text into a prepared corpus."""
 
     input: tuple[Path, ...]
-    """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet, also .gz .bz2 .xz .zst."""
+    """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet and MediaWiki dumps, also .gz
+    .bz2 .xz .zst."""
     out: Path
     """Folder to write. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing is
     done."""
@@ -48,7 +49,8 @@ class PrepareConfig:
     sample_megabytes: int = 200
     """Approximate MB of text, spread over all documents, from which the vocabulary is learnt (tokenizer = "train")."""
     format: str = "auto"
-    """`auto` (by name and first bytes), `text`, `jsonl`, `parquet` or `wikipedia` (WikiExtractor's `<doc>` files)."""
+    """`auto` (by name and first bytes), `text`, `jsonl`, `parquet`, `mediawiki` (XML dumps) or `wikipedia`
+    (WikiExtractor's `<doc>` files)."""
     documents: str = "file"
     """The documents of a plain text file: the whole `file`, text between blank lines (`blank-line`), or each `line`."""
     text_field: str = "text"

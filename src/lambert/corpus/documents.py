@@ -1,5 +1,6 @@
 """Reads the documents of all files in batches of bounded size, and counts and names unreadable documents."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +28,8 @@ WHOLE = Part()
 
 
 class Documents:
-    """The documents of a list of files. `read` and `bad` count the documents of the last pass; `named` lists bad
-    ones."""
+    """The documents of a list of files. `read` and `bad` count the documents of the last pass, `passed_over` what is no
+    document, by reason; `named` lists bad ones."""
 
     def __init__(self, files: Sequence[Path], layout: Layout, kind: str, max_bad: float, read: Reader = read) -> None:
         """`read` yields the pieces of a file."""
@@ -41,6 +42,7 @@ class Documents:
         """Approximate bytes of text in the files."""
         self.read = self.bad = 0
         self.named: list[str] = []
+        self.passed_over: Counter[str] = Counter()
 
     def batches(self) -> Iterator[tuple[list[str], Part]]:
         """Yields lists of texts with their kind, for one pass over the files. A long document is yielded as consecutive
@@ -50,11 +52,15 @@ class Documents:
         """
         self.done = self.read = self.bad = 0
         self.named = []
+        self.passed_over = Counter()
         texts: list[str] = []
         size = 0
         for file in self.files:
             before, inside = self.done, False
             for piece in self._read(file, self.layout, self.kind, partial(self._count, before)):
+                if piece.passed_over:
+                    self.passed_over[piece.passed_over] += 1
+                    continue
                 self.read += not inside
                 if piece.error:
                     self._refuse(f"{file}, {piece.place}, {piece.error}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lambert.core.errors import DataError
 from lambert.core.unsupported import refuse_archive, refuse_arrow
-from lambert.corpus.readers import SUFFIXES
+from lambert.corpus.readers import SUFFIXES, begins_dump
 from lambert.corpus.streams import EXPANSION, inner_suffix
 
 
@@ -15,9 +15,9 @@ def find(inputs: Sequence[str | Path], without: Sequence[Path] = ()) -> tuple[li
     """Returns (files to read, files passed over), each file once, with the files of a folder sorted by name.
 
     A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
-    at all are, hidden ones are not; a glob (`*`, `?`, `[`, `**`) names what it matches. Nothing below the folders
-    `without` (the output) is read. Raises DataError where something named does not exist or is an archive or an Arrow
-    data set, and where nothing is left.
+    at all and MediaWiki dumps are, hidden ones are not; a glob (`*`, `?`, `[`, `**`) names what it matches. Nothing
+    below the folders `without` (the output) is read. Raises DataError where something named does not exist or is an
+    archive or an Arrow data set, and where nothing is left.
     """
     chosen: dict[Path, None] = {}
     passed: dict[Path, None] = {}
@@ -61,6 +61,8 @@ def _walk(folder: Path) -> list[Path]:
 
 def _is_text(file: Path) -> bool:
     inner = inner_suffix(file)
+    if inner.startswith(".xml"):  # parts of large dumps end in .xml-p1p41242.bz2
+        return begins_dump(file)
     return inner in SUFFIXES or not inner
 
 

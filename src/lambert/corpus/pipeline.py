@@ -170,13 +170,21 @@ def _write(config: PrepareConfig, folder: Path, documents: Documents, given: Any
             "short": f"shorter than {config.min_tokens} tokens (min_tokens)",
             "duplicate": "duplicates",
         }
-        counted = ", ".join(f"{count} {reasons[name]}" for name, count in dropped.items() if count) or "none at all"
+        counts = [f"{count} {reasons[name]}" for name, count in dropped.items() if count]
+        counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
+        counted = ", ".join(counts) or "none at all"
         names = ", ".join(map(str, config.input))
         raise DataError(f"{names}: {len(documents.files)} files but 0 usable documents: {counted}.")
     return {
         "vocabulary": specials.vocabulary,
         "tokenizer_sha256": sha256(folder / tokenizer.JSON),
-        "documents": {"read": documents.read, "kept": kept, "dropped": dropped, "unreadable": documents.named},
+        "documents": {
+            "read": documents.read,
+            "kept": kept,
+            "dropped": dropped,
+            "unreadable": documents.named,
+            "passed_over": dict(sorted(documents.passed_over.items())),
+        },
         "characters_removed": sink.removed,
         "splits": splits,
     }

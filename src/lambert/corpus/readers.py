@@ -1,4 +1,4 @@
-"""Reads files as streams of pieces of text: plain text, JSON lines, Parquet and wiki extracts, compressed or not.
+"""Reads files as streams of pieces of text: plain text, JSON lines, Parquet, wikis, compressed or not.
 
 Memory is bounded: a document longer than `PIECE` bytes is yielded in several pieces, divided at the end of a paragraph,
 else of a line, else of a word. A document that cannot be read is yielded as a piece with an `error`.
@@ -7,7 +7,6 @@ else of a line, else of a word. A document that cannot be read is yielded as a p
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -15,9 +14,12 @@ from lambert.core.errors import DataError
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
+from lambert.corpus.mediawiki import is_dump, read_mediawiki
+from lambert.corpus.pieces import PIECE, Layout, Piece
 from lambert.corpus.streams import BLOCK, Stream, is_damage, unpacked
 
-PIECE = 2 << 20
+__all__ = ["KIND", "PIECE", "READERS", "SUFFIXES", "Layout", "Piece", "begins_dump", "check_prose", "read"]
+
 JSON_LINE = 64 << 20  # a longer line is an error, because it would have to be in memory at once
 
 _BOM = b"\xef\xbb\xbf"
@@ -26,29 +28,6 @@ _BLANK_LINE = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 _WIKI_END = re.compile(rb"</doc>\s*")
 _WIKI_START = re.compile(r"\s*<doc [^\n]*>[ \t]*\n?")
 _SNIFF = b"<doc "
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A document, or a part of one longer than `PIECE` bytes."""
-
-    text: str
-    place: str
-    """The line or row where it begins, for messages, such as 'line 17'."""
-    last: bool = True
-    """False if the next piece of the file continues the same document."""
-    error: str = ""
-    """Why the document cannot be used; empty if it can."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Settings of the readers."""
-
-    documents: str = "file"
-    """The documents of a plain text file: the whole 'file', text between blank lines ('blank-line'), or each 'line'."""
-    text_field: str = "text"
-    """The field (JSON lines) or column (Parquet) that holds the text."""
 
 
 def read_text(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
@@ -108,6 +87,7 @@ READERS: dict[str, Callable[[BinaryIO, Layout], Iterator[Piece]]] = {
     "jsonl": read_jsonl,
     "parquet": read_parquet,
     "wikipedia": read_wikipedia,
+    "mediawiki": read_mediawiki,
 }
 KIND = Kind((object, Layout))
 SUFFIXES = {
@@ -149,6 +129,8 @@ def read(
                 kind = SUFFIXES.get(inner, "text")
                 if kind == "text" and stream.peek().removeprefix(_BOM).startswith(_SNIFF):
                     kind = "wikipedia"
+                if kind == "text" and is_dump(stream.peek()):
+                    kind = "mediawiki"
                 if kind == "text" and (problem := _unsuitable(inner, stream.peek())):
                     yield Piece("", place, error=problem)
                     return
@@ -171,12 +153,21 @@ def check_prose(path: Path) -> None:
         with path.open("rb") as raw:
             opened, inner = unpacked(path, raw)
             beginning = Stream(opened).peek() if SUFFIXES.get(inner, "text") == "text" else b""
-            problem = _unsuitable(inner, beginning)
+            problem = "" if is_dump(beginning) else _unsuitable(inner, beginning)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     if problem:
         anyway = ", or use --format text to read the markup as text" if "markup" in problem else ""
         raise DataError(f"{path} {problem}{anyway}.")
+
+
+def begins_dump(path: Path) -> bool:
+    """Returns whether the file is a MediaWiki dump."""
+    try:
+        with path.open("rb") as raw:
+            return is_dump(Stream(unpacked(path, raw)[0]).peek())
+    except OSError:
+        return False
 
 
 def _unsuitable(suffix: str, beginning: bytes) -> str:
