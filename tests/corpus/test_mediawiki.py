@@ -1,5 +1,7 @@
 import bz2
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,17 @@ def test_long_articles_are_divided(tmp_path: Path) -> None:
     assert [piece.last for piece in found] == [False] * (len(found) - 1) + [True]
     assert max(len(piece.text) for piece in found) <= PIECE
     assert "".join(piece.text for piece in found) == f"A\n\n{text}"
+
+
+def test_memory_is_bounded_for_any_markup(tmp_path: Path) -> None:
+    (tmp_path / "dump.xml").write_bytes(dump(page("A", "{{a" * 900_000)))
+    script = (
+        "import resource, sys; from pathlib import Path; from lambert.corpus.readers import Layout, read\n"
+        "for piece in read(Path(sys.argv[1]), Layout()): assert not piece.error\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "dump.xml"], capture_output=True, check=True)
+    assert int(done.stdout) < 400
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

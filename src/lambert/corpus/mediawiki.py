@@ -36,10 +36,8 @@ def is_dump(beginning: bytes) -> bool:
 @dataclass(slots=True)
 class _Page:
     title: str = ""
-    namespace: str = ""
     model: str = ""
     text: str = ""
-    redirect: bool = False
 
 
 @dataclass(slots=True)
@@ -69,6 +67,9 @@ def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         yield Piece("", "line 1", error=problem)
     wikitext = Wikitext(site.files)
     for number, (raw, damage) in enumerate(pages, 1):
+        if reason := _by_tags(raw):
+            yield Piece("", f"page {number}", passed_over=reason)
+            continue
         page = _Page()
         problem = damage or _parse(raw, page)
         place = f"page {number}{f' ({_short(page.title)})' if page.title else ''}"
@@ -77,8 +78,7 @@ def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         elif reason := _passed_over(page, site):
             yield Piece("", place, passed_over=reason)
         else:
-            text = wikitext.plain(page.text)
-            yield from _pieces(f"{page.title}\n\n{text}" if text else "", place)
+            yield from _pieces(page, wikitext, place)
 
 
 def _pages(stream: BinaryIO) -> Iterator[tuple[bytes, str]]:
@@ -185,15 +185,11 @@ def _parse(raw: bytes, page: _Page) -> str:
         nonlocal depth
         depth += 1
         found.clear()
-        if tag == "redirect" and depth == 2:
-            page.redirect = True
 
     def finish(tag: str) -> None:
         nonlocal depth
         if depth == 2 and tag == "title":
             page.title = "".join(found).strip()
-        elif depth == 2 and tag == "ns":
-            page.namespace = "".join(found).strip()
         elif depth == 3 and tag == "text":
             page.text = "".join(found)
         elif depth == 3 and tag == "model":
@@ -222,13 +218,18 @@ def _parser(
     return parser
 
 
+def _by_tags(raw: bytes) -> str:
+    """Returns why a page is no article, or "", by tags that its text cannot contain, without parsing it."""
+    if b"<ns>0</ns>" not in raw and b"<ns>" in raw:
+        return "other namespace"
+    return "redirect" if b"<redirect" in raw else ""
+
+
 def _passed_over(page: _Page, site: _Site) -> str:
     """Returns why a page is no article, or ""."""
-    if page.namespace not in ("", "0"):
+    if page.title.partition(":")[0].lower() in site.others:  # dumps before version 0.6 have no <ns>
         return "other namespace"
-    if not page.namespace and page.title.partition(":")[0].lower() in site.others:  # dumps before version 0.6
-        return "other namespace"
-    if page.redirect or page.text[:9].upper() == "#REDIRECT":
+    if page.text[:9].upper() == "#REDIRECT":
         return "redirect"
     return "" if page.model in ("", "wikitext") else "other content"
 
@@ -238,12 +239,14 @@ def _short(title: str) -> str:
     return words if len(words) <= 80 else f"{words[:77]}..."
 
 
-def _pieces(text: str, place: str) -> Iterator[Piece]:
-    """Yields a document in pieces that end at the end of a paragraph."""
-    start = 0
-    while len(text) - start > PIECE:
-        cut = text.rfind("\n\n", start + PIECE // 2, start + PIECE)
-        cut = cut + 2 if cut >= 0 else start + PIECE
-        yield Piece(text[start:cut], place, last=False)
-        start = cut
-    yield Piece(text[start:], place)
+def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
+    """Yields an article. One longer than MediaWiki allows is converted in parts that end with a paragraph, which bounds
+    the memory for any markup."""
+    start, title = 0, f"{page.title}\n\n"
+    while len(page.text) - start > PIECE:
+        cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
+        cut = cut if cut >= 0 else start + PIECE
+        yield Piece(f"{title}{wikitext.plain(page.text[start:cut])}\n\n", place, last=False)
+        start, title = cut, ""
+    text = wikitext.plain(page.text[start:])
+    yield Piece(title + text if text else "", place)

@@ -14,10 +14,12 @@ _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]
 _SWITCH = re.compile(r"__[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,30}__")
 _VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
 _QUOTES = re.compile(r"('{2,}+)")
-# What a removed template leaves. Runs begin where they are longest and repeat possessively: linear on any text.
-_IN_BRACKET = re.compile(r"([(（])[ ,;:\0]++")
-_BEFORE_BRACKET = re.compile(r"(?<![ ,;\0])[ ,;\0]++(?=[)）])")
-_RUN = re.compile(r"(?<![ \0])[ \0]++")
+# What a removed template leaves. A run begins where it is longest and repeats possessively: linear on any text.
+_IN_BRACKET = re.compile(r"([(（])[ ,;:]*+\0[ ,;:\0]*+")
+_BEFORE_BRACKET = re.compile(r"(?<![ ,;\0])[ ,;]*+\0[ ,;\0]*+(?=[)）])")
+_RUN = re.compile(r"(?<![ \0]) *+\0[ \0]*+")
+_SPACES = re.compile("  ++")
+_WORD = re.compile(r"\w")
 _EMPTY = re.compile(r" ?(?:\(\)|（）)")
 
 
@@ -31,7 +33,7 @@ def render(text: str) -> str:
     if "__" in text:
         text = _SWITCH.sub("", text)
     if "[" in text:
-        text = _EXTERNAL.sub(r"\1", text)
+        text = _EXTERNAL.sub(lambda match: match[1] or HOLE, text)
     found: list[str] = []
     paragraph: list[str] = []
     headings: list[tuple[int, str]] = []
@@ -39,10 +41,13 @@ def render(text: str) -> str:
     def emit(block: str) -> None:
         if HOLE in block:
             block = _without_holes(block)
+        if "  " in block:
+            block = _SPACES.sub(" ", block)
         block = block.strip(" \t\x01")
-        if block:
-            found.extend(heading for _, heading in headings)
-            headings.clear()
+        if _WORD.search(block):
+            if headings:
+                found.extend(heading for _, heading in headings)
+                headings.clear()
             found.append(block)
 
     for raw in text.split("\n"):
@@ -83,17 +88,14 @@ def render(text: str) -> str:
 def _without_holes(line: str) -> str:
     """Removes the marks of removed constructs with the separators and brackets that these leave."""
     if "(" in line or "（" in line:
-        line = _IN_BRACKET.sub(lambda m: m[1] if HOLE in m[0] else m[0], line)
-        line = _BEFORE_BRACKET.sub(lambda m: "" if HOLE in m[0] else m[0], line)
-        line = _EMPTY.sub("", line)
+        line = _IN_BRACKET.sub(r"\1", line)
+        line = _BEFORE_BRACKET.sub("", line)
+        line = _EMPTY.sub("", _EMPTY.sub("", line))  # also two pairs, one in the other
     return _RUN.sub(lambda m: _space(m, line), line)
 
 
 def _space(match: re.Match[str], line: str) -> str:
-    run = match[0]
-    if HOLE not in run:
-        return run
-    if " " not in run or match.start() == 0 or line[match.end() : match.end() + 1] in ",.;:)":
+    if " " not in match[0] or match.start() == 0 or line[match.end() : match.end() + 1] in ",.;:)":
         return ""
     return " "
 

@@ -15,8 +15,8 @@ without and with names."""
 
 def _convert(given: Sequence[str], named: Mapping[str, str]) -> str:
     """`convert|4|km`, `convert|4|to|6|km` and `convert|6|ft|2|in` show the quantity and its unit first."""
-    if len(given) > 3 and given[1] in _RANGES:
-        between = given[1] if given[1] in ("-", "–") else f" {given[1]} "
+    if len(given) > 3 and (word := given[1].removesuffix("(-)")) in _RANGES:
+        between = word if word in ("-", "–") else f" {word} "
         shown, unit = given[0] + between + given[2], given[3]
     elif len(given) > 3 and given[2].replace(".", "", 1).isdigit() and given[3].isalpha():
         shown, unit = " ".join(given[:3]), given[3]

@@ -9,7 +9,6 @@ No construct is expanded recursively: the depth of links and of templates with p
 
 import re
 from collections.abc import Collection
-from typing import NamedTuple
 
 from lambert.corpus.wikilines import BREAK, HOLE, render
 from lambert.corpus.wikitemplates import expand
@@ -39,19 +38,19 @@ _INLINE = _names(
 
 # Every branch begins with a literal, which makes the search fast, and repeats possessively: it never goes back.
 _TOKEN = re.compile(
-    r"<!--|<(/?)([a-zA-Z][a-zA-Z0-9]*+)([^<>]*+)>|\{\{\{*+|\}\}\}*+|\[\[|\]\]|\n[ \t:]*+\{\||\n[ \t]*+\|\}(?!\})"
+    r"<!--|<(/?)([a-zA-Z][a-zA-Z0-9]*+)([^<>]*+)>|\{\{\{*+|\}\}\}*+|\]\]|\n[ \t:]*+\{\||\n[ \t]*+\|\}(?!\})"
+    # a whole link where nothing is inside and no namespace is named, else its brackets
+    r"|\[\[(?:([^][{}<|:\n]++)(?:\|([^][{}<|\n]++))?+\]\])?+"
 )
 _PARAGRAPH = re.compile(r"\n[ \t]*+\n")
+_MEDIA = frozenset({".gif", ".jpeg", ".jpg", ".mid", ".ogg", ".ogv", ".pdf", ".png", ".svg", ".tif", ".webm", ".webp"})
+"""Endings of files: wikis know older names of the namespace, too, which a dump does not tell."""
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,8}){0,2}|simple")
 _ESCAPED = str.maketrans({c: f"&#{ord(c)};" for c in "[]{}|'<>=*#:;_~-"})
 
 
-class _Open(NamedTuple):
-    """A construct that is not closed yet."""
-
-    kind: str
-    mark: int
-    """Number of segments before it."""
+_Open = tuple[str, int]
+"""A construct that is not closed yet: its kind, and the number of segments before it."""
 
 
 class Wikitext:
@@ -84,25 +83,27 @@ class Wikitext:
             position = end
             first = text[start]
             if first == "[":
-                if counts["[["] < _MOST_LINKS:
-                    stack.append(_Open("[[", len(out)))
+                if match[4]:
+                    out.append(match[5] or match[4].strip())
+                elif counts["[["] < _MOST_LINKS:
+                    stack.append(("[[", len(out)))
                     counts["[["] += 1
             elif first == "]":
-                if stack and stack[-1].kind == "[[":
-                    mark = stack.pop().mark
+                if stack and stack[-1][0] == "[[":
+                    mark = stack.pop()[1]
                     counts["[["] -= 1
                     label = self._label("".join(out[mark:]))
                     del out[mark:]
                     out.append(label)
             elif first == "{":
                 count = (end - start) // 2
-                stack += [_Open("{{", len(out))] * count
+                stack += [("{{", len(out))] * count
                 counts["{{"] += count
             elif first == "}":
                 _close_templates(out, stack, counts, end - start)
             elif first == "\n":
                 if text[end - 1] == "|":
-                    stack.append(_Open("{|", len(out)))
+                    stack.append(("{|", len(out)))
                     counts["{|"] += 1
                 else:
                     _close(out, stack, counts, "{|")
@@ -124,11 +125,13 @@ class Wikitext:
         target, bar, label = link.partition("|")
         if ":" in target:
             name = target.partition(":")[0].strip(" \n").replace("_", " ").lower()
-            if name in self.files:
+            if name in self.files or target[target.rfind(".") :].lower() in _MEDIA:
                 found = _PARAGRAPH.search(link)
                 return link[found.start() :] if found else HOLE
             if not bar and _LANGUAGE.fullmatch(target.partition(":")[0]):
                 return HOLE
+        if "\n" in target:
+            return link  # the brackets are no link
         if not bar or not label.strip():
             return target.strip().removeprefix(":")
         return label
@@ -139,7 +142,7 @@ def _tag(
 ) -> int:
     """Handles an HTML tag or a parser extension and returns the position after it."""
     name, end = match[2].lower(), match.end()
-    empty = match[3].endswith("/")
+    empty = match[3].rstrip().endswith("/")
     if name in _DROPPED or name in _VERBATIM:
         if match[1] or empty:
             return end
@@ -161,7 +164,7 @@ def _tag(
         if match[1]:
             _close(out, stack, counts, "<table")
         else:
-            stack.append(_Open("<table", len(out)))
+            stack.append(("<table", len(out)))
             counts["<table"] += 1
     elif name == "br":
         out.append(BREAK)
@@ -175,28 +178,27 @@ def _tag(
 def _close(out: list[str], stack: list[_Open], counts: dict[str, int], kind: str) -> None:
     """Removes the last open construct of a kind with its content, and what was not closed inside."""
     if counts[kind]:
-        while True:
-            opened = stack.pop()
-            counts[opened.kind] -= 1
-            if opened.kind == kind:
-                break
-        del out[opened.mark :]
+        del out[_pop(stack, counts, kind) :]
         out.append(HOLE)
+
+
+def _pop(stack: list[_Open], counts: dict[str, int], kind: str) -> int:
+    """Removes the last open construct of a kind, and those inside, from the stack; returns the segments before it."""
+    while True:
+        found, mark = stack.pop()
+        counts[found] -= 1
+        if found == kind:
+            return mark
 
 
 def _close_templates(out: list[str], stack: list[_Open], counts: dict[str, int], braces: int) -> None:
     while braces >= 2 and counts["{{"]:
         braces -= 2
-        depth = counts["{{"]
-        while True:
-            opened = stack.pop()
-            counts[opened.kind] -= 1
-            if opened.kind == "{{":
-                break
+        mark = _pop(stack, counts, "{{")
         prose = HOLE
-        if depth <= _MOST_TEMPLATES and len(out) > opened.mark:
-            prose = expand(out[opened.mark :])
-        del out[opened.mark :]
+        if counts["{{"] < _MOST_TEMPLATES and len(out) > mark:
+            prose = expand(out[mark:])
+        del out[mark:]
         out.append(prose)
 
 
@@ -208,12 +210,13 @@ def _end_of_paragraph(text: str, position: int) -> int:
 def _without_unclosed(out: list[str], stack: list[_Open], files: frozenset[str] | set[str]) -> str:
     """Joins the segments without the rest of the paragraph after each template, table or image that never ends."""
     kept, begin, dropping = [], 0, False
-    for opened, following in zip([_Open("", 0), *stack], [*(o.mark for o in stack), len(out)], strict=True):
-        text = "".join(out[begin:following])
-        begin = following
-        if opened.kind == "[[":
+    kinds, ends = ["", *(kind for kind, _ in stack)], [*(mark for _, mark in stack), len(out)]
+    for kind, end in zip(kinds, ends, strict=True):
+        text = "".join(out[begin:end])
+        begin = end
+        if kind == "[[":
             dropping = dropping or text.partition(":")[0].strip().lower() in files
-        elif opened.kind:
+        elif kind:
             dropping = True
         if dropping:
             found = _PARAGRAPH.search(text)
