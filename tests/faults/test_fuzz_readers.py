@@ -1,25 +1,16 @@
-"""Text and labelled files that nobody meant: each is read, or refused in one line that names the file and the place.
+"""Text and labelled files that nobody meant: each is read, or refused in one line that names the file and the place."""
 
-LAMBERT_FUZZ_EXAMPLES is the number of examples, few in the suite.
-"""
-
-import bz2
-import gzip
-import importlib
 import io
 import json
-import lzma
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import one_line
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from odd_files import EXAMPLES, damaged, encoded, fuzz, some
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, LambertError, UsageError
@@ -27,66 +18,15 @@ from lambert.corpus import tokenizer as tokenizers
 from lambert.tasks import TaskConfig, create, predict
 from lambert.tasks.config import Columns, SquadConfig
 
-Lambert = Callable[..., Any]
-
-EXAMPLES = int(os.environ.get("LAMBERT_FUZZ_EXAMPLES", "60"))
-fuzz = examples(
-    max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
 TASKS = ("classify", "regress", "tag", "squad")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def zstd(data: bytes) -> bytes:
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            return bytes(importlib.import_module(name).compress(data))
-        except ImportError:
-            continue
-    return data  # then .zst is refused for its missing library
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd,
-}  # fmt: skip
-
-
-@st.composite
-def damaged(draw: st.DrawFn, content: st.SearchStrategy[bytes]) -> tuple[str, bytes]:
-    """(ending, bytes) of a file, mostly whole; else cut off, with bytes of its own, or with something behind it."""
-    ending = draw(st.sampled_from(["", "", *PACKERS]))
-    data = PACKERS[ending](draw(content))
-    fault = draw(st.sampled_from(["", "", "", "cut", "bytes", "behind", "name"]))
-    at = draw(st.integers(0, len(data)))
-    if fault == "cut":
-        data = data[:at]
-    elif fault == "bytes":
-        data = data[:at] + draw(st.binary(min_size=1, max_size=4)) + data[at + 2 :]
-    elif fault == "behind":
-        data += draw(st.sampled_from([b"\0", b"behind", data, data[: at + 1]]))
-    elif fault == "name":
-        ending = draw(st.sampled_from([*PACKERS]))
-    return ending, data
-
-
-some = st.one_of(
-    st.sampled_from(
-        ["", " ", "the king", "\ufeff", "\x00", "\x0b\x0c\x85\x1c", "[SEP] [MASK] [CLS]", "\ud800", "a\nb"]
-    ),
-    st.sampled_from(
-        ["\u3000", "\u0301", "\U0001f999", "this. That! \u4eca\u3002\u201d", "x" * 300, "nan", "1e999", "-0"]
-    ),
-    st.text(max_size=12),
-)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | some | st.just(10**400),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(some, inner, max_size=3),
     max_leaves=4,
 )
-
-
-def encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def readable(error: LambertError, path: Path) -> None:
@@ -112,30 +52,6 @@ documents = st.one_of(
 )  # fmt: skip
 
 
-@pytest.fixture
-def prepared(lambert: Lambert, tmp_path: Path) -> Callable[..., None]:
-    """Prepares one file in this process and checks how it ends."""
-
-    def run(name: str, data: bytes, **settings: object) -> None:
-        path, out = tmp_path / name, tmp_path / "corpus"
-        path.write_bytes(data)
-        called = lambert(
-            "prepare", input=path, out=out, workers=1, vocabulary=300, min_tokens=1, max_bad=0.5, min_frequency=1,
-            **settings,
-        )  # fmt: skip
-        assert called.code in (0, 2, 3), called.err
-        if called.code:
-            one_line(called, called.code)
-            assert len(called.err) < 1500
-            assert called.code == 2 or name in called.err, called.err
-            assert not out.exists()
-        path.unlink()
-        shutil.rmtree(out, ignore_errors=True)
-        assert not Path("crash.txt").exists()
-
-    return run
-
-
 def test_raw_text(prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -143,7 +59,7 @@ def test_raw_text(prepared: Callable[..., None], monkeypatch: pytest.MonkeyPatch
     @given(
         damaged(documents),
         st.sampled_from([".txt", ".md", ".jsonl", ".parquet", "", ".odd"]),
-        st.sampled_from(["auto", "auto", "auto", "text", "jsonl", "parquet", "wikipedia"]),
+        st.sampled_from(["auto", "auto", "auto", "text", "jsonl", "parquet", "wikipedia", "mediawiki"]),
         st.sampled_from(["file", "blank-line", "line"]),
         st.sampled_from(["auto", "wrapped", "paragraphs"]),
         st.sampled_from(["en", "de", "zh", "xx"]),
