@@ -104,12 +104,14 @@ def test_what_is_no_article(tmp_path: Path) -> None:
             page("Diskussion:B", "talk of an old dump", ns=""),
             page("B.css", "p {}").replace("<model>wikitext", "<model>css"),
             page("B", "Text."),
+            page("Diskussion", "An article on talk."),
+            page("Diskussion", "An article of an old dump.", ns=""),
         ),
     )
     assert [piece.passed_over for piece in found] == [
-        "redirect", "redirect", "other namespace", "other namespace", "other content", "",
+        "redirect", "redirect", "other namespace", "other namespace", "other content", "", "", "",
     ]  # fmt: skip
-    assert texts(found) == ["B\n\nText."]
+    assert texts(found)[:2] == ["B\n\nText.", "Diskussion\n\nAn article on talk."]
 
 
 def test_the_last_revision_counts(tmp_path: Path) -> None:

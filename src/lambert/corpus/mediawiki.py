@@ -47,7 +47,8 @@ class _Site:
     files: set[str] = field(default_factory=set)
     """Names for files, media and categories, in lower case."""
     others: set[str] = field(default_factory=set)
-    """Names of all namespaces but that of the articles, in lower case."""
+    """Names of all namespaces but that of the articles, in lower case, for dumps before version 0.6, which have no
+    <ns>."""
 
 
 def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
@@ -75,7 +76,7 @@ def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         place = f"page {number}{f' ({_short(page.title)})' if page.title else ''}"
         if problem:
             yield Piece("", place, error=problem)
-        elif reason := _passed_over(page, site):
+        elif reason := _by_content(page, site if b"<ns>" not in raw else _Site()):
             yield Piece("", place, passed_over=reason)
         else:
             yield from _pieces(page, wikitext, place)
@@ -225,9 +226,10 @@ def _by_tags(raw: bytes) -> str:
     return "redirect" if b"<redirect" in raw else ""
 
 
-def _passed_over(page: _Page, site: _Site) -> str:
+def _by_content(page: _Page, site: _Site) -> str:
     """Returns why a page is no article, or ""."""
-    if page.title.partition(":")[0].lower() in site.others:  # dumps before version 0.6 have no <ns>
+    namespace, colon, _ = page.title.partition(":")
+    if colon and namespace.lower() in site.others:
         return "other namespace"
     if page.text[:9].upper() == "#REDIRECT":
         return "redirect"

@@ -14,13 +14,9 @@ _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]
 _SWITCH = re.compile(r"__[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,30}__")
 _VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
 _QUOTES = re.compile(r"('{2,}+)")
-# What a removed template leaves. A run begins where it is longest and repeats possessively: linear on any text.
-_IN_BRACKET = re.compile(r"([(（])[ ,;:]*+\0[ ,;:\0]*+")
-_BEFORE_BRACKET = re.compile(r"(?<![ ,;\0])[ ,;]*+\0[ ,;\0]*+(?=[)）])")
-_RUN = re.compile(r"(?<![ \0]) *+\0[ \0]*+")
+_HOLES = re.compile(r"([()（）\0])")
 _SPACES = re.compile("  ++")
 _WORD = re.compile(r"\w")
-_EMPTY = re.compile(r" ?(?:\(\)|（）)")
 
 
 def render(text: str) -> str:
@@ -44,7 +40,7 @@ def render(text: str) -> str:
         if "  " in block:
             block = _SPACES.sub(" ", block)
         block = block.strip(" \t\x01")
-        if _WORD.search(block):
+        if block and (block[0].isalpha() or _WORD.search(block)):
             if headings:
                 found.extend(heading for _, heading in headings)
                 headings.clear()
@@ -86,18 +82,51 @@ def render(text: str) -> str:
 
 
 def _without_holes(line: str) -> str:
-    """Removes the marks of removed constructs with the separators and brackets that these leave."""
-    if "(" in line or "（" in line:
-        line = _IN_BRACKET.sub(r"\1", line)
-        line = _BEFORE_BRACKET.sub("", line)
-        line = _EMPTY.sub("", _EMPTY.sub("", line))  # also two pairs, one in the other
-    return _RUN.sub(lambda m: _space(m, line), line)
+    """Removes the marks of removed constructs with what these leave: spaces, separators beside a bracket, and brackets
+    without content."""
+    kept: list[str] = []
+    hole = spaced = False  # whether something was removed after what is kept, and whether a space was there
+    for part in _HOLES.split(line):
+        if part == HOLE:
+            spaced = _strip_end(kept, " ") or (hole and spaced)
+            hole = True
+        elif not hole:
+            if part:
+                kept.append(part)
+        elif not part.strip(" "):
+            spaced = spaced or bool(part)
+        elif part in ")）":
+            _strip_end(kept, " ,;:")
+            if kept and kept[-1] in "(（":
+                kept.pop()
+                spaced = _strip_end(kept, " ")
+            else:
+                kept.append(part)
+                hole = spaced = False
+        elif not kept or kept[-1] in "(（":
+            if rest := part.lstrip(" ,;:"):
+                kept.append(rest)
+                hole = spaced = False
+        else:
+            rest = part.lstrip(" ")
+            if (spaced or rest != part) and rest[0] not in ",.;:":
+                kept.append(" ")
+            kept.append(rest)
+            hole = spaced = False
+    return "".join(kept)
 
 
-def _space(match: re.Match[str], line: str) -> str:
-    if " " not in match[0] or match.start() == 0 or line[match.end() : match.end() + 1] in ",.;:)":
-        return ""
-    return " "
+def _strip_end(kept: list[str], characters: str) -> bool:
+    """Removes the characters from the end of the joined strings, none of which is empty; returns whether there were
+    any."""
+    found = False
+    while kept and (rest := kept[-1].rstrip(characters)) != kept[-1]:
+        found = True
+        if rest:
+            kept[-1] = rest
+            break
+        kept.pop()
+    return found
 
 
 def _without_quotes(line: str) -> str:
@@ -106,6 +135,10 @@ def _without_quotes(line: str) -> str:
     Of four apostrophes one is text, and of more than five all but five. If both bold and italic text would stay open at
     the end of the line, one bold mark is an apostrophe and an italic mark.
     """
+    if "''''" not in line:
+        plain = line.replace("'''", "")
+        if line.count("'''") % 2 == 0 or plain.count("''") % 2 == 0:
+            return plain.replace("''", "")
     parts = _QUOTES.split(line)
     bold = italic = 0
     for i in range(1, len(parts), 2):
