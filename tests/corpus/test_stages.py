@@ -2,6 +2,7 @@ import dataclasses
 import gzip
 import json
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import pytest
@@ -52,7 +53,9 @@ def made(folder: Path) -> dict[str, tuple[int, int]]:
 def test_the_steps_give_the_bytes_of_the_single_pass(inputs: Path, workers: int) -> None:
     long = f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS))  # is read in several pieces
     (inputs / "a.txt").write_text(long, encoding="utf-8")
-    prepare(config(inputs, "single"))
+    copyfile(Path(__file__).parents[1] / "golden" / "ltgwiki.xml", inputs / "f.xml")
+    single = prepare(config(inputs, "single"))
+    assert single["documents"]["passed_over"]
     prepare(config(inputs, "stepped", steps=("extract", "tokens"), workers=workers))
     assert content(inputs.parent / "single") == content(inputs.parent / "stepped")
 

@@ -1,7 +1,7 @@
 """Reads the documents of all files in batches of bounded size, and counts and names unreadable documents."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,11 @@ class Documents:
     """The documents of a list of files. `read` and `bad` count the documents of the last pass, `passed_over` what is no
     document, by reason; `named` lists bad ones."""
 
-    def __init__(self, files: Sequence[Path], layout: Layout, kind: str, max_bad: float, read: Reader = read) -> None:
-        """`read` yields the pieces of a file."""
+    def __init__(
+        self, files: Sequence[Path], layout: Layout, kind: str, max_bad: float, read: Reader = read,
+        passed_over: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """`read` yields the pieces of a file; `passed_over` counts what was passed over before."""
         self.files, self.layout, self.kind, self.max_bad, self._read = files, layout, kind, max_bad, read
         self.total = sum(file.stat().st_size for file in files)
         """Bytes on disk."""
@@ -42,6 +45,7 @@ class Documents:
         """Approximate bytes of text in the files."""
         self.read = self.bad = 0
         self.named: list[str] = []
+        self._passed_over_before = passed_over or {}
         self.passed_over: Counter[str] = Counter()
 
     def batches(self) -> Iterator[tuple[list[str], Part]]:
@@ -52,7 +56,7 @@ class Documents:
         """
         self.done = self.read = self.bad = 0
         self.named = []
-        self.passed_over = Counter()
+        self.passed_over = Counter(self._passed_over_before)
         texts: list[str] = []
         size = 0
         for file in self.files:

@@ -99,7 +99,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         counts, parts = make_parts(config, inputs, stamps, workers, progress)
         if not config.makes_corpus:
             return {"inputs": inputs, "steps": counts}
-        documents = Documents(found, layout, config.format, 1.0, parts_reader(parts))
+        documents = Documents(found, layout, config.format, 1.0, parts_reader(parts), counts["extract"]["passed_over"])
         if config.clean:
             documents.text_bytes = counts["clean"]["characters"]
             head["steps"] = counts

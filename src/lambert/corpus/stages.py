@@ -29,7 +29,7 @@ from lambert.corpus.workers import Target, run
 Progress = Callable[[int, int, str], None]
 _RECORD = {
     "key": str, "source": str, "sha256": str, "documents": int, "unreadable": int, "characters": int, "named": [str],
-    "dropped": {"*": int}, "record_sha256": str,
+    "dropped": {"*": int}, "passed_over": {"*": int}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
 VERSIONS = {"extract": 1, "clean": 1}
@@ -60,16 +60,20 @@ class Extract:
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         named: list[str] = []
+        passed_over: dict[str, int] = {}
 
         def pieces() -> Iterator[Piece]:
             for piece in read(Path(unit.source), self._layout, self._kind):
+                if piece.passed_over:
+                    passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
+                    continue
                 if piece.error and len(named) < NAMED:
                     named.append(f"{unit.source}, {piece.place}, {piece.error}")
                 yield piece
             if HashedFile(Path(unit.source), "").stamp() != unit.stamp:
                 raise DataError(f"{unit.source} changed while it was read. Give the command again when it is complete.")
 
-        return _write(self._folder, unit, pieces(), named, {})
+        return _write(self._folder, unit, pieces(), {"named": named, "dropped": {}, "passed_over": passed_over})
 
 
 class Clean:
@@ -81,7 +85,7 @@ class Clean:
     def __call__(self, unit: Unit) -> dict[str, Any]:
         dropped = dict.fromkeys((name for name, _ in self._functions), 0)
         pieces = cleaned(read_part(_part(self._before, unit.before)), self._functions, dropped)
-        return _write(self._folder, unit, pieces, [], dropped)
+        return _write(self._folder, unit, pieces, {"named": [], "dropped": dropped, "passed_over": {}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,23 +193,14 @@ def _part(folder: Path, key: str) -> Path:
     return folder / f"part-{key}.parquet"
 
 
-def _write(
-    folder: Path, unit: Unit, pieces: Iterator[Piece], named: list[str], dropped: dict[str, int]
-) -> dict[str, Any]:
-    """Writes a part and then its record, each complete or absent, and returns the record. `pieces` fill `named` and
-    `dropped`."""
+def _write(folder: Path, unit: Unit, pieces: Iterator[Piece], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a part and then its record, each complete or absent, and returns the record. `more` are entries of the
+    record, which are complete when `pieces` ends."""
     path = _part(folder, unit.key)
     with _disk_errors(path):
         with atomic_file(path) as temporary:
             counts = write_part(temporary, unit.source, pieces)
-        record = {
-            "key": unit.key,
-            "source": unit.source,
-            "sha256": sha256(path),
-            **counts,
-            "named": named,
-            "dropped": dropped,
-        }
+        record = {"key": unit.key, "source": unit.source, "sha256": sha256(path), **counts, **more}
         record["record_sha256"] = _hash(record)
         described = json.dumps(record) + "\n"
         replace_files({path.with_suffix(".json"): described.encode()})
@@ -240,8 +235,10 @@ def _sum(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {
         name: sum(int(record[name]) for record in records) for name in ("documents", "unreadable", "characters")
     }
-    names = dict.fromkeys(name for record in records for name in record["dropped"])
-    return {**total, "dropped": {name: sum(record["dropped"][name] for record in records) for name in names}}
+    for kind in ("dropped", "passed_over"):
+        names = dict.fromkeys(name for record in records for name in record[kind])
+        total[kind] = {name: sum(record[kind].get(name, 0) for record in records) for name in names}
+    return total
 
 
 @contextmanager

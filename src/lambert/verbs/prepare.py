@@ -52,10 +52,12 @@ def summary_of_steps(steps: dict[str, Any]) -> list[str]:
     lines = []
     for name, counts in steps.items():
         dropped = ", ".join(f"{count:,} by {step}" for step, count in counts["dropped"].items() if count)
+        over = ", ".join(f"{count:,} {reason}" for reason, count in counts["passed_over"].items())
         lines.append(
             f"{name:<10} {counts['documents']:,} documents, {counts['characters']:,} characters"
             + (f", {counts['unreadable']:,} unreadable" if counts["unreadable"] else "")
             + (f"; dropped: {dropped}" if dropped else "")
+            + (f"; passed over: {over}" if over else "")
         )
     return lines
 
