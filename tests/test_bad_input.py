@@ -14,6 +14,8 @@ import pytest
 import torch
 from commands import one_line
 
+from lambert import pretrain
+from lambert.core.errors import UsageError
 from lambert.core.shards import Split
 from lambert.corpus import tokenizer as tokenizers
 from lambert.tasks import TaskConfig, learn, predict
@@ -274,3 +276,26 @@ def test_text_that_looks_special_has_the_same_ids_everywhere(
 
     assert len(list(predict(task, outputs_of, [json.dumps({"text": odd})]))) == 1
     assert given == [[cls, *expected, sep]]
+
+
+@pytest.mark.parametrize(
+    "content", ["text,label\na b,x\n", '{"text": "a", "label": "b"}\n', '{\n  "a": "b"\n}\n', "notes"]
+)
+def test_files_of_others_are_not_replaced(pretrained: Path, tmp_path: Path, content: str, lambert: Lambert) -> None:
+    precious = tmp_path / "mine"
+    precious.write_text(content)
+    data = {"model": pretrained, "data": tmp_path / "no such data"}
+    one_line(lambert("evaluate", predictions=precious, **data), 2, str(precious), "did not write it")
+    one_line(lambert("report", pretrained, out=precious), 2, str(precious), "did not write it")
+    one_line(lambert("bench", size="mini", profile=precious), 2, str(precious), "did not write it")
+    assert precious.read_text() == content
+
+
+def test_a_table_is_not_set_to_a_value(tmp_path: Path, lambert: Lambert) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("masking = 0.5\n")
+    one_line(lambert("pretrain", recipe), 2, "masking is a table of settings, not 0.5")
+    one_line(lambert("pretrain", "--model=5"), 2, "--model is a table of settings", "--model.layers")
+    one_line(lambert("prepare", "--input=x", "--out", ""), 2, "--out is empty")
+    with pytest.raises(UsageError, match="model is a table of settings, not 5"):
+        pretrain(model=5, corpus="x", out="y")

@@ -30,7 +30,7 @@ from lambert.core import launcher, signals
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.limits import check_limits
 from lambert.core.settings import (
-    check_fractions,
+    check_flags,
     check_names,
     check_numbers,
     dotted,
@@ -194,6 +194,7 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     sources = []
     if values:
         check_names(dotted(values), "The call")
+        check_numbers(_settings(VERBS[chosen]), values, as_text=True)
         given.update(dotted(values))
         sources.append(Dict(without(values, values), source="the call", use_commands_as_keys=False))
     if chosen in VERBS and VERBS[chosen].takes == "recipe" and len(tokens) > 1 and not tokens[1].startswith("-"):
@@ -210,7 +211,7 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     if chosen in RUNS:
         check_names(flags, "The command")
     if chosen in VERBS:
-        check_fractions(_settings(VERBS[chosen]), tokens)
+        check_flags(_settings(VERBS[chosen]), tokens)
     if chosen == "launch":
         from lambert.verbs.launch import own
 

@@ -159,4 +159,7 @@ def _written(rows: Rows, name: str, values: Mapping[str, Any], recipe: object) -
         raise UsageError(f'{name}: give a path or a list of dicts such as {{"text": "...", "label": "..."}}.')
     path = Path(out).with_name(f"{Path(out).name}-{name}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_atomic(path, "".join(json_text(dict(row)) + "\n" for row in rows))
+    text = "".join(json_text(dict(row)) + "\n" for row in rows)
+    if Path(out).is_dir() and path.is_file() and path.read_bytes() != text.encode():
+        raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another out.")
+    return write_atomic(path, text)

@@ -12,12 +12,12 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import MachineError
+from lambert.core.errors import MachineError, UsageError
 
 _NEW, _OLD, _GONE = "new", "old", "gone"
 """The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
@@ -51,6 +51,21 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def check_replaceable(path: Path, own: Callable[[bytes], bool], verb: str) -> None:
+    """Raises UsageError if `path` is a file that `lambert VERB` did not write, so that it is not replaced.
+
+    Args:
+        own: Returns whether a file that begins with these bytes, at most 64 KiB, is an earlier output of the verb.
+    """
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(1 << 16)
+    except OSError:
+        return  # there is none, or writing it explains why it cannot be used
+    if beginning and not own(beginning):
+        raise UsageError(f"{path} exists, and `lambert {verb}` did not write it: name another file.")
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:

@@ -92,9 +92,9 @@ def check_names(names: Iterable[str], where: str) -> None:
         )
 
 
-def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "") -> None:
-    """Raises UsageError if one of these nested settings of the dataclass `kind` is text where a number is needed, or
-    has a fraction where a whole number is needed."""
+def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_text: bool = False) -> None:
+    """Raises UsageError if one of these nested settings of the dataclass `kind` is no table where a table is needed, has
+    a fraction where a whole number is needed or, unless `as_text`, is text where a number is needed."""
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         hint = hints.get(name.replace("-", "_"))
@@ -102,24 +102,48 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "") -> None
         nested = next(filter(dataclasses.is_dataclass, kinds), None)
         if isinstance(value, Mapping):
             if nested:
-                check_numbers(nested, value, f"{table}{name}.")
+                check_numbers(nested, value, f"{table}{name}.", as_text=as_text)
+        elif value is not None and kinds and all(map(dataclasses.is_dataclass, kinds)):
+            raise UsageError(f"{table}{name} is a table of settings, not {value!r}.")
         elif kinds <= {int, float}:
             whole = float not in kinds
             for number in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(number, str) or (whole and isinstance(number, float) and not number.is_integer()):
+                if (isinstance(number, str) and not as_text) or (
+                    whole and isinstance(number, float) and not number.is_integer()
+                ):
                     raise wrong_type("", f"{table}{name}", number, hint)
 
 
-def check_fractions(kind: Any, tokens: Sequence[str]) -> None:
-    """Raises UsageError if a flag has a fraction where a whole number is needed. The parser would round it."""
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+def check_flags(kind: Any, tokens: Sequence[str]) -> None:
+    """Raises UsageError if a flag has a fraction where a whole number is needed, which the parser would round, names a
+    table, whose first setting the parser would set, or has an empty path, which the parser takes for the current
+    folder."""
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         name, equals, value = token.partition("=")
-        value = value if equals else following
-        if name.startswith("--") and re.fullmatch(r"[-+]?\d*\.\d+([eE][-+]?\d+)?", value):
-            given: Any = float(value)
-            for part in reversed(name[2:].split(".")):
-                given = {part: given}
-            check_numbers(kind, given, "--")
+        given = value if equals else following
+        hint = _hint(kind, name[2:].replace("-", "_").split(".")) if name.startswith("--") else None
+        kinds = set(typing.get_args(hint) or (hint,)) - {types.NoneType, Ellipsis}
+        if hint is None or given is None:
+            continue
+        if all(dataclasses.is_dataclass(part) for part in kinds):
+            raise UsageError(f"{name} is a table of settings: name one of them, such as {name}.{_first(kinds)}.")
+        if not given and kinds == {Path}:
+            raise UsageError(f"{name} is empty: it must be a path.")
+        if kinds <= {int} and re.fullmatch(r"[-+]?\d*\.\d+([eE][-+]?\d+)?", given) and not float(given).is_integer():
+            raise wrong_type("", name, float(given), hint)
+
+
+def _hint(kind: Any, names: Sequence[str]) -> Any:
+    """Returns the type of a setting by the parts of its dotted name, or None if there is none."""
+    hint = typing.get_type_hints(kind).get(names[0])
+    if len(names) == 1 or hint is None:
+        return hint
+    tables = (part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part))
+    return next(filter(None, (_hint(table, names[1:]) for table in tables)), None)
+
+
+def _first(kinds: Iterable[Any]) -> str:
+    return dataclasses.fields(next(iter(kinds)))[0].name.replace("_", "-")
 
 
 def wrong_type(where: str, name: str, value: str | float, hint: Any) -> UsageError:

@@ -65,6 +65,8 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     """
     if config.out.is_dir() and any(Path(entry).resolve() == config.out.resolve() for entry in config.input):
         raise UsageError(f"{config.out}: --out is the input folder: choose another out.")
+    if config.stages and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
+        raise UsageError(f"{config.work_folder}: --work is the input folder: choose another work.")
     found, passed = files.find(config.input, without=[config.out, *([config.work_folder] if config.stages else [])])
     if config.format == "auto":
         for file in found:
@@ -101,6 +103,9 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
             return {"inputs": inputs, "steps": counts}
         documents = Documents(found, layout, config.format, 1.0, parts_reader(parts), counts["extract"]["passed_over"])
         if config.clean:
+            if counts["clean"]["documents"] == counts["clean"]["unreadable"]:
+                dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
+                raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
             documents.text_bytes = counts["clean"]["characters"]
             head["steps"] = counts
         return {**_corpus(config, head, documents, given, passed, progress), "steps": counts}

@@ -1,7 +1,7 @@
 """A model for texts, for the library, `lambert predict` and `lambert evaluate`."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -136,9 +136,11 @@ class TextModel:
         length = positions if max_length is None else max_length
         if not SHORTEST <= length <= positions:
             raise UsageError(f"max_length = {length} must be from {SHORTEST} to {positions}, the model's positions.")
+        if isinstance(texts, Mapping) or not isinstance(texts, str | Iterable):
+            raise UsageError(f"encode takes a text or several, not a {type(texts).__name__}.")
         several = [texts] if isinstance(texts, str) else list(texts)
-        if wrong := next((text for text in several if not isinstance(text, str)), None):
-            raise UsageError(f"encode takes texts, not {type(wrong).__name__}.")
+        if wrong := [text for text in several if not isinstance(text, str)]:
+            raise UsageError(f"encode takes texts, not {type(wrong[0]).__name__}.")
         source = tokenised(self.tokenizer, TaskConfig(max_length=length), several, None)
         found = outputs(
             _Vectors(self._model, pooling), source, self._precision, self._world, self._inference.micro_tokens

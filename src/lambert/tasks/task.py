@@ -1,6 +1,7 @@
 """The interface of tasks: from labelled text to targets, and from outputs of a head to predictions and scores."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -195,3 +196,20 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
         table = [names, *([str(row[name]) for name in names] for row in flat)]
         return write_atomic(path, "".join("\t".join(cells) + "\n" for cells in table))
     return write_atomic(path, "".join(json_text(row) + "\n" for row in rows))
+
+
+_OWN_KEYS = ({"label", "probability", "probabilities"}, {"value"}, {"tags"}, {"masks"})
+_OWN_TABLE = (b"index\tprediction\n", b"label\tprobability\n", b"value\n")
+_OWN_SQUAD = re.compile(rb'\{\n "[^"\n]*": (?:"|\[\n  \{|-?\d)')
+"""How the predictions of the tasks above begin, as rows, tables and SQuAD's files."""
+
+
+def is_predictions(beginning: bytes) -> bool:
+    """Returns whether a file with this beginning is one that `write` of a task has written."""
+    if beginning.startswith(_OWN_TABLE) or _OWN_SQUAD.match(beginning):
+        return True
+    try:
+        row = json.loads(beginning.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and set(row) in _OWN_KEYS

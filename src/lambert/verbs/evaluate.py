@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from lambert.core.errors import UsageError
-from lambert.core.files import json_text
+from lambert.core.files import check_replaceable, json_text
 from lambert.distributed.detection import detect
 from lambert.engine.progress import progress, score_text
 from lambert.engine.signals import START_AGAIN, graceful_stop
@@ -18,6 +18,7 @@ from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks import Outputs
 from lambert.tasks.config import OtherColumns
+from lambert.tasks.task import is_predictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
     """
     if config.predictions is not None and config.predictions.is_dir():
         raise UsageError(f"{config.predictions} is a folder: name the predictions file itself (predictions).")
+    if config.predictions is not None:
+        check_replaceable(config.predictions, is_predictions, "evaluate")
     with graceful_stop(" before the end; nothing was written", START_AGAIN):
         scores = _score(config, say)
     for line in ([json_text(scores)] if scores else []) if config.json else _lines(scores):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lambert.core.files import json_text
+from lambert.core.files import check_replaceable, json_text
 from lambert.core.registry import Kind, choose, lookup
 from lambert.core.settings import as_dict
 from lambert.core.world import World
@@ -49,6 +49,8 @@ KIND = Kind((BenchConfig, World))
 def run(config: BenchConfig, say: Say = silent) -> None:
     """Measures, and prints a table or one JSON object."""
     config = config.resolved()
+    if config.profile:
+        check_replaceable(config.profile, lambda beginning: b'"traceEvents"' in beginning, "bench")
     if config.threads:
         torch.set_num_threads(config.threads)
     world = detect(config.device)

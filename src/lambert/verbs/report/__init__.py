@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import write_atomic
+from lambert.core.files import check_replaceable, write_atomic
 from lambert.runs.result import Say, silent
 from lambert.verbs.report import ranks
 from lambert.verbs.report.cells import side_by_side, table
@@ -43,6 +43,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     folders = list(dict.fromkeys(folder.resolve() for folder in config.runs))
     runs = [read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     out = config.out or (config.runs[0] if len(runs) == 1 else Path()) / "report.html"
+    check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning[:4096], "report")
     page = (
         render(runs, chain=config.chain).encode("utf-8", "replace").decode()
     )  # JSON may contain half a surrogate pair
