@@ -231,7 +231,7 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run-data.jsonl").read_text().count("\n") == 4
     model = lambert.load(tmp_path / "run")
     assert model.evaluate(rows)["examples"] == 4
-    with pytest.raises(UsageError, match="data differs from .*run-data.jsonl"):
+    with pytest.raises(UsageError, match=r"data differs from .*run-data\.jsonl"):
         lambert.finetune(**settings | {"data": rows[:3]}, train__steps=2)
     with pytest.raises(UsageError, match="also give out"):
         lambert.finetune(init=pretrained, data=rows)

@@ -93,8 +93,8 @@ def check_names(names: Iterable[str], where: str) -> None:
 
 
 def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_text: bool = False) -> None:
-    """Raises UsageError if one of these nested settings of the dataclass `kind` is no table where a table is needed, has
-    a fraction where a whole number is needed or, unless `as_text`, is text where a number is needed."""
+    """Raises UsageError if one of these nested settings of the dataclass `kind` is no table where a table is needed,
+    has a fraction where a whole number is needed or, unless `as_text`, is text where a number is needed."""
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         hint = hints.get(name.replace("-", "_"))
