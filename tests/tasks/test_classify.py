@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
+from lambert.tasks.task import is_predictions
 
 Build = Callable[[list[str]], Tokenizer]
 
@@ -61,8 +62,10 @@ def test_learns_scores_and_predicts(words: Tokenizer, tmp_path: Path) -> None:
     assert [row["id"] for row in rows] == [0, 1, 2, 3]
     assert rows[0]["probabilities"]["pos"] == rows[0]["probability"] == pytest.approx(1 / (1 + np.exp(-4.0)))
     again.write(tmp_path / "out.tsv", data, predictions)
+    assert is_predictions((tmp_path / "out.tsv").read_bytes())
     assert (tmp_path / "out.tsv").read_text() == "index\tprediction\n0\tpos\n1\tneg\n2\tpos\n3\tneg\n"
     again.write(tmp_path / "out.jsonl", data, predictions)
+    assert is_predictions((tmp_path / "out.jsonl").read_bytes())
     assert [json.loads(line)["label"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [
         label for _, label in ROWS
     ]

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict
+from lambert.tasks.task import is_predictions
 
 
 def test_a_perfect_model_scores_a_hundred(golden: dict[str, Any], tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ def test_writes_the_official_file_and_rows(golden: dict[str, Any], tokenizer: To
     predictions = task.predictions(data, outputs_of(data))
     out = tmp_path / "deep" / "predictions.json"
     files = task.write(out, data, predictions)
+    assert all(is_predictions(file.read_bytes()) for file in files)
     assert [file.name for file in files] == ["predictions.json", "predictions.nbest.json", "predictions.null_odds.json"]
     assert list(json.loads(out.read_text(encoding="utf-8")).items()) == [
         (question.id, answer.text) for question, answer in zip(data.questions, predictions, strict=True)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, create, described, learn, predict
-from lambert.tasks.task import stored, write_rows
+from lambert.tasks.task import is_predictions, stored, write_rows
 
 Build = Callable[[list[str]], Tokenizer]
 
@@ -147,6 +147,7 @@ def test_tagging(words: Tokenizer, tmp_path: Path) -> None:
     rows = list(predict(again, outputs, [json.dumps({"tokens": tokens}) for tokens, _ in TAGGED]))
     assert rows == [{"tags": ["O", "O", "O", "LOC", "O"]}, {"tags": [None, "LOC"]}]
     again.write(tmp_path / "out.jsonl", data, predictions)
+    assert is_predictions((tmp_path / "out.jsonl").read_bytes())
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
 
 
