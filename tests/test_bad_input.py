@@ -291,6 +291,17 @@ def test_files_of_others_are_not_replaced(pretrained: Path, tmp_path: Path, cont
     assert precious.read_text() == content
 
 
+def test_a_corpus_is_no_text(corpus: Path, tmp_path: Path, lambert: Lambert) -> None:
+    one_line(
+        lambert("prepare", input=corpus, out=tmp_path / "out"), 3, str(corpus), "is a corpus that `lambert prepare`"
+    )
+
+
+def test_the_text_is_not_the_label(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    columns = {"task__columns__text": "label", "init": pretrained, "out": tmp_path / "out", "data": "x.csv"}
+    one_line(lambert("finetune", **columns), 2, "the column 'label' is the text and the label")
+
+
 def test_a_table_is_not_set_to_a_value(tmp_path: Path, lambert: Lambert) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("masking = 0.5\n")

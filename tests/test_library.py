@@ -233,6 +233,16 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     assert model.evaluate(rows)["examples"] == 4
     with pytest.raises(UsageError, match=r"data differs from .*run-data\.jsonl"):
         lambert.finetune(**settings | {"data": rows[:3]}, train__steps=2)
+    with pytest.raises(UsageError, match=r"load\(model\)\.evaluate\(rows\)"):
+        lambert.evaluate(model=tmp_path / "run", data=rows)
+    with pytest.raises(UsageError, match="a value that JSON does not have"):
+        lambert.finetune(init=pretrained, out=tmp_path / "other", data=[{"text": "a", "label": {"x"}}])
+    with pytest.raises(UsageError, match="exists: name another folder"):
+        model.save(tmp_path / "run")
+    with pytest.raises(UsageError, match="not a dict"):
+        model.encode({"text": "a stone"})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="not NoneType"):
+        model.encode(["a stone", None])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="also give out"):
         lambert.finetune(init=pretrained, data=rows)
     with pytest.raises(UsageError, match="a list of dicts"):

@@ -116,6 +116,8 @@ def _settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
     elif recipe is not None:
         path = str(recipe)
         tokens.append(f"./{path}" if path.startswith("-") else path)  # so that it is not parsed as a flag
+    if verb == "evaluate" and not isinstance(values.get("data", ""), str):
+        raise UsageError("evaluate takes the path of a file. For rows: lambert.load(model).evaluate(rows).")
     for name in ("data", "dev") if verb == "finetune" else ():
         if isinstance(values.get(name), list | tuple):
             values[name] = str(_written(values[name], name, values, recipe))
@@ -159,7 +161,10 @@ def _written(rows: Rows, name: str, values: Mapping[str, Any], recipe: object) -
         raise UsageError(f'{name}: give a path or a list of dicts such as {{"text": "...", "label": "..."}}.')
     path = Path(out).with_name(f"{Path(out).name}-{name}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json_text(dict(row)) + "\n" for row in rows)
+    try:
+        text = "".join(json_text(dict(row)) + "\n" for row in rows)
+    except TypeError as error:
+        raise UsageError(f"{name} has a row with a value that JSON does not have: {error}.") from error
     if Path(out).is_dir() and path.is_file() and path.read_bytes() != text.encode():
         raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another out.")
     return write_atomic(path, text)

@@ -27,6 +27,12 @@ def refuse_arrow(path: Path) -> None:
         )
 
 
+def refuse_corpus(path: Path) -> None:
+    """Raises DataError if the path is a corpus that `lambert prepare` wrote."""
+    if (path / "manifest.json").is_file() and (path / "tokenizer.json").is_file():
+        raise DataError(f"{path} is a corpus that `lambert prepare` wrote: name the text that it was made from.")
+
+
 def _is_arrow(folder: Path) -> bool:
     return (folder / ARROW[0]).is_file() or (
         any((folder / name).is_file() for name in ARROW) and any(folder.glob("*.arrow"))

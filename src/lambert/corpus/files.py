@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lambert.core.errors import DataError
-from lambert.core.unsupported import refuse_archive, refuse_arrow
+from lambert.core.unsupported import refuse_archive, refuse_arrow, refuse_corpus
 from lambert.corpus.readers import SUFFIXES, begins_dump
 from lambert.corpus.streams import EXPANSION, inner_suffix
 
@@ -17,7 +17,7 @@ def find(inputs: Sequence[str | Path], without: Sequence[Path] = ()) -> tuple[li
     A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
     at all and MediaWiki dumps are, hidden ones are not; a glob (`*`, `?`, `[`, `**`) names what it matches. Nothing
     below the folders `without` (the output) is read. Raises DataError where something named does not exist or is an
-    archive or an Arrow data set, and where nothing is left.
+    archive, an Arrow data set or a prepared corpus, and where nothing is left.
     """
     chosen: dict[Path, None] = {}
     passed: dict[Path, None] = {}
@@ -33,6 +33,7 @@ def find(inputs: Sequence[str | Path], without: Sequence[Path] = ()) -> tuple[li
         for match in matches:
             refuse_archive(match)
             refuse_arrow(match)
+            refuse_corpus(match)
             for file in _walk(match) if match.is_dir() else [match]:
                 if apart.intersection(file.resolve().parents):
                     continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.contents import model_files, sha256
 from lambert.core.errors import UsageError
-from lambert.core.registry import check_named
+from lambert.core.registry import check_named, choose
 from lambert.core.settings import check
 from lambert.core.world import World
 from lambert.corpus import tokenizer as tokenizers
@@ -40,11 +40,14 @@ _FAST_TOKENS = 1024
 batches there."""
 
 
+Precisions = Literal["float32", "bfloat16", "int8"]
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceConfig:
     """How a model is run for inference."""
 
-    precision: Literal["float32", "bfloat16", "int8"] = "float32"
+    precision: Precisions = "float32"
     """Precision of the matrix products. bfloat16 is faster on processors that support it and changes scores by
     hundredths; int8, on CPUs only, is faster still."""
     micro_tokens: int = 8192
@@ -54,6 +57,7 @@ class InferenceConfig:
 
     def __post_init__(self) -> None:
         check(self, "inference.", micro_tokens="[1, inf)")
+        choose(dict.fromkeys(get_args(Precisions)), self.precision, "precision")
 
 
 def load_task(

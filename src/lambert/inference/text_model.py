@@ -20,7 +20,7 @@ from lambert.corpus import tokenizer as tokenizers
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
 from lambert.engine.precision import Precision
-from lambert.inference.outputs import InferenceConfig, load_task, outputs, ready
+from lambert.inference.outputs import InferenceConfig, Precisions, load_task, outputs, ready
 from lambert.model.encoder import Encoder
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
@@ -31,7 +31,6 @@ from lambert.tasks.config import SHORTEST, OtherColumns
 from lambert.tasks.segments import concatenated
 
 Pooling = Literal["mean", "cls"]
-Precisions = Literal["float32", "bfloat16", "int8"]
 Text = str | Mapping[str, Any]
 """A text, or a row with the keys of an input line of `lambert predict`."""
 
@@ -165,10 +164,12 @@ class TextModel:
 
         Raises:
             DataError: The outputs differ or are not finite.
-            UsageError: The model was loaded in bfloat16 or int8.
+            UsageError: The folder exists, or the model was loaded in bfloat16 or int8.
         """
         if self._inference.precision != "float32":
             raise UsageError(f"A model loaded in {self._inference.precision} cannot be saved: load it in float32.")
+        if Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir())):
+            raise UsageError(f"{folder} exists: name another folder.")
         extra = {} if self._task.config.name == "mask" else self._task.model_config()
         publish(self._model, Path(folder), partial(tokenizers.save, self.tokenizer), extra)
         return Path(folder)

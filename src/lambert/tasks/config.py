@@ -25,6 +25,10 @@ class Columns:
     header: bool | None = None
     """Whether a TSV or CSV file begins with the columns' names. Unset: true unless columns are given by number."""
 
+    def __post_init__(self) -> None:
+        if self.label in (self.text, self.text_b):
+            raise UsageError(f"task.columns: the column {self.label!r} is the text and the label: name another label.")
+
 
 @dataclass(frozen=True, slots=True)
 class OtherColumns:
