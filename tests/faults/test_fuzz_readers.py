@@ -142,7 +142,7 @@ def test_labelled_tables(ending: str, tokenizer: Any, tmp_path: Path) -> None:
     @given(
         damaged(tables[ending] | st.binary(max_size=30)),
         st.sampled_from(["classify", "regress", "tag"]),
-        st.sampled_from([Columns(), Columns(text="1", label="2"), Columns(text_b="label"), Columns(header=False)]),
+        st.sampled_from([Columns(), Columns(text="1", label="2"), Columns(text_b="text"), Columns(header=False)]),
     )
     def check(file: tuple[str, bytes], task: str, columns: Columns) -> None:
         packed, data = file

@@ -106,6 +106,7 @@ def run_updates(
             return None
         if world.is_first:
             run.check_disk_space(steps)
+        peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1) if world.is_first else None
         found = run.microbatch.find(
             source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world,
             residuals_per_weight=run.exchange.residuals_per_weight,
@@ -114,7 +115,7 @@ def run_updates(
         with (
             _compiled(run, source) as compilation,
             stop.deferred(),
-            _log(run, steps, done, logged, _facts(compilation), monitor, quiet=say is silent) as log,
+            _log(run, steps, done, logged, peak, _facts(compilation), monitor, quiet=say is silent) as log,
             closing(run.saver),
         ):
             if done:
@@ -173,16 +174,15 @@ def run_updates(
 
 
 def _log(
-    run: Run, steps: int, done: int, logged: Mapping[str, Any], facts: Mapping[str, object], monitor: Monitor, *,
-    quiet: bool,
+    run: Run, steps: int, done: int, logged: Mapping[str, Any], peak: float | None, facts: Mapping[str, object],
+    monitor: Monitor, *, quiet: bool,
 ) -> RunLog:  # fmt: skip
     """Returns the log of a run that continues after `done` updates with the state `logged`. The setting log.console
     overrides `quiet`."""
-    config, world = run.config, run.world
-    peak = product_ceiling(world.device, PRECISIONS[config.train.precision], repeats=1) if world.is_first else None
+    config = run.config
     return RunLog(
-        config.out, steps=steps, start=done, state=logged, description=config.out.name, peak_flops=peak, world=world,
-        every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
+        config.out, steps=steps, start=done, state=logged, description=config.out.name, peak_flops=peak,
+        world=run.world, every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
         quiet=quiet if config.log.console is None else not config.log.console,
         facts={"micro_tokens": run.microbatch.tokens} | dict(facts), monitor=monitor,
     )  # fmt: skip

@@ -26,7 +26,7 @@ class Columns:
     """Whether a TSV or CSV file begins with the columns' names. Unset: true unless columns are given by number."""
 
     def __post_init__(self) -> None:
-        if self.label in (self.text, self.text_b):
+        if self.label and self.label in (self.text, self.text_b):
             raise UsageError(f"task.columns: the column {self.label!r} is the text and the label: name another label.")
 
 
