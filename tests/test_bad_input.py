@@ -284,8 +284,8 @@ def test_text_that_looks_special_has_the_same_ids_everywhere(
 def test_files_of_others_are_not_replaced(pretrained: Path, tmp_path: Path, content: str, lambert: Lambert) -> None:
     precious = tmp_path / "mine"
     precious.write_text(content)
-    data = {"model": pretrained, "data": tmp_path / "no such data"}
-    one_line(lambert("evaluate", predictions=precious, **data), 2, str(precious), "did not write it")
+    data = {"model": pretrained, "data": tmp_path / "no such data", "predictions": precious}
+    one_line(lambert("evaluate", **data), 2, str(precious), "did not write it")
     one_line(lambert("report", pretrained, out=precious), 2, str(precious), "did not write it")
     one_line(lambert("bench", size="mini", profile=precious), 2, str(precious), "did not write it")
     assert precious.read_text() == content

@@ -120,7 +120,10 @@ def test_from_raw_text_to_predictions(
     }
     done(lambert("finetune", **flags, task__max_length=64, train__steps=3, train__batch_size=8, log__every=1))
     trusted = ("--code", f"{mine}:Block", f"{mine}:Opinion")
-    scores = json.loads(done(lambert("evaluate", "--json", *trusted, model=tuned, data=data)).out)
+    own_format = tmp_path / "own.txt"
+    own_format.write_text("predictions in a format of its own\n")
+    chosen = {"model": tuned, "data": data, "predictions": own_format}
+    scores = json.loads(done(lambert("evaluate", "--json", *trusted, **chosen)).out)
     assert scores["accuracy"] == json.loads((tuned / "scores.json").read_text())["accuracy"]
     answer = json.loads(done(lambert("predict", *trusted, model=tuned, stdin='{"text": "the bird"}\n')).out)
     assert answer["label"] in ("land", "water")

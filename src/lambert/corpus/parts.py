@@ -14,9 +14,10 @@ from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.corpus.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20
-"""A row group ends before the row with which it would have more characters, unless it has one row."""
+"""A row group ends before the row with which it would have more characters, unless it has one row (our
+choice, which bounds the memory of a reader)."""
 GROUP_ROWS = 4096
-"""A row group ends after so many rows."""
+"""A row group ends after so many rows (our choice)."""
 COLUMNS = ("text", "source", "place", "last", "error")
 """Of a row: the text; the input file and the line or row where the piece begins; whether the document ends with it; and
 why the document cannot be used, empty if it can."""

@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,9 @@ from lambert.corpus.encoding import document_hash
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.readers import Layout, check_prose
 from lambert.corpus.splits import Sink
-from lambert.corpus.stages import make_parts, parts_reader
+from lambert.corpus.stages import Progress, make_parts, parts_reader
 from lambert.corpus.streams import inner_suffix
 from lambert.corpus.workers import ahead, encode
-
-Progress = Callable[[int, int, str], None]
-"""Called with the bytes done, the total bytes and the name of the current step."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_WORKERS = 6

@@ -27,6 +27,7 @@ from lambert.corpus.readers import KIND, READERS, Layout, Piece, read
 from lambert.corpus.workers import Target, run
 
 Progress = Callable[[int, int, str], None]
+"""Called with the bytes done, the total bytes and the name of the current step."""
 _RECORD = {
     "key": str, "source": str, "sha256": str, "documents": int, "unreadable": int, "characters": int, "named": [str],
     "dropped": {"*": int}, "passed_over": {"*": int}, "record_sha256": str,

@@ -199,13 +199,13 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
 
 
 _OWN_KEYS = ({"label", "probability", "probabilities"}, {"value"}, {"tags"}, {"masks"})
-_OWN_TABLE = (b"index\tprediction\n", b"label\tprobability\n", b"value\n")
+_OWN_TABLE = b"index\tprediction\n"
 _OWN_SQUAD = re.compile(rb'\{\n "[^"\n]*": (?:"|\[\n  \{|-?\d)')
-"""How the predictions of the tasks above begin, as rows, tables and SQuAD's files."""
+"""How the predictions of Lambert's own tasks begin, as rows, tables and SQuAD's files."""
 
 
 def is_predictions(beginning: bytes) -> bool:
-    """Returns whether a file with this beginning is one that `write` of a task has written."""
+    """Returns whether a file with this beginning is one that `write` of one of Lambert's own tasks has written."""
     if beginning.startswith(_OWN_TABLE) or _OWN_SQUAD.match(beginning):
         return True
     try:

@@ -51,8 +51,6 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
     """
     if config.predictions is not None and config.predictions.is_dir():
         raise UsageError(f"{config.predictions} is a folder: name the predictions file itself (predictions).")
-    if config.predictions is not None:
-        check_replaceable(config.predictions, is_predictions, "evaluate")
     with graceful_stop(" before the end; nothing was written", START_AGAIN):
         scores = _score(config, say)
     for line in ([json_text(scores)] if scores else []) if config.json else _lines(scores):
@@ -64,7 +62,10 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
     with detect(config.inference.device) as world:
         with world.together("reading the model and the data"):
             model = TextModel(config.model, config.task, config.code, config.inference, world, config.columns)
-            task, data = model.task, model.read(config.data)
+            task = model.task
+            if config.predictions is not None and ":" not in task.config.name:  # a task from outside has its own format
+                check_replaceable(config.predictions, is_predictions, "evaluate")
+            data = model.read(config.data)
         compare_ranks(world, config.model, config.data)
         quiet = config.json or say is silent or not world.is_first
         with progress(data.size(0), "evaluate", unit="sequences", quiet=quiet) as bar:

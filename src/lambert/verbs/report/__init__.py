@@ -43,7 +43,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     folders = list(dict.fromkeys(folder.resolve() for folder in config.runs))
     runs = [read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     out = config.out or (config.runs[0] if len(runs) == 1 else Path()) / "report.html"
-    check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning[:4096], "report")
+    check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning and b"--run-" in beginning, "report")
     page = (
         render(runs, chain=config.chain).encode("utf-8", "replace").decode()
     )  # JSON may contain half a surrogate pair
