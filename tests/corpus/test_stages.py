@@ -13,6 +13,7 @@ from lambert.corpus import parts, stages
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.readers import PIECE, Layout, Piece
+from lambert.corpus.slices import WHOLE
 
 pytest.importorskip("pyarrow")
 
@@ -129,7 +130,7 @@ def test_the_code_of_a_function_is_part_of_the_key(
 def test_an_input_that_changes_while_it_is_read_is_an_error(inputs: Path, tmp_path: Path) -> None:
     extract = stages.Extract(tmp_path, Layout(), "auto")
     with pytest.raises(DataError, match=r"c\.txt changed while it was read"):
-        extract(stages.Unit(str(inputs / "c.txt"), "0" * 16, "0" * 64, (1, 2, 3)))
+        extract(stages.Unit(str(inputs / "c.txt"), WHOLE, 9, (1, 2, 3), "0" * 16))
     assert not list(tmp_path.glob("*part*"))
 
 

@@ -19,17 +19,39 @@ class NotParquet(Exception):
     """Why a file cannot be read as Parquet, in one line."""
 
 
-def parquet_rows(stream: BinaryIO, column: str = "") -> Iterator[dict[str, Any]]:
-    """Yields the rows of a Parquet file as dictionaries, with all columns or one. Raises NotParquet, and UsageError if
+def parquet_groups(stream: BinaryIO, size: int) -> list[int]:
+    """Returns the numbers of row groups at which the file can be divided in parts of about `size` decompressed bytes, 0
+    the first. A file that is not Parquet is not divided. Raises UsageError if pyarrow is not installed."""
+    arrow, parquet = _pyarrow()
+    try:
+        metadata = parquet.ParquetFile(stream).metadata
+    except (arrow.ArrowException, OSError, ValueError):
+        return [0]
+    starts, held = [0], 0
+    for group in range(metadata.num_row_groups):
+        if held >= size:
+            starts.append(group)
+            held = 0
+        held += metadata.row_group(group).total_byte_size
+    return starts
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise UsageError("Reading Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
+
+
+def parquet_rows(stream: BinaryIO, column: str = "", groups: tuple[int, int] | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a Parquet file as dictionaries, with all columns or one, of all row groups or of those from
+    `groups[0]` to `groups[1]` - 1. Raises NotParquet, and UsageError if
     pyarrow is not installed.
 
     A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which every
     row refers. The first is refused. For the second, the number of rows in a batch follows from the longest text.
     """
-    try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise UsageError("Reading Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
+    arrow, parquet = _pyarrow()
     try:
         file = parquet.ParquetFile(stream)
         names = file.schema_arrow.names
@@ -40,7 +62,8 @@ def parquet_rows(stream: BinaryIO, column: str = "") -> Iterator[dict[str, Any]]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level]
         dictionaries = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=texts)
         chosen: dict[str, Any] = {"columns": [column] if column else None, "use_threads": False}
-        for group in range(file.num_row_groups):
+        first_group, last_group = groups or (0, file.num_row_groups)
+        for group in range(first_group, min(last_group, file.num_row_groups)):
             first = next(dictionaries.iter_batches(1, row_groups=[group], **chosen), None)
             longest = max((_longest(values) for values in first.columns), default=0) if first is not None else 0
             size = max(1, min(_ROWS, _MEMORY // max(longest, 1)))

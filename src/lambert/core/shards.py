@@ -45,6 +45,7 @@ _MANIFEST = {"vocabulary": int, "tokenizer_sha256": str, "splits": dict.fromkeys
 """What every reader of a corpus may rely on."""
 _REMEDY = "Restore it from a copy, or remove the corpus and prepare it again."
 _WATCH_SECONDS = 1.0  # minimum interval between two checks of the mapped files
+_HEADER, _ROW = 128, 16  # bytes of the header of the index, for any number of rows, and of a row
 SHARD_BYTES = 128 * 2**20  # small enough for a single request to remote storage
 
 
@@ -54,50 +55,86 @@ def token_type(vocabulary: int) -> np.dtype[Any]:
 
 
 class SplitWriter:
-    """Writes one split document by document, in bounded memory. `close` completes the split and returns its counts."""
+    """Writes one split document by document, in bounded memory. `close` completes the split and returns its counts.
 
-    def __init__(self, folder: Path, vocabulary: int, shard_bytes: int = SHARD_BYTES) -> None:
+    A shard ends with the document, or with the call of `add` in the middle of one, with which it has `shard_bytes`
+    bytes or more. So the files do not depend on how many documents are added at once.
+    """
+
+    def __init__(
+        self, folder: Path, vocabulary: int, shard_bytes: int = SHARD_BYTES, state: Mapping[str, Any] | None = None
+    ) -> None:
+        """With the `state` that another object returned, the files are truncated to their length at that time, and this
+        object continues. Raises DataError if they are shorter."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.dtype, self.shard_bytes = folder, token_type(vocabulary), shard_bytes
-        self.documents = self.sentences = self.tokens = 0
-        self.shards: list[dict[str, Any]] = []
-        self._shard: Any = None
-        self._index = (folder / "index.rows").open("wb")
+        state = state or {"documents": 0, "sentences": 0, "tokens": 0, "shards": [], "bytes": 0}
+        self.documents, self.sentences, self.tokens = (state[name] for name in ("documents", "sentences", "tokens"))
+        self.shards: list[dict[str, Any]] = list(state["shards"])
+        self._bytes = int(state["bytes"])
+        known = {entry["file"]: entry["bytes"] for entry in self.shards}
+        for path in folder.glob("*.bin"):
+            if path.name not in known and (path != self._path() or not self._bytes):
+                path.unlink()
+        for name, size in known.items():
+            _check_length(folder / name, size)
+        self._shard: Any = _continued(self._path(), self._bytes) if self._bytes else None
+        index = folder / "index.npy"
+        self._index: Any = _continued(index, _HEADER + self.sentences * _ROW) if self.sentences else index.open("w+b")
+        if not self.sentences:
+            self._index.write(bytes(_HEADER))
 
     def add(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any], documents: npt.NDArray[Any]) -> None:
-        """Appends whole documents.
+        """Appends whole documents, or a part of one.
 
         Args:
             ids: Token ids of all documents [T].
             lengths: Number of tokens of each sentence [n], all positive.
-            documents: Number of the document of each sentence [n], consecutive from 0 within this call.
+            documents: Number of the document of each sentence [n], consecutive from 0 within this call. -1: the
+                document is that of the last sentence before this call.
         """
+        ends = np.cumsum(lengths)
         rows = np.empty((len(lengths), 2), dtype="<i8")
-        rows[:, 0] = self.tokens + np.cumsum(lengths)
+        rows[:, 0] = self.tokens + ends
         rows[:, 1] = self.documents + documents
         self._index.write(rows.tobytes())
-        if self._shard is None:
-            path = self.folder / f"{len(self.shards):05d}.bin"
-            self._shard, self._bytes = path.open("wb"), 0
-        data = ids.astype(self.dtype).tobytes()
-        self._shard.write(data)
-        self._bytes += len(data)
+        data = ids.astype(self.dtype)
+        ends = ends[np.flatnonzero(np.diff(documents, append=-2))]
+        start = 0
+        while start < len(data):
+            if self._shard is None:
+                self._shard, self._bytes = self._path().open("wb"), 0
+            missing = -(-(self.shard_bytes - self._bytes) // self.dtype.itemsize)
+            end = int(ends[min(int(np.searchsorted(ends, start + missing)), len(ends) - 1)])
+            self._shard.write(data[start:end].tobytes())
+            self._bytes += (end - start) * self.dtype.itemsize
+            start = end
+            if self._bytes >= self.shard_bytes:
+                self._close_shard()
         self.tokens += len(ids)
         self.sentences += len(lengths)
         self.documents += int(documents[-1]) + 1 if len(documents) else 0
-        if self._bytes >= self.shard_bytes:
-            self._close_shard()
+
+    def _path(self) -> Path:
+        return self.folder / f"{len(self.shards):05d}.bin"
 
     def _close_shard(self) -> None:
-        self._shard.flush()
-        os.fsync(self._shard.fileno())
+        _flush(self._shard)
         self._shard.close()
         tokens = self._bytes // self.dtype.itemsize
-        path = Path(self._shard.name)
+        path = self._path()
         whole, blocks = digests(path)
         entry = {"file": path.name, "tokens": tokens, "bytes": self._bytes, "sha256": whole, "blocks": blocks}
         self.shards.append(entry)
-        self._shard = None
+        self._shard, self._bytes = None, 0
+
+    def save(self) -> dict[str, Any]:
+        """Flushes all data to the disk and returns the state from which another object continues."""
+        for file in (self._shard, self._index):
+            if file is not None:
+                _flush(file)
+        counts = {"documents": self.documents, "sentences": self.sentences, "tokens": self.tokens}
+        return {**counts, "shards": list(self.shards), "bytes": self._bytes}
 
     def abandon(self) -> None:
         """Closes the files after a failed write, without completing the split."""
@@ -111,20 +148,35 @@ class SplitWriter:
         sentences and tokens, and the shards."""
         if self._shard is not None:
             self._close_shard()
+        self._index.seek(0)
+        header = {"descr": "<i8", "fortran_order": False, "shape": (self.sentences, 2)}
+        np.lib.format.write_array_header_1_0(self._index, header)
+        assert self._index.tell() == _HEADER
+        _flush(self._index)
         self._index.close()
-        rows = self.folder / "index.rows"
         index = self.folder / "index.npy"
-        with index.open("wb") as out, rows.open("rb") as data:
-            header = {"descr": "<i8", "fortran_order": False, "shape": (self.sentences, 2)}
-            np.lib.format.write_array_header_1_0(out, header)
-            while chunk := data.read(1 << 22):
-                out.write(chunk)
-            out.flush()
-            os.fsync(out.fileno())
-        rows.unlink()
         counts = {"documents": self.documents, "sentences": self.sentences, "tokens": self.tokens}
         whole, blocks = digests(index)
         return {**counts, "shards": self.shards, "index_sha256": whole, "index_blocks": blocks}
+
+
+def _continued(path: Path, size: int) -> Any:
+    """Opens a file for appending after its first `size` bytes. Raises DataError if it is shorter."""
+    _check_length(path, size)
+    file = path.open("r+b")
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def _check_length(path: Path, size: int) -> None:
+    if not path.is_file() or path.stat().st_size < size:
+        raise DataError(f"{path} has less than {size} bytes.")
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 class Split:
@@ -240,6 +292,12 @@ def content_hash(manifest: Mapping[str, Any]) -> str:
 def with_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the manifest with a hash of itself added."""
     return {**manifest, _MANIFEST_HASH: _digest(manifest)}
+
+
+def has_hash(values: Any) -> bool:
+    """Returns whether parsed JSON is what `with_hash` returned."""
+    rest = {name: value for name, value in values.items() if name != _MANIFEST_HASH} if isinstance(values, dict) else {}
+    return isinstance(values, dict) and values.get(_MANIFEST_HASH) == _digest(rest)
 
 
 def _digest(values: Mapping[str, Any]) -> str:

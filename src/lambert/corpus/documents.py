@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lambert.core.errors import DataError
-from lambert.corpus.files import text_bytes
 from lambert.corpus.readers import Layout, Piece, read
 
 BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory
 BATCH_DOCUMENTS = 1 << 14
-Reader = Callable[[Path, Layout, str, Callable[[int], None]], Iterator[Piece]]
+MARK = 1 << 25  # characters, at least, between two batches with a mark
 NAMED = 20  # unreadable documents that the manifest names; all are counted
 
 
@@ -22,52 +22,73 @@ class Part:
 
     long: bool = False
     first: bool = False
+    mark: Mapping[str, Any] | None = None
+    """After this batch, `Documents.batches` can begin here. None: it cannot."""
 
 
 WHOLE = Part()
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of documents."""
+
+    name: str
+    """The input file, for messages."""
+    bytes: int
+    """Bytes on disk, for progress."""
+    pieces: Callable[[Callable[[int], None]], Iterator[Piece]]
+    """Called with a function that takes the number of bytes read so far."""
+
+
+def file_sources(files: Sequence[Path], layout: Layout, kind: str) -> list[Source]:
+    """Returns the input files as sources."""
+
+    def source(file: Path) -> Source:
+        return Source(str(file), file.stat().st_size, lambda tell: read(file, layout, kind, tell))
+
+    return [source(file) for file in files]
+
+
 class Documents:
-    """The documents of a list of files. `read` and `bad` count the documents of the last pass, `passed_over` what is no
-    document, by reason; `named` lists bad ones."""
+    """The documents of a list of sources. `read` and `bad` count the documents of the last pass, `passed_over` what is
+    no document, by reason; `named` lists bad ones."""
 
     def __init__(
-        self, files: Sequence[Path], layout: Layout, kind: str, max_bad: float, read: Reader = read,
-        passed_over: Mapping[str, int] | None = None,
-    ) -> None:  # fmt: skip
-        """`read` yields the pieces of a file; `passed_over` counts what was passed over before."""
-        self.files, self.layout, self.kind, self.max_bad, self._read = files, layout, kind, max_bad, read
-        self.total = sum(file.stat().st_size for file in files)
+        self, sources: Sequence[Source], text_bytes: int, max_bad: float, passed_over: Mapping[str, int] | None = None
+    ) -> None:
+        """`text_bytes` is the approximate number of bytes of text; `passed_over` counts what was passed over before."""
+        self.sources, self.text_bytes, self._max_bad = sources, text_bytes, max_bad
+        self.total = sum(source.bytes for source in sources)
         """Bytes on disk."""
         self.done = 0
         """Bytes on disk read so far in the current pass."""
-        self.text_bytes = text_bytes(files)
-        """Approximate bytes of text in the files."""
         self.read = self.bad = 0
         self.named: list[str] = []
         self._passed_over_before = passed_over or {}
         self.passed_over: Counter[str] = Counter()
 
-    def batches(self) -> Iterator[tuple[list[str], Part]]:
-        """Yields lists of texts with their kind, for one pass over the files. A long document is yielded as consecutive
-        batches of one piece each.
+    def batches(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[list[str], Part]]:
+        """Yields lists of texts with their kind, for one pass over the sources, or for the rest of it after the batch
+        with this `mark`. A long document is yielded as consecutive batches of one piece each.
 
         Raises DataError at the end if more than a share `max_bad` of the documents could not be read.
         """
-        self.done = self.read = self.bad = 0
-        self.named = []
-        self.passed_over = Counter(self._passed_over_before)
+        mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": [], "passed_over": {}}
+        self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
+        self.passed_over = Counter(mark["passed_over"] or self._passed_over_before)
         texts: list[str] = []
-        size = 0
-        for file in self.files:
+        size = since = 0
+        for number, source in enumerate(self.sources[mark["sources"] :], mark["sources"] + 1):
             before, inside = self.done, False
-            for piece in self._read(file, self.layout, self.kind, partial(self._count, before)):
+            for piece in source.pieces(partial(self._count, before)):
                 if piece.passed_over:
                     self.passed_over[piece.passed_over] += 1
                     continue
                 self.read += not inside
+                since += len(piece.text)
                 if piece.error:
-                    self._refuse(f"{file}, {piece.place}, {piece.error}")
+                    self._refuse(f"{source.name}, {piece.place}, {piece.error}")
                 if piece.last and not inside:
                     if not piece.error:
                         texts.append(piece.text)
@@ -81,10 +102,17 @@ class Documents:
                 if size >= BATCH or len(texts) >= BATCH_DOCUMENTS:
                     yield texts, WHOLE
                     texts, size = [], 0
-            self.done = before + file.stat().st_size
+            self.done = before + source.bytes
+            if since >= MARK:
+                yield texts, Part(mark=self._mark(number))
+                texts, size, since = [], 0, 0
         if texts:
             yield texts, WHOLE
-        too_many_bad(self.bad, self.read, self.max_bad, self.named)
+        too_many_bad(self.bad, self.read, self._max_bad, self.named)
+
+    def _mark(self, sources: int) -> dict[str, Any]:
+        counts = {"sources": sources, "done": self.done, "read": self.read, "bad": self.bad, "named": [*self.named]}
+        return {**counts, "passed_over": dict(self.passed_over)}
 
     def _count(self, before: int, of_file: int) -> None:
         self.done = before + of_file

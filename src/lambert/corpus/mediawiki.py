@@ -5,27 +5,30 @@ that cannot be parsed is therefore one document that is dropped, and a declarati
 """
 
 import codecs
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 from xml.parsers import expat
 
 from lambert.corpus.pieces import PIECE, Layout, Piece
-from lambert.corpus.streams import BLOCK
+from lambert.corpus.streams import BLOCK, Stream
 from lambert.corpus.wikitext import Wikitext
 
 PAGE = 64 << 20
 """Maximum bytes of a page. MediaWiki's own limit for a text is 2 MiB; only complete histories are longer."""
 
 _BEGIN, _END, _LAST = b"<page>", b"</page>", b"</mediawiki>"
-_UTF8, _UTF16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+_UTF8, UTF16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+SEPARATOR = re.compile(b"(?=<page>)")
+"""What is between the articles of a dump."""
 _HEAD = 1 << 20  # bytes before the first page that are searched for the names of namespaces
 _FILES = {-2, 6, 14}  # media, files and categories
 
 
 def is_dump(beginning: bytes) -> bool:
     """Returns whether a file with this beginning is a MediaWiki dump, in UTF-8 or UTF-16."""
-    if beginning.startswith(_UTF16):
+    if beginning.startswith(UTF16):
         beginning = beginning[: len(beginning) & ~1].decode("utf-16", "replace").encode()
     text = beginning.removeprefix(_UTF8).lstrip()
     if text.startswith(b"<?xml"):
@@ -130,6 +133,14 @@ def _pages(stream: BinaryIO) -> Iterator[tuple[bytes, str]]:
         yield b"", "is missing: the file is truncated, since it ends without </mediawiki>"
 
 
+def read_head(stream: Stream) -> bytes:
+    """Returns what is before the first page of a dump."""
+    head = b""
+    while SEPARATOR.search(head) is None and len(head) < _HEAD and (block := stream.read(BLOCK)):
+        head += block
+    return head[: found.start()] if (found := SEPARATOR.search(head)) else head
+
+
 def _too_long() -> str:
     return f"is longer than {PAGE >> 20} MiB"
 
@@ -137,7 +148,7 @@ def _too_long() -> str:
 def _utf8(stream: BinaryIO) -> Callable[[], bytes]:
     """Returns a function that reads the next block of the stream, converted from UTF-16 if it begins with its mark."""
     first = stream.read(BLOCK)
-    if not first.startswith(_UTF16):
+    if not first.startswith(UTF16):
         blocks = iter([first])
         return lambda: next(blocks, b"") or stream.read(BLOCK)
     # Halves of surrogate pairs are kept, and are no UTF-8: they make their page an error, and no other.

@@ -28,3 +28,5 @@ class Layout:
     """The documents of a plain text file: the whole 'file', text between blank lines ('blank-line'), or each 'line'."""
     text_field: str = "text"
     """The field (JSON lines) or column (Parquet) that holds the text."""
+    groups: tuple[int, int] | None = None
+    """The first row group of a Parquet file to read, and the first not to read. None: all."""

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,18 @@ from lambert.core.unsupported import LABELLED
 from lambert.corpus import files, sentences, tokenizer, vocabulary
 from lambert.corpus.cleaning import cleaners
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import Documents
+from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.encoding import document_hash
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.readers import Layout, check_prose
 from lambert.corpus.splits import Sink
-from lambert.corpus.stages import Progress, make_parts, parts_reader
+from lambert.corpus.stages import Progress, make_parts
 from lambert.corpus.streams import inner_suffix
+from lambert.corpus.unfinished import Unfinished
 from lambert.corpus.workers import ahead, encode
 
+VERSION = 1
+"""Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
@@ -92,37 +95,45 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     }
     layout = Layout(config.documents, config.text_field)
     if not config.stages:
-        return _corpus(config, head, Documents(found, layout, config.format, config.max_bad), given, passed, progress)
+        documents = Documents(file_sources(found, layout, config.format), files.text_bytes(found), config.max_bad)
+        return _corpus(config, head, documents, given, passed, progress)
     with lock_folder(config.work_folder, "work folder"):
         workers = _workers(config, files.text_bytes(found))
-        counts, parts = make_parts(config, inputs, stamps, workers, progress)
+        counts, parts, keys = make_parts(config, inputs, stamps, workers, progress)
         if not config.makes_corpus:
             return {"inputs": inputs, "steps": counts}
-        documents = Documents(found, layout, config.format, 1.0, parts_reader(parts), counts["extract"]["passed_over"])
+        documents = Documents(parts, files.text_bytes(found), 1.0, counts["extract"]["passed_over"])
         if config.clean:
             if counts["clean"]["documents"] == counts["clean"]["unreadable"]:
                 dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
                 raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
             documents.text_bytes = counts["clean"]["characters"]
             head["steps"] = counts
-        return {**_corpus(config, head, documents, given, passed, progress), "steps": counts}
+        causes = [VERSION, head["settings"], head["tokenizer"], *keys]
+        unfinished = Unfinished(config.work_folder / "tokens", causes)
+        manifest = _corpus(config, head, documents, given, passed, progress, unfinished)
+        return {**manifest, "steps": counts}
 
 
 def _corpus(
     config: PrepareConfig, head: dict[str, Any], documents: Documents, given: Any, passed: list[Path],
-    progress: Progress,
+    progress: Progress, unfinished: Unfinished | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes the corpus, unless it is there, and returns its manifest, which begins with `head`."""
+    """Writes the corpus, unless it is there, and returns its manifest, which begins with `head`. With `unfinished`, a
+    later call continues after a kill."""
     remove_leftovers(config.out)
     if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
         manifest = _existing(config.out, head)
+        if unfinished:
+            unfinished.forget()
         size: int = sum(entry["bytes"] for entry in head["inputs"])
         progress(size, size, "already prepared")
         return manifest
     text = documents.text_bytes
-    _check_space(config.out, int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6))
-    with _aside(config.out) as folder:
-        manifest = _write(config, folder, documents, given, progress)
+    needed = int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6)
+    _check_space(config.out, needed - (unfinished.size() if unfinished else 0))
+    with _disk_errors(config.out, unfinished), _place(config.out, unfinished) as folder:
+        manifest = _write(config, folder, documents, given, progress, unfinished)
         manifest = with_hash(
             {
                 **head,
@@ -137,7 +148,10 @@ def _corpus(
     return manifest
 
 
-def _write(config: PrepareConfig, folder: Path, documents: Documents, given: Any, progress: Progress) -> dict[str, Any]:
+def _write(
+    config: PrepareConfig, folder: Path, documents: Documents, given: Any, progress: Progress,
+    unfinished: Unfinished | None,
+) -> dict[str, Any]:  # fmt: skip
     """Writes the tokenizer and the splits to `folder` and returns their part of the manifest.
 
     If a split got no document by chance, everything is written again with a threshold that moves the nearest document
@@ -146,14 +160,26 @@ def _write(config: PrepareConfig, folder: Path, documents: Documents, given: Any
     workers = _workers(config, documents.text_bytes)
     threshold = config.heldout
     while True:
-        learnt = given if given is not None else _learn(config, folder, documents, threshold, progress)
+        if unfinished:
+            unfinished.begin(threshold)
+        learnt = unfinished.tokenizer() if unfinished and given is None else given
+        if learnt is None:
+            learnt = _learn(config, folder, documents, threshold, progress)
         specials = tokenizer.specials(learnt)
-        tokenizer.save(learnt, folder)
-        sink = Sink(folder, specials.vocabulary, config.seed, threshold, config.min_tokens)
+        size = specials.vocabulary, config.seed, threshold, config.min_tokens
+        if unfinished:
+            unfinished.save(learnt)
+            sink = unfinished.sink(*size)
+        else:
+            tokenizer.save(learnt, folder)
+            sink = Sink(folder, *size)
         arguments = (learnt.to_str(), config.language, config.lines)
         try:
-            for (_, part), encoded in encode(ahead(documents.batches), workers, arguments):
+            mark = sink.progress
+            for (_, part), encoded in encode(ahead(lambda: documents.batches(mark)), workers, arguments):  # noqa: B023
                 sink.add(encoded, part)
+                if part.mark and unfinished:
+                    sink.save(part.mark)
                 progress(documents.done, documents.total, "writing tokens")
             splits = sink.close(specials.unk)
         except BaseException:
@@ -176,7 +202,9 @@ def _write(config: PrepareConfig, folder: Path, documents: Documents, given: Any
         counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
         counted = ", ".join(counts) or "none at all"
         names = ", ".join(map(str, config.input))
-        raise DataError(f"{names}: {len(documents.files)} files but 0 usable documents: {counted}.")
+        raise DataError(
+            f"{names}: {len({source.name for source in documents.sources})} files but 0 usable documents: {counted}."
+        )
     return {
         "vocabulary": specials.vocabulary,
         "tokenizer_sha256": sha256(folder / tokenizer.JSON),
@@ -205,7 +233,7 @@ def _learn(config: PrepareConfig, folder: Path, documents: Documents, threshold:
             hashes = np.array([document_hash(own) for own in found], dtype=np.uint64)
             if not part.long or part.first:
                 held_D = unit(key(config.seed, Stream.SPLIT, hashes)) < threshold
-                held = bool(held_D[-1])
+                held = bool(held_D[-1:].any())
             else:
                 held_D = np.array([held])
             chosen_D = unit(key(config.seed, Stream.SPLIT, hashes, 1)) < rate
@@ -273,15 +301,22 @@ def _check_space(out: Path, needed: int) -> None:
         )
 
 
+def _place(out: Path, unfinished: Unfinished | None) -> AbstractContextManager[Path]:
+    """Returns a context with a folder that becomes `out` if the block succeeds."""
+    return unfinished.published(out) if unfinished else atomic_folder(out)
+
+
 @contextmanager
-def _aside(out: Path) -> Iterator[Path]:
-    """Yields a folder beside `out` that is renamed to `out` if the block succeeds, and deleted if it fails."""
+def _disk_errors(out: Path, unfinished: Unfinished | None) -> Iterator[None]:
     try:
-        with atomic_folder(out) as folder:
-            yield folder
+        yield
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise UsageError(f"{out} was written by another process meanwhile: nothing was changed.") from error
+        if error.errno in FULL and unfinished:
+            raise MachineError(
+                f"The disk of {unfinished.keep} is full. Free space and give the command again; it continues."
+            ) from error
         if error.errno in FULL:
             raise MachineError(
                 f"The disk of {out} is full: nothing was kept. Free space or choose another out."

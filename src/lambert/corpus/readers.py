@@ -14,7 +14,8 @@ from lambert.core.errors import DataError
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
-from lambert.corpus.mediawiki import is_dump, read_mediawiki
+from lambert.corpus.mediawiki import SEPARATOR as PAGES
+from lambert.corpus.mediawiki import UTF16, is_dump, read_mediawiki
 from lambert.corpus.pieces import PIECE, Layout, Piece
 from lambert.corpus.streams import BLOCK, Stream, is_damage, unpacked
 
@@ -25,6 +26,7 @@ JSON_LINE = 64 << 20  # a longer line is an error, because it would have to be i
 _BOM = b"\xef\xbb\xbf"
 # both begin with a literal, which makes the search 20 times as fast; white space before it is stripped later
 _BLANK_LINE = re.compile(rb"\n(?:[ \t]*\r?\n)+")
+_LINE_END = re.compile(rb"\n")
 _WIKI_END = re.compile(rb"</doc>\s*")
 _WIKI_START = re.compile(r"\s*<doc [^\n]*>[ \t]*\n?")
 _SNIFF = b"<doc "
@@ -76,7 +78,7 @@ def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
     number = 0
     try:
-        for number, row in enumerate(parquet_rows(stream, layout.text_field), 1):
+        for number, row in enumerate(parquet_rows(stream, layout.text_field, layout.groups), 1):
             yield _field(row, layout.text_field, f"row {number}")
     except NotParquet as error:
         yield Piece("", f"row {number + 1}", error=str(error))
@@ -116,35 +118,60 @@ def read(
         DataError: The file cannot be opened.
         UsageError: A library is missing, or `kind` is unknown.
     """
+    with open_file(path) as raw:
+        opened, inner = unpacked(path, raw)
+        for piece in pieces(opened, inner, layout, kind):
+            yield piece
+            tell(raw.tell())
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file for reading. Raises DataError if it cannot be opened."""
     try:
-        raw = path.open("rb")
+        return path.open("rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    with raw:
-        opened, inner = unpacked(path, raw)
-        stream = Stream(opened)
-        place = "line 1"
-        try:
-            if kind == "auto":
-                kind = SUFFIXES.get(inner, "text")
-                if kind == "text" and stream.peek().removeprefix(_BOM).startswith(_SNIFF):
-                    kind = "wikipedia"
-                if kind == "text" and is_dump(stream.peek()):
-                    kind = "mediawiki"
-                if kind == "text" and (problem := _unsuitable(inner, stream.peek())):
-                    yield Piece("", place, error=problem)
-                    return
-            reader = lookup(READERS, kind, "format", KIND)
-            if kind != "parquet" and stream.peek().startswith(_BOM):
-                stream.read(len(_BOM))
-            for piece in reader(cast(BinaryIO, opened if kind == "parquet" else stream), layout):
-                place = piece.place
-                yield piece
-                tell(raw.tell())
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            yield Piece("", place, error=f"is damaged or truncated after this ({error or type(error).__name__})")
+
+
+def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:
+    """Yields the pieces of a decompressed stream, as `read` does. `suffix` is that of the file's name."""
+    stream = Stream(opened)
+    place = "line 1"
+    try:
+        if kind == "auto":
+            kind = kind_of(kind, suffix, stream.peek())
+            if kind == "text" and (problem := _unsuitable(suffix, stream.peek())):
+                yield Piece("", place, error=problem)
+                return
+        reader = lookup(READERS, kind, "format", KIND)
+        if kind != "parquet" and stream.peek().startswith(_BOM):
+            stream.read(len(_BOM))
+        for piece in reader(cast(BinaryIO, opened if kind == "parquet" else stream), layout):
+            place = piece.place
+            yield piece
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        yield Piece("", place, error=f"is damaged or truncated after this ({error or type(error).__name__})")
+
+
+def kind_of(kind: str, suffix: str, beginning: bytes) -> str:
+    """Returns the name of the reader for a file with this suffix and beginning, if `kind` is "auto", or else `kind`."""
+    if kind != "auto":
+        return kind
+    kind = SUFFIXES.get(suffix, "text")
+    if kind == "text" and beginning.removeprefix(_BOM).startswith(_SNIFF):
+        return "wikipedia"
+    return "mediawiki" if kind == "text" and is_dump(beginning) else kind
+
+
+def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
+    """Returns what separates the documents of a file, or None if they can only be found from its beginning on."""
+    if kind == "text":
+        return {"line": _LINE_END, "blank-line": _BLANK_LINE}.get(layout.documents)
+    if kind == "mediawiki" and beginning.startswith(UTF16):
+        return None
+    return {"jsonl": _LINE_END, "wikipedia": _WIKI_END, "mediawiki": PAGES}.get(kind)
 
 
 def check_prose(path: Path) -> None:

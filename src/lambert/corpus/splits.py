@@ -1,17 +1,24 @@
 """Writes encoded documents to training and held-out shards, and counts dropped documents by reason."""
 
+import hashlib
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lambert.core.errors import DataError
+from lambert.core.files import replace_files
 from lambert.core.randomness import Stream, key, unit
-from lambert.core.shards import SPLITS, SplitWriter
+from lambert.core.shards import SPLITS, SplitWriter, has_hash, token_type, with_hash
 from lambert.corpus.documents import Part
 from lambert.corpus.duplicates import Seen
 from lambert.corpus.encoding import Encoded
 from lambert.corpus.unigram import cross_entropy, entropy
+
+STATE, _SEEN = "state.json", "seen.bin"
 
 
 class Sink:
@@ -22,15 +29,62 @@ class Sink:
     document that is read in several parts is never dropped as a duplicate; the hash of its first part identifies it.
     """
 
-    def __init__(self, folder: Path, vocabulary: int, seed: int, threshold: float, min_tokens: int) -> None:
-        self.dropped = {"empty": 0, "short": 0, "duplicate": 0}
-        self.removed = 0
+    def __init__(
+        self, folder: Path, vocabulary: int, seed: int, threshold: float, min_tokens: int, keep: Path | None = None
+    ) -> None:
+        """`keep` is a folder for what `save` keeps besides the splits. If `save` was called before for both folders,
+        this object continues from there. Raises DataError if their files were changed since."""
         self._seed, self._threshold, self._min_tokens = seed, threshold, min_tokens
-        self._writers = [SplitWriter(folder / name, vocabulary) for name in SPLITS]
-        self._counts = [np.zeros(vocabulary, dtype=np.int64) for _ in SPLITS]
-        self._seen = Seen()
-        self._least, self._most, self._kept = 1.0, 0.0, 0
+        self._keep = keep
+        state = _state(keep)
+        self.progress: Any = state["progress"] if state else None
+        """What the last call of `save` was given, or None."""
+        self.dropped = state["dropped"] if state else {"empty": 0, "short": 0, "duplicate": 0}
+        self.removed = state["removed"] if state else 0
+        drawn: tuple[float, float, int] = state["drawn"] if state else (1.0, 0.0, 0)
+        self._least, self._most, self._kept = drawn
+        self._seen, self._seen_hash = Seen(), hashlib.sha256()
+        if keep and state:
+            self._restore_seen(keep / _SEEN, state["seen"], state["seen_sha256"])
+        self._writers: list[SplitWriter] = []
+        try:
+            for name in SPLITS:
+                entry = state["splits"][name] if state else None
+                self._writers.append(SplitWriter(folder / name, vocabulary, state=entry))
+            self._counts = [_counted(folder / name, vocabulary) for name in SPLITS]
+        except BaseException:
+            self.abandon()
+            raise
+        self._fresh: list[npt.NDArray[np.uint64]] = []
         self._long_split, self._long_begun = 0, False
+
+    def _restore_seen(self, path: Path, count: int, expected: str) -> None:
+        data = path.read_bytes()[: 8 * count] if path.is_file() else b""
+        self._seen_hash.update(data)
+        if self._seen_hash.hexdigest() != expected:
+            raise DataError(f"{path} is damaged.")
+        self._seen.add(np.frombuffer(data, dtype="<u8"))
+
+    def save(self, progress: Any) -> None:
+        """Flushes everything to the disk, so that another object can continue, with `progress`, any JSON value."""
+        assert self._keep is not None
+        splits = {name: writer.save() for name, writer in zip(SPLITS, self._writers, strict=True)}
+        before = len(self._seen) - sum(map(len, self._fresh))
+        with (self._keep / _SEEN).open("r+b" if before else "wb") as file:
+            file.truncate(8 * before)
+            file.seek(8 * before)
+            data = np.concatenate([*self._fresh, np.zeros(0, np.uint64)]).astype("<u8").tobytes()
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._fresh = []
+        self._seen_hash.update(data)
+        state = {
+            "progress": progress, "dropped": self.dropped, "removed": self.removed, "splits": splits,
+            "drawn": [self._least, self._most, self._kept],
+            "seen": len(self._seen), "seen_sha256": self._seen_hash.hexdigest(),
+        }  # fmt: skip
+        replace_files({self._keep / STATE: json.dumps(with_hash(state)).encode()})
 
     def add(self, encoded: Encoded, part: Part) -> None:
         """Adds the next batch of documents."""
@@ -49,6 +103,8 @@ class Sink:
         kept_D = ~empty_D & ~short_D
         new_D = np.zeros(count, dtype=np.bool_)
         new_D[kept_D] = self._seen.add(encoded.hashes_D[kept_D])
+        if self._keep:
+            self._fresh.append(encoded.hashes_D[new_D])
         for name, dropped_D in (("empty", empty_D), ("short", short_D), ("duplicate", kept_D & ~new_D)):
             self.dropped[name] += int(dropped_D.sum())
         split_D = np.where(new_D, self._split(encoded.hashes_D, new_D), -1)
@@ -109,3 +165,28 @@ class Sink:
             entry["unigram_cross_entropy"] = cross_entropy(counts_V, train_V)
             entries[name] = entry
         return entries
+
+
+def _state(folder: Path | None) -> dict[str, Any] | None:
+    """Returns what `Sink.save` kept in a folder, or None if there is nothing. Raises DataError if it is damaged."""
+    if folder is None or not (folder / STATE).exists():
+        return None
+    try:
+        state = json.loads((folder / STATE).read_bytes())
+        if not has_hash(state):
+            raise ValueError("its hash does not match")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{folder / STATE} cannot be used ({error}).") from error
+    return dict(state)
+
+
+def _counted(folder: Path, vocabulary: int) -> npt.NDArray[np.int64]:
+    """Returns how often each token occurs in the shards of a folder."""
+    counts_V = np.zeros(vocabulary, dtype=np.int64)
+    for path in sorted(folder.glob("*.bin")):
+        for start in range(0, path.stat().st_size, 1 << 24):
+            ids = np.fromfile(path, token_type(vocabulary), (1 << 24) // token_type(vocabulary).itemsize, offset=start)
+            if len(ids) and ids.max() >= vocabulary:
+                raise DataError(f"{path} has a token beyond the vocabulary.")
+            counts_V += np.bincount(ids, minlength=vocabulary)
+    return counts_V

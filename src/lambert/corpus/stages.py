@@ -1,5 +1,7 @@
 """The steps of `prepare` that keep documents: each turns one unit into one part, in any process and in any order.
 
+A unit is an input file or a slice of a large one.
+
 A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everything that determines its content, and
 `part-KEY.json` beside it, which is written after it, is its record. A part without a whole record is made again. So a
 command that was stopped, or that is given more files, does only what is missing.
@@ -10,8 +12,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, r
 from lambert.core.registry import lookup
 from lambert.corpus.cleaning import cleaned, cleaners, code_hash
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import NAMED, too_many_bad
+from lambert.corpus.documents import NAMED, Source, too_many_bad
 from lambert.corpus.parts import read_part, write_part
-from lambert.corpus.readers import KIND, READERS, Layout, Piece, read
+from lambert.corpus.readers import KIND, READERS, Layout, Piece
+from lambert.corpus.slices import Slice, SliceReader, divide
 from lambert.corpus.workers import Target, run
 
 Progress = Callable[[int, int, str], None]
@@ -33,7 +36,7 @@ _RECORD = {
     "dropped": {"*": int}, "passed_over": {"*": int}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 1, "clean": 1}
+VERSIONS = {"extract": 2, "clean": 1}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -45,26 +48,35 @@ class Unit:
 
     source: str
     """The input file."""
-    key: str
-    """Hash of everything that determines the content of the part."""
-    before: str
-    """The key of the part of the step before, or the SHA-256 of the input file."""
+    part: Slice
+    """Which documents of it."""
+    bytes: int
+    """Bytes of the input file for these documents, approximately."""
     stamp: tuple[int, int, int] | None
     """Inode, size and modification time of the input file when it was hashed."""
+    key: str
+    """Hash of everything that determines the content of the part; before the first step, SHA-256 of the input file."""
+    before: str = ""
+    """The key of the step before."""
+
+    def after(self, plan: "Plan") -> "Unit":
+        """Returns the unit with the key of its part of a step."""
+        causes = [plan.step, VERSIONS[plan.step], plan.settings, self.source, astuple(self.part), self.key]
+        return replace(self, key=_hash(causes)[:16], before=self.key)
 
 
 class Extract:
-    """Writes the documents of an input file to a part."""
+    """Writes the documents of a slice of an input file to a part."""
 
     def __init__(self, folder: Path, layout: Layout, kind: str) -> None:
-        self._folder, self._layout, self._kind = folder, layout, kind
+        self._folder, self._read = folder, SliceReader(layout, kind)
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         named: list[str] = []
         passed_over: dict[str, int] = {}
 
         def pieces() -> Iterator[Piece]:
-            for piece in read(Path(unit.source), self._layout, self._kind):
+            for piece in self._read(Path(unit.source), unit.part):
                 if piece.passed_over:
                     passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
                     continue
@@ -103,10 +115,10 @@ class Plan:
 
 def make_parts(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], workers: int, progress: Progress
-) -> tuple[dict[str, dict[str, Any]], dict[str, Path]]:
+) -> tuple[dict[str, dict[str, Any]], list[Source], list[str]]:
     """Runs the steps `extract` and `clean` as far as `config.stages` names them.
 
-    Returns the counts of each step, and the part of each input file after the last of them.
+    Returns the counts of each step, and the parts of the last of them with their keys, in the order of the inputs.
 
     Args:
         inputs: `file`, `bytes` and `sha256` of each input file.
@@ -118,31 +130,67 @@ def make_parts(
         MachineError: The disk refuses a write.
     """
     counts: dict[str, dict[str, Any]] = {}
-    parts: dict[str, Path] = {}
-    content = [str(entry["sha256"]) for entry in inputs]
-    sizes = {str(entry["file"]): int(entry["bytes"]) for entry in inputs}
+    units = [
+        Unit(str(entry["file"]), part, int(entry["bytes"]) // len(slices), stamp, str(entry["sha256"]))
+        for entry, stamp, slices in zip(inputs, stamps, _divided(config, inputs, workers, progress), strict=True)
+        for part in slices
+    ]
     for plan in _plans(config):
-        units = [
-            Unit(source, _hash([plan.step, VERSIONS[plan.step], plan.settings, source, before])[:16], before, stamp)
-            for source, before, stamp in zip(sizes, content, stamps, strict=True)
-        ]
-        records = _run_step(plan, units, config.stages, sizes, workers, progress)
+        units = [unit.after(plan) for unit in units]
+        records = _run_step(plan, units, config.stages, workers, progress)
         counts[plan.step] = _sum(records)
         if plan.step == "extract":
             named = [text for record in records for text in record["named"]]
             too_many_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
-        content = [unit.key for unit in units]
-        parts = {unit.source: _part(plan.folder, unit.key) for unit in units}
-    return counts, parts
+    parts = [Source(unit.source, unit.bytes, _reader(_part(plan.folder, unit.key))) for unit in units]
+    return counts, parts, [unit.key for unit in units]
 
 
-def parts_reader(parts: Mapping[str, Path]) -> Callable[..., Iterator[Piece]]:
-    """Returns a function with the interface of `readers.read` that reads the part of an input file."""
+def _reader(part: Path) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
+    return lambda tell: read_part(part)
 
-    def read_file(path: Path, layout: Layout, kind: str, tell: Callable[[int], None]) -> Iterator[Piece]:
-        yield from read_part(parts[str(path)])
 
-    return read_file
+class Divide:
+    """Divides an input file into slices."""
+
+    def __init__(self, layout: Layout, kind: str) -> None:
+        self._layout, self._kind = layout, kind
+
+    def __call__(self, source: str) -> list[Slice]:
+        return divide(Path(source), self._layout, self._kind)
+
+
+def _divided(
+    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], workers: int, progress: Progress
+) -> list[list[Slice]]:
+    """Returns the slices of each input file, which are kept in the folder of the step `extract`, because finding them
+    may need the whole file."""
+    folder = config.work_folder / "extract"
+    layout = Layout(config.documents, config.text_field)
+    found: dict[str, list[Slice]] = {}
+    paths: dict[str, Path] = {}
+    with _disk_errors(folder):
+        make_folder(folder)
+        for entry in inputs:
+            causes = [VERSIONS["extract"], asdict(layout), config.format, entry["file"], entry["sha256"]]
+            paths[entry["file"]] = path = folder / f"slices-{_hash(causes)[:16]}.json"
+            with suppress(OSError, ValueError, TypeError, RecursionError):
+                kept = json.loads(path.read_bytes())
+                if kept["hash"] == _hash(kept["slices"]):
+                    found[entry["file"]] = [Slice(*values) for values in kept["slices"]]
+        missing = [entry["file"] for entry in inputs if entry["file"] not in found]
+        for done, (source, slices) in enumerate(run(missing, workers, Divide, (layout, config.format)), 1):
+            found[source] = slices
+            progress(done, len(missing), "dividing")
+            if len(slices) == 1:
+                continue
+            values = [astuple(part) for part in slices]
+            kept = json.dumps({"slices": values, "hash": _hash(values)})
+            replace_files({paths[source]: kept.encode()})
+        for path in folder.glob("slices-*.json"):
+            if path not in paths.values() and "extract" in config.stages:
+                path.unlink()
+    return [found[entry["file"]] for entry in inputs]
 
 
 def _plans(config: PrepareConfig) -> list[Plan]:
@@ -166,7 +214,7 @@ def _plans(config: PrepareConfig) -> list[Plan]:
 
 
 def _run_step(
-    plan: Plan, units: Sequence[Unit], named: Sequence[str], sizes: Mapping[str, int], workers: int, progress: Progress
+    plan: Plan, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress
 ) -> list[dict[str, Any]]:
     """Makes the parts that are missing and returns the records of all. Removes other parts."""
     with _disk_errors(plan.folder):
@@ -181,12 +229,14 @@ def _run_step(
             )
         if plan.step in named:
             _remove_others(plan.folder, {unit.key for unit in units})
-        missing.sort(key=lambda unit: -sizes[unit.source])  # the longest first, so that no process waits for it alone
-        done = sum(sizes[unit.source] for unit in units if unit.key in records)
+        # the largest first, so that no process waits for one alone; those of a file in order, since it is read forwards
+        missing.sort(key=lambda unit: (-unit.bytes, unit.source, unit.part.begin))
+        total = sum(unit.bytes for unit in units)
+        done = total - sum(unit.bytes for unit in missing)
         for unit, record in run(missing, workers, plan.target, plan.arguments, waiting=len(missing)):
             records[unit.key] = record
-            done += sizes[unit.source]
-            progress(done, sum(sizes.values()), plan.step)
+            done += unit.bytes
+            progress(done, total, plan.step)
     return [records[unit.key] for unit in units]
 
 

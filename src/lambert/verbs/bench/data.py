@@ -21,7 +21,7 @@ from lambert.core.specials import Specials
 from lambert.core.world import World
 from lambert.corpus import tokenizer as tokenizers
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import Documents
+from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.encoding import Encoder
 from lambert.corpus.readers import Layout
 from lambert.data.masking import MaskingConfig
@@ -161,7 +161,7 @@ def tokenizer(config: BenchConfig, world: World) -> Work:
         if not file.is_file():
             raise DataError(f"No such text file: {file}.")
     loaded = tokenizers.load(config.tokenizer)
-    parts = [texts for texts, _ in Documents(config.text, Layout(), "auto", max_bad=0.0).batches()]
+    parts = [texts for texts, _ in Documents(file_sources(config.text, Layout(), "auto"), 0, max_bad=0.0).batches()]
     size = sum(len(text.encode()) for texts in parts for text in texts)
     if not size:
         raise DataError(f"{config.text[0]} holds no text.")
