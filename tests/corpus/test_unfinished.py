@@ -75,7 +75,7 @@ def test_a_corpus_that_was_stopped_continues_to_the_same_bytes(inputs: Path, cal
     assert not chosen.out.exists()
     prepare(chosen)
     assert content(chosen.out) == content(inputs.parent / "whole") == content(inputs.parent / "single")
-    assert not (chosen.work_folder / "tokens").exists()
+    assert not (chosen.work_folder / "tokens" / "corpus").exists()
 
 
 def test_what_was_saved_is_not_encoded_again(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +128,47 @@ def test_other_settings_or_inputs_begin_anew(inputs: Path) -> None:
     assert prepare(chosen)["documents"]["read"] == 402
     prepare(config(inputs, "whole", steps=()))
     assert content(chosen.out) == content(inputs.parent / "whole")
+
+
+@pytest.fixture
+def vocabulary(inputs: Path) -> Path:
+    prepare(config(inputs, "learnt", steps=()))
+    return inputs.parent / "learnt" / "vocab.txt"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_files_that_are_added_at_the_end_are_all_that_is_encoded(
+    inputs: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr("lambert.core.shards.SplitWriter.__init__.__defaults__", (600, None))
+    work = inputs.parent / "work"
+    first = config(inputs, "first", tokenizer=str(vocabulary), work=work)
+    read = prepare(first)["documents"]["read"]
+    before = content(first.out)
+    assert len([name for name in before if name.endswith(".bin")]) > 5
+    (inputs / "d.txt").write_text("Another file, which is one document, came later.\n")
+    (inputs / "e.jsonl").write_text("".join(json.dumps({"text": f"{number} {WORDS}"}) + "\n" for number in range(99)))
+    if gone:
+        first.out.rename(inputs.parent / "moved")
+    texts: list[str] = []
+    encode = Encoder.__call__
+    monkeypatch.setattr(Encoder, "__call__", lambda self, given: texts.extend(given) or encode(self, given))
+    second = config(inputs, "second", tokenizer=str(vocabulary), work=work)
+    manifest = prepare(second)
+    assert len(texts) == (manifest["documents"]["read"] if gone else 100) != read
+    prepare(config(inputs, "whole", steps=(), tokenizer=str(vocabulary)))
+    assert content(second.out) == content(inputs.parent / "whole")
+    assert content(inputs.parent / "moved" if gone else first.out) == before
+
+
+def test_a_corpus_of_fewer_parts_is_not_continued(inputs: Path, vocabulary: Path) -> None:
+    work = inputs.parent / "work"
+    prepare(config(inputs, "first", tokenizer=str(vocabulary), work=work))
+    (inputs / "a.jsonl").unlink()
+    second = config(inputs, "second", tokenizer=str(vocabulary), work=work)
+    prepare(second)
+    prepare(config(inputs, "whole", steps=(), tokenizer=str(vocabulary)))
+    assert content(second.out) == content(inputs.parent / "whole")
 
 
 def test_a_corpus_may_be_on_another_disk(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

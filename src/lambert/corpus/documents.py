@@ -74,9 +74,9 @@ class Documents:
 
         Raises DataError at the end if more than a share `max_bad` of the documents could not be read.
         """
-        mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": [], "passed_over": {}}
+        mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
         self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
-        self.passed_over = Counter(mark["passed_over"] or self._passed_over_before)
+        self.passed_over = Counter(self._passed_over_before)
         texts: list[str] = []
         size = since = 0
         for number, source in enumerate(self.sources[mark["sources"] :], mark["sources"] + 1):
@@ -104,15 +104,17 @@ class Documents:
                     texts, size = [], 0
             self.done = before + source.bytes
             if since >= MARK:
-                yield texts, Part(mark=self._mark(number))
+                yield texts, Part(mark=self.mark(number))
                 texts, size, since = [], 0, 0
         if texts:
             yield texts, WHOLE
         too_many_bad(self.bad, self.read, self._max_bad, self.named)
 
-    def _mark(self, sources: int) -> dict[str, Any]:
-        counts = {"sources": sources, "done": self.done, "read": self.read, "bad": self.bad, "named": [*self.named]}
-        return {**counts, "passed_over": dict(self.passed_over)}
+    def mark(self, sources: int | None = None) -> dict[str, Any]:
+        """Returns the mark after the last batch, or after the first `sources` sources, which were just read. What is
+        passed over is not part of it: sources that can be continued have nothing of the kind."""
+        counts = {"done": self.done, "read": self.read, "bad": self.bad, "named": [*self.named]}
+        return {"sources": len(self.sources) if sources is None else sources, **counts}
 
     def _count(self, before: int, of_file: int) -> None:
         self.done = before + of_file

@@ -109,8 +109,8 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
                 raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
             documents.text_bytes = counts["clean"]["characters"]
             head["steps"] = counts
-        causes = [VERSION, head["settings"], head["tokenizer"], *keys]
-        unfinished = Unfinished(config.work_folder / "tokens", causes)
+        causes = [VERSION, head["settings"], head["tokenizer"], *(keys if given is None else [])]
+        unfinished = Unfinished(config.work_folder / "tokens", causes, keys)
         manifest = _corpus(config, head, documents, given, passed, progress, unfinished)
         return {**manifest, "steps": counts}
 
@@ -124,8 +124,6 @@ def _corpus(
     remove_leftovers(config.out)
     if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
         manifest = _existing(config.out, head)
-        if unfinished:
-            unfinished.forget()
         size: int = sum(entry["bytes"] for entry in head["inputs"])
         progress(size, size, "already prepared")
         return manifest
@@ -181,6 +179,8 @@ def _write(
                 if part.mark and unfinished:
                     sink.save(part.mark)
                 progress(documents.done, documents.total, "writing tokens")
+            if unfinished:
+                sink.save(documents.mark())
             splits = sink.close(specials.unk)
         except BaseException:
             sink.abandon()

@@ -36,7 +36,7 @@ class Sink:
         this object continues from there. Raises DataError if their files were changed since."""
         self._seed, self._threshold, self._min_tokens = seed, threshold, min_tokens
         self._keep = keep
-        state = _state(keep)
+        state = read_state(keep) if keep else None
         self.progress: Any = state["progress"] if state else None
         """What the last call of `save` was given, or None."""
         self.dropped = state["dropped"] if state else {"empty": 0, "short": 0, "duplicate": 0}
@@ -167,9 +167,9 @@ class Sink:
         return entries
 
 
-def _state(folder: Path | None) -> dict[str, Any] | None:
+def read_state(folder: Path) -> dict[str, Any] | None:
     """Returns what `Sink.save` kept in a folder, or None if there is nothing. Raises DataError if it is damaged."""
-    if folder is None or not (folder / STATE).exists():
+    if not (folder / STATE).exists():
         return None
     try:
         state = json.loads((folder / STATE).read_bytes())
