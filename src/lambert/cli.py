@@ -255,7 +255,8 @@ def _no_recipe(recipe: Path, verb: str) -> LambertError:
     near = difflib.get_close_matches(
         str(recipe), map(str, [*Path().glob("*.toml"), *Path().glob("recipes/**/*.toml")]), 1
     )
-    first = next(required(_settings(VERBS[verb]), ()), "") if recipe.exists() else ""
+    settings = _settings(VERBS[verb])
+    first = next(required(settings, ()), f"--{dataclasses.fields(settings)[0].name}") if recipe.exists() else ""
     if first and not near:
         return UsageError(f"{recipe} is not a recipe (a TOML file). Settings are flags: {first} {recipe}.")
     hint = f" Did you mean {near[0]}?" if near else " A recipe is a TOML file; see recipes/."

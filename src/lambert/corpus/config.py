@@ -20,12 +20,12 @@ STAGES = ("extract", "clean", "tokens")
 class PrepareConfig:
     """The settings that turn raw text into a prepared corpus."""
 
-    input: tuple[Path, ...]
+    input: tuple[Path, ...] = ()
     """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet and MediaWiki dumps, also .gz
-    .bz2 .xz .zst."""
-    out: Path
-    """Folder to write. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing is
-    done."""
+    .bz2 .xz .zst. Required."""
+    out: Path = Path()
+    """Folder to write. Required. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing
+    is done."""
     steps: tuple[str, ...] = ()
     """Steps to run, of `extract` (documents as Parquet), `clean` and `tokens` (the corpus). Each keeps its results in
     `work`, and repeats nothing that is done. Unset: one pass from the files to the corpus, which keeps nothing."""
@@ -69,13 +69,21 @@ class PrepareConfig:
     """Maximum share of unreadable documents (invalid UTF-8 or JSON, damaged files); prepare fails above it."""
     seed: int = 42
     """Seed that selects the held-out documents and the sample for the vocabulary."""
+    verify: Path | None = None
+    """Instead of preparing anything, checks all hashes and counts of the corpus in this folder."""
     workers: int = 0
     """Number of processes that split and encode text; the output does not depend on it. 0: one per core, at most 6, and
     one for small input."""
 
     def __post_init__(self) -> None:
-        if not self.input:
-            raise UsageError("input is empty: name at least one file, folder or glob.")
+        lacking = [name for name, value in (("--input", self.input), ("--out", self.out.parts)) if not value]
+        if lacking and self.verify is None:
+            raise UsageError(
+                f"prepare requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
+                "prepare --help` explains it."
+            )
+        if self.verify is not None and len(lacking) < 2:
+            raise UsageError("verify checks a corpus and prepares nothing: leave out input and out.")
         for name in self.stages:
             if name not in STAGES:
                 raise UsageError(f"steps = {name!r} is unknown.{nearest(name, list(STAGES))}")
@@ -122,7 +130,9 @@ class PrepareConfig:
 
     def decides(self) -> dict[str, Any]:
         """Returns the settings that determine the corpus, given the content of the input files."""
-        without = {"input", "out", "workers", "tokenizer", "steps", "work"} | (set() if self.clean else {"clean"})
+        without = {"input", "out", "workers", "tokenizer", "steps", "work", "verify"} | (
+            set() if self.clean else {"clean"}
+        )
         if self.tokenizer != "train":
             without |= {"vocabulary", "min_frequency", "alphabet", "sample_megabytes"}
         values = {name: value for name, value in as_dict(self).items() if name not in without}

@@ -1,10 +1,12 @@
 """`lambert prepare`: converts raw text to a tokenizer and token shards."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
+from lambert.corpus.verification import verify
 from lambert.engine.progress import progress
 from lambert.engine.signals import CONTINUE, START_AGAIN, graceful_stop
 from lambert.runs.result import Result, Say, silent
@@ -15,8 +17,11 @@ __all__ = ["PrepareConfig", "run"]
 def run(config: PrepareConfig, say: Say = silent) -> Result:
     """Prepares the corpus, shows progress on stderr, and says what was kept and dropped.
 
-    Raises SavedAndStopped after a signal.
+    With `config.verify`, only checks a corpus. Raises SavedAndStopped after a signal.
     """
+    if config.verify is not None:
+        _verify(config.verify, say)
+        return Result(config.verify)
     status, again = " before the end; no corpus was written", START_AGAIN
     if config.stages:
         status, again = "; the parts that are complete are kept", CONTINUE
@@ -45,6 +50,23 @@ def _prepare(config: PrepareConfig, say: Say) -> None:
     for line in summary(manifest):
         say(line)
     say(f"corpus  {config.out}  ({time.monotonic() - started:.1f} s)")
+
+
+def _verify(corpus: Path, say: Say) -> None:
+    with progress(None, "verifying", unit="M tokens", quiet=say is silent, summary=False) as bar:
+        manifest = verify(corpus, lambda done, total, phase: bar.update(phase, done / 1e6, total / 1e6))
+    for name, split in manifest["splits"].items():
+        say(
+            f"{name:<10} {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} "
+            f"tokens in {len(split['shards']):,} files: as the manifest says"
+        )
+    count = len(manifest["inputs"])
+    for verb, names in (("changed since", manifest["inputs_changed"]), ("gone", manifest["inputs_gone"])):
+        if names:
+            say(f"inputs     {len(names):,} of {count:,} {verb}: {names[0]}{' ...' if names[1:] else ''}")
+    if not manifest["inputs_changed"] and not manifest["inputs_gone"]:
+        say(f"inputs     {count:,} files, as they were")
+    say(f"verified   {corpus}")
 
 
 def summary_of_steps(steps: dict[str, Any]) -> list[str]:

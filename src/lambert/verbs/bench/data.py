@@ -168,7 +168,7 @@ def tokenizer(config: BenchConfig, world: World) -> Work:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def own() -> Step:
-        prepare = PrepareConfig(config.text, Path())
+        prepare = PrepareConfig(config.text, Path("unused"))
         encoder = Encoder(loaded.to_str(), prepare.language, prepare.lines)
         return lambda: float(sum(len(encoder(texts).ids_T) for texts in parts))
 
