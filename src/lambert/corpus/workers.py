@@ -174,15 +174,18 @@ def _serve() -> None:
     while True:
         try:
             item = pickle.load(inward)
-        except EOFError:
+        except (EOFError, pickle.UnpicklingError):
             return
         answer: tuple[Any, LambertError | None]
         try:
             answer = target(item), None
         except LambertError as error:
             answer = None, error
-        pickle.dump(answer, outward, protocol=5)
-        outward.flush()
+        try:
+            pickle.dump(answer, outward, protocol=5)
+            outward.flush()
+        except BrokenPipeError:  # the parent has ended; Python would write the rest to the pipe again at its exit
+            os._exit(1)
 
 
 if __name__ == "__main__":
