@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.corpus.cleaning import cleaned, cleaners, normalise, prose
+from lambert.corpus.cleaning import cleaner, normalise, prose
+from lambert.corpus.filtering import Ledger, by_document, filtered
 from lambert.corpus.readers import Piece
 
 
@@ -27,17 +28,19 @@ def test_prose_drops_a_document_without_one(text: str) -> None:
 
 
 def test_the_first_piece_decides_and_unreadable_documents_pass() -> None:
-    steps = [("short", lambda text: text.upper() if len(text) > 2 else None)]
+    steps = [("short", by_document("short", lambda text: text.upper() if len(text) > 2 else None))]
     pieces = [
         Piece("abc", "1", last=False), Piece("d", "2"),  # the second piece is short: it is kept as it is
         Piece("e", "3", last=False), Piece("fghi", "4"),  # dropped with its long second piece
         Piece("", "5", error="is damaged"), Piece("klm", "6"),
     ]  # fmt: skip
-    dropped: dict[str, int] = {}
-    found = list(cleaned(pieces, steps, dropped))
+    ledger = Ledger()
+    found = list(filtered(pieces, steps, ledger))
     assert [(piece.text, piece.place) for piece in found] == [("ABC", "1"), ("d", "2"), ("", "5"), ("KLM", "6")]
     assert found[2].error
-    assert dropped == {"short": 1}
+    assert ledger.dropped == {"short": 1}
+    assert [sample["text"] for sample in ledger.samples["short"]] == ["e"]
+    assert {sample["text"] for sample in ledger.samples["kept"]} == {"abc", "klm"}
 
 
 @pytest.mark.parametrize(
@@ -50,12 +53,12 @@ def test_the_first_piece_decides_and_unreadable_documents_pass() -> None:
 )
 def test_a_function_that_fails_is_named(function: Any, words: str) -> None:
     with pytest.raises(UsageError, match=f"clean = 'mine:tidy' {words}"):
-        list(cleaned([Piece("abc", "line 7")], [("mine:tidy", function)], {}))
+        list(filtered([Piece("abc", "line 7")], [("mine:tidy", by_document("mine:tidy", function))], Ledger()))
 
 
 def test_a_step_from_outside_must_be_a_function_of_a_text() -> None:
-    assert cleaners(["normalise"]) == [("normalise", normalise)]
+    assert cleaner("prose") is prose
     with pytest.raises(UsageError, match="cannot be imported"):
-        cleaners(["no_such_module:clean"])
+        cleaner("no_such_module:clean")
     with pytest.raises(UsageError, match="standard library"):
-        cleaners(["os:system"])
+        cleaner("os:system")

@@ -1,13 +1,19 @@
 """The settings of `lambert prepare`."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
+from lambert.corpus.filters import FILTERS
+from lambert.corpus.filters.c4 import C4
+from lambert.corpus.filters.decontamination import Decontaminate
+from lambert.corpus.filters.fineweb import FineWeb
+from lambert.corpus.filters.gopher import Gopher
+from lambert.corpus.filters.repetition import Repetition
 from lambert.corpus.readers import READERS
 from lambert.corpus.sentences import LINES
 
@@ -32,7 +38,8 @@ class PrepareConfig:
     work: Path | None = None
     """Folder for the results of `steps`. Unset: `out` with .work at its end."""
     clean: tuple[str, ...] = ()
-    """Functions of the step `clean`, in their order: `normalise`, `prose`, or package.module:function."""
+    """Filters of the step `clean`, in their order: `normalise`, `language`, `gopher`, `gopher-repetition`, `c4`,
+    `fineweb`, `personal-data`, `decontaminate`, `prose`, or package.module:function."""
     tokenizer: str = "train"
     """`train` learns a WordPiece vocabulary from the corpus. Otherwise the path of a vocab.txt, of a tokenizer.json, or
     of a folder that holds one."""
@@ -59,7 +66,11 @@ class PrepareConfig:
     """Meaning of a line break: `wrapped` lines are joined to paragraphs, `paragraphs` makes each line a paragraph, and
     `auto` decides for each document."""
     language: str = "en"
-    """ISO 639 code of the language, for the rules that find sentence ends (en, de, fr, es, zh, ...)."""
+    """ISO 639 code of the language (en, de, fr, es, zh, ...), for the rules that find sentence ends and the filter
+    `language`."""
+    min_language_score: float = 0.65
+    """Minimum probability of the language of a document for the filter `language`. Source: Penedo et al. 2024, The
+    FineWeb Datasets, section 3.3."""
     heldout: float = 0.01
     """Share of documents held out for evaluation, chosen by a hash of their content; at least one if there are two or
     more. 0: none."""
@@ -74,6 +85,11 @@ class PrepareConfig:
     workers: int = 0
     """Number of processes that split and encode text; the output does not depend on it. 0: one per core, at most 6, and
     one for small input."""
+    gopher: Gopher = field(default_factory=Gopher)
+    gopher_repetition: Repetition = field(default_factory=Repetition)
+    c4: C4 = field(default_factory=C4)
+    fineweb: FineWeb = field(default_factory=FineWeb)
+    decontaminate: Decontaminate = field(default_factory=Decontaminate)
 
     def __post_init__(self) -> None:
         lacking = [name for name, value in (("--input", self.input), ("--out", self.out.parts)) if not value]
@@ -103,7 +119,8 @@ class PrepareConfig:
         check(
             self,
             vocabulary="[6, 10000000]", min_frequency="[1, inf)", sample_megabytes="[1, inf)", min_tokens="[1, inf)",
-            workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]", seed=SEEDS,
+            workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]",
+            min_language_score="[0, 1]", seed=SEEDS,
         )  # fmt: skip
         if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", self.language):
             raise UsageError(f"language = {self.language!r} is not an ISO 639 code such as en or de.")
@@ -133,9 +150,13 @@ class PrepareConfig:
         without = {"input", "out", "workers", "tokenizer", "steps", "work", "verify"} | (
             set() if self.clean else {"clean"}
         )
+        for name, step in FILTERS.items():
+            without |= set() if name in self.cleaners else set(step.tables)
         if self.tokenizer != "train":
             without |= {"vocabulary", "min_frequency", "alphabet", "sample_megabytes"}
         values = {name: value for name, value in as_dict(self).items() if name not in without}
+        if "decontaminate" in values:
+            values["decontaminate"] = FILTERS["decontaminate"].settings(self)  # with the hashes of the files
         return values | ({"clean": [*self.cleaners]} if self.clean else {})
 
 

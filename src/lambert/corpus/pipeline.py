@@ -21,13 +21,14 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.lock import lock_folder
 from lambert.core.randomness import Stream, key, unit
+from lambert.core.settings import dotted
 from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
 from lambert.core.unsupported import LABELLED
 from lambert.corpus import files, sentences, tokenizer, vocabulary
-from lambert.corpus.cleaning import cleaners
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.encoding import document_hash
+from lambert.corpus.filtering import chain
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.readers import Layout, check_prose
 from lambert.corpus.splits import Sink
@@ -78,7 +79,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         tokenizer.specials(given, config.tokenizer)
     if config.stages:
         pyarrow()
-        cleaners(config.cleaners)
+        chain(config.cleaners, config)
     inputs: list[dict[str, Any]] = []
     stamps = []
     for file in found:
@@ -271,7 +272,7 @@ def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
     manifest = read_manifest(out)
     check_shape(out / "manifest.json", manifest, _PREPARED)
-    old, new = ({"clean": [], **values["settings"]} for values in (manifest, head))
+    old, new = ({"clean": [], **dotted(values["settings"])} for values in (manifest, head))
     differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
     if manifest["tokenizer"] != head["tokenizer"]:
         differs.append("another tokenizer")

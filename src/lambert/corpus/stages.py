@@ -21,9 +21,10 @@ from lambert.core.contents import HashedFile, misfit, sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, replace_files
 from lambert.core.registry import lookup
-from lambert.corpus.cleaning import cleaned, cleaners, code_hash
+from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import NAMED, Source, too_many_bad
+from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
 from lambert.corpus.parts import read_part, write_part
 from lambert.corpus.readers import KIND, READERS, Layout, Piece
 from lambert.corpus.slices import Slice, SliceReader, divide
@@ -33,10 +34,11 @@ Progress = Callable[[int, int, str], None]
 """Called with the bytes done, the total bytes and the name of the current step."""
 _RECORD = {
     "key": str, "source": str, "sha256": str, "documents": int, "unreadable": int, "characters": int, "named": [str],
-    "dropped": {"*": int}, "passed_over": {"*": int}, "record_sha256": str,
+    "dropped": {"*": int}, "passed_over": {"*": int}, "changed": {"*": int}, "found": {"*": int},
+    "samples": {"*": [{"hash": str, "place": str, "text": str}]}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 2, "clean": 1}
+VERSIONS = {"extract": 2, "clean": 2}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -86,19 +88,24 @@ class Extract:
             if HashedFile(Path(unit.source), "").stamp() != unit.stamp:
                 raise DataError(f"{unit.source} changed while it was read. Give the command again when it is complete.")
 
-        return _write(self._folder, unit, pieces(), {"named": named, "dropped": {}, "passed_over": passed_over})
+        return _write(self._folder, unit, pieces(), {"named": named, "passed_over": passed_over, **Ledger().record()})
 
 
 class Clean:
-    """Writes the documents of a part that no function drops to another part."""
+    """Writes the documents of a part that no filter drops to another part."""
 
-    def __init__(self, before: Path, folder: Path, names: tuple[str, ...]) -> None:
-        self._before, self._folder, self._functions = before, folder, cleaners(names)
+    def __init__(self, before: Path, folder: Path, config: PrepareConfig) -> None:
+        self._before, self._folder, self._filters = before, folder, chain(config.cleaners, config)
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
-        dropped = dict.fromkeys((name for name, _ in self._functions), 0)
-        pieces = cleaned(read_part(_part(self._before, unit.before)), self._functions, dropped)
-        return _write(self._folder, unit, pieces, {"named": [], "dropped": dropped, "passed_over": {}})
+        ledger = Ledger()
+        more: dict[str, Any] = {"named": [], "passed_over": {}}
+
+        def pieces() -> Iterator[Piece]:
+            yield from filtered(read_part(_part(self._before, unit.before)), self._filters, ledger)
+            more.update(ledger.record())
+
+        return _write(self._folder, unit, pieces(), more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +205,17 @@ def _plans(config: PrepareConfig) -> list[Plan]:
     layout = Layout(config.documents, config.text_field)
     folders = {step: config.work_folder / step for step in VERSIONS}
     reader = code_hash(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
-    functions = cleaners(config.cleaners)
     plans = [
         Plan(
             "extract", folders["extract"], Extract, (folders["extract"], layout, config.format),
             {"documents": layout.documents, "text_field": layout.text_field, "format": config.format, "code": reader},
         ),
         Plan(
-            "clean", folders["clean"], Clean, (folders["extract"], folders["clean"], config.cleaners),
-            {"clean": [(name, code_hash(function) if ":" in name else "") for name, function in functions]},
+            "clean", folders["clean"], Clean, (folders["extract"], folders["clean"], config),
+            {"clean": decides(config.cleaners, config)},
         ),
     ]  # fmt: skip
-    last = "clean" if functions and ("clean" in config.stages or config.makes_corpus) else "extract"
+    last = "clean" if config.cleaners and ("clean" in config.stages or config.makes_corpus) else "extract"
     return plans if last == "clean" else plans[:1]
 
 
@@ -286,10 +292,10 @@ def _sum(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {
         name: sum(int(record[name]) for record in records) for name in ("documents", "unreadable", "characters")
     }
-    for kind in ("dropped", "passed_over"):
+    for kind in ("dropped", "passed_over", "changed", "found"):
         names = dict.fromkeys(name for record in records for name in record[kind])
         total[kind] = {name: sum(record[kind].get(name, 0) for record in records) for name in names}
-    return total
+    return total | {"samples": merged(records)}
 
 
 @contextmanager

@@ -1,0 +1,268 @@
+"""Words, lines and their hashes of many texts at once, as arrays. Each is computed when it is first used.
+
+Letters of shapes: B bytes of all texts, N words, L lines with words, D documents; a 1 after a letter means one more.
+
+A word is a run of characters that are not white space. In scripts that are written without spaces, each run of letters
+of such a script is a word of its own; how these runs divide into words is known only to a dictionary of the language.
+"""
+
+import functools
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.corpus.characters import MIDDLE, PUNCTUATION, SPACE, UNSPACED, Bytes, Integers, flags
+
+Hashes = npt.NDArray[np.uint64]
+Booleans = npt.NDArray[np.bool_]
+
+WIDTH = 16  # bytes of a word that are hashed at once
+LONG = 256  # a word of more bytes is hashed by BLAKE2b
+_KEEP = np.array([[255] * n + [0] * (WIDTH - n) for n in range(WIDTH + 1)], dtype=np.uint8).view(np.uint64)
+_A, _B, _C = (np.uint64(odd) for odd in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xBF58476D1CE4E5B9))
+_HALF = np.uint64(32)
+_BASE = 0x2545F4914F6CDD1D
+"""Base of the polynomial over the hashes of words. Any odd number with random-looking bits will do."""
+
+
+class Batch:
+    """Texts with the positions and hashes of their words and lines."""
+
+    between = SPACE
+    """The properties of characters between words."""
+    alone = False
+    """Whether each letter of a script without spaces is a word."""
+
+    def __init__(self, texts: Sequence[str], places: Sequence[str] = ()) -> None:
+        self.texts = list(texts)
+        self.places = list(places) or [f"text {number}" for number in range(1, len(self.texts) + 1)]
+        """Where each text is in its file, for messages."""
+        self.dropped: set[int] = set()
+        """The texts that were dropped before. What a filter decides about them is not used."""
+        encoded = [text.encode() for text in self.texts]
+        self.data = b"\n".join([b"", *encoded, b""])
+        """The texts in UTF-8, with a newline before, between and after them."""
+        self.data_B: Bytes = np.frombuffer(self.data, dtype=np.uint8)
+        lengths_D = np.array([len(data) for data in encoded], dtype=np.int64)
+        self.ends_D: Integers = np.cumsum(lengths_D + 1)
+        """Position of the newline after each text."""
+        self.starts_D: Integers = self.ends_D - lengths_D
+        self.characters_D: Integers = np.array([len(text) for text in self.texts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def _flags(self) -> tuple[Bytes, bool]:
+        return flags(self.data)
+
+    @property
+    def flags_B(self) -> Bytes:
+        """Properties of characters (`lambert.corpus.characters`)."""
+        return self._flags[0]
+
+    def document_of(self, positions: Integers) -> Integers:
+        """Returns the number of the document at each of these positions."""
+        return np.searchsorted(self.ends_D, positions, side="right")
+
+    # --- characters
+
+    @cached_property
+    def _characters_B1(self) -> npt.NDArray[np.int32]:
+        """The number of characters before each byte."""
+        counts = np.zeros(len(self.data) + 1, dtype=np.int32)
+        np.cumsum((self.flags_B & MIDDLE) == 0, out=counts[1:])
+        return counts
+
+    def characters(self, starts: Integers, ends: Integers) -> Integers:
+        """Returns the number of characters between each two positions."""
+        if not self._flags[1]:
+            return ends - starts
+        return (self._characters_B1[ends] - self._characters_B1[starts]).astype(np.int64)
+
+    # --- words
+
+    @cached_property
+    def _words(self) -> tuple[Integers, Integers]:
+        word_B = (self.flags_B & self.between) == 0
+        unspaced_B = (self.flags_B & UNSPACED) != 0
+        if not self._flags[1] or not unspaced_B.any():
+            edges = np.flatnonzero(word_B[1:] != word_B[:-1]) + 1
+            return edges[::2], edges[1::2]
+        kinds_B = word_B.view(np.uint8) + unspaced_B
+        edge_B = np.diff(kinds_B, prepend=0) != 0
+        if self.alone:
+            edge_B |= unspaced_B & ((self.flags_B & MIDDLE) == 0)
+        edges = np.flatnonzero(edge_B)
+        inside = kinds_B[edges] != 0
+        return edges[inside], edges[1:][inside[:-1]]
+
+    @property
+    def starts_N(self) -> Integers:
+        """Position of the first byte of each word."""
+        return self._words[0]
+
+    @property
+    def ends_N(self) -> Integers:
+        """Position behind the last byte of each word."""
+        return self._words[1]
+
+    @cached_property
+    def words_D1(self) -> Integers:
+        """Number of the first word of each document, and the number of all words."""
+        return np.append(np.searchsorted(self.starts_N, self.starts_D), len(self.starts_N))
+
+    @cached_property
+    def documents_N(self) -> npt.NDArray[np.int32]:
+        """The document of each word."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.words_D1))
+
+    @cached_property
+    def letters_N1(self) -> Integers:
+        """The number of characters in all words before each word, and in all words."""
+        return np.append(0, np.cumsum(self.characters(self.starts_N, self.ends_N)))
+
+    @cached_property
+    def hashes_N(self) -> Hashes:
+        """64-bit hash of the bytes of each word."""
+        return word_hashes(self.data, self.starts_N, self.ends_N)
+
+    @cached_property
+    def _sums_N1(self) -> Hashes:
+        """The polynomial of the hashes of all words before each word."""
+        return np.append(np.uint64(0), np.cumsum(self.hashes_N * powers(len(self.hashes_N))))
+
+    def grams(self, first: Integers, end: Integers) -> Hashes:
+        """Returns a 64-bit hash of each sequence of words, from `first` to before `end`.
+
+        It is the polynomial of the words' hashes, so that two sequences have the same hash if they have the same words
+        in the same order.
+        """
+        sums, back = self._sums_N1, powers(len(self.hashes_N) + 1, inverse=True)
+        return (sums[end] - sums[first]) * back[first]
+
+    # --- lines
+
+    @cached_property
+    def _lines(self) -> tuple[Integers, Integers, Integers]:
+        breaks = np.flatnonzero(self.data_B == ord("\n"))
+        bounds = np.searchsorted(self.starts_N, breaks)
+        some = np.flatnonzero(bounds[1:] > bounds[:-1])
+        return some, bounds[some], bounds[some + 1]
+
+    @property
+    def numbers_L(self) -> Integers:
+        """The number of each line, counted with lines that have no word, over all documents."""
+        return self._lines[0]
+
+    @property
+    def first_L(self) -> Integers:
+        """The first word of each line that has words."""
+        return self._lines[1]
+
+    @property
+    def end_L(self) -> Integers:
+        """The number of the word behind the last one of each line."""
+        return self._lines[2]
+
+    @cached_property
+    def documents_L(self) -> Integers:
+        """The document of each line."""
+        return self.documents_N[self.first_L].astype(np.int64)
+
+    @cached_property
+    def lines_D(self) -> Integers:
+        """The number of lines of each document."""
+        return np.bincount(self.documents_L, minlength=len(self))
+
+    @cached_property
+    def hashes_L(self) -> Hashes:
+        """A hash of the words of each line."""
+        return self.grams(self.first_L, self.end_L)
+
+    @cached_property
+    def characters_L(self) -> Integers:
+        """The number of characters of each line, without white space at its ends."""
+        return self.characters(self.starts_N[self.first_L], self.ends_N[self.end_L - 1])
+
+    @cached_property
+    def last_L(self) -> Integers:
+        """Position of the first byte of the last character of each line."""
+        return self.last_characters(self.ends_N[self.end_L - 1])
+
+    def last_characters(self, ends: Integers) -> Integers:
+        """Returns the position of the first byte of the character before each of these positions."""
+        at = ends - 1
+        if self._flags[1]:
+            for _ in range(3):
+                at = at - ((self.flags_B[at] & MIDDLE) != 0)
+        return at
+
+
+class PlainWords(Batch):
+    """Texts in lower case, whose words are between white space and punctuation marks. Each letter of a script that is
+    written without spaces is a word."""
+
+    between = SPACE | PUNCTUATION
+    alone = True
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        super().__init__([text.lower() for text in texts])
+
+
+def word_hashes(data: bytes, starts_N: Integers, ends_N: Integers) -> Hashes:
+    """Returns a 64-bit hash of the bytes between each two positions."""
+    lengths_N = ends_N - starts_N
+    anywhere = np.ndarray(len(data) + 1, dtype=f"V{WIDTH}", buffer=data + bytes(WIDTH), strides=(1,))
+    hashes_N = lengths_N.view(np.uint64) * _C
+
+    def mix(hashes: Hashes, starts: Integers, lengths: Integers) -> Hashes:
+        halves = anywhere.take(starts).view(np.uint64).reshape(-1, 2) & _KEEP.take(lengths, axis=0, mode="clip")
+        for half, odd in ((halves[:, 0], _A), (halves[:, 1], _B)):
+            hashes = (hashes ^ half) * odd
+            hashes ^= hashes >> _HALF
+        return hashes
+
+    hashes_N = mix(hashes_N, starts_N, lengths_N)
+    left = np.flatnonzero(lengths_N > WIDTH)
+    for at in left[lengths_N[left] > LONG].tolist():
+        digest = blake2b(data[starts_N[at] : ends_N[at]], digest_size=8).digest()
+        hashes_N[at] = int.from_bytes(digest, "little")
+    left = left[lengths_N[left] <= LONG]
+    done = WIDTH
+    while len(left):
+        hashes_N[left] = mix(hashes_N[left], starts_N[left] + done, lengths_N[left] - done)
+        done += WIDTH
+        left = left[lengths_N[left] > done]
+    hashes_N *= _C
+    return hashes_N ^ (hashes_N >> _HALF)
+
+
+@functools.lru_cache(2)
+def _powers(count: int, inverse: bool) -> Hashes:
+    base = pow(_BASE, -1, 1 << 64) if inverse else _BASE
+    values = np.full(count, base, dtype=np.uint64)
+    values[0] = 1
+    return np.multiply.accumulate(values)
+
+
+def powers(count: int, inverse: bool = False) -> Hashes:
+    """Returns the powers 0 to `count` - 1 of the base, or of its inverse, modulo 2^64."""
+    return _powers(1 << max(count, 1 << 18).bit_length(), inverse)[:count]
+
+
+def repeated(hashes: Hashes, documents: npt.NDArray[np.integer]) -> Booleans:
+    """Returns for each element whether the same hash occurred before it in the same document."""
+    keys = with_document(hashes, documents)
+    found = np.ones(len(keys), dtype=np.bool_)
+    found[np.unique(keys, return_index=True)[1]] = False
+    return found
+
+
+def with_document(hashes: Hashes, documents: npt.NDArray[np.integer]) -> Hashes:
+    """Returns hashes of the pairs of a hash and a document."""
+    mixed = (hashes ^ (documents.astype(np.uint64) + np.uint64(1)) * _A) * _B
+    return mixed ^ (mixed >> _HALF)

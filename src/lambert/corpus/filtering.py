@@ -1,0 +1,189 @@
+"""Runs the filters of the step `clean` over the pieces of a part, and counts and samples what they do."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from lambert.core.errors import UsageError
+from lambert.core.registry import nearest
+from lambert.corpus.batch import Batch
+from lambert.corpus.cleaning import CLEANERS, Cleaner, call, cleaner, code_hash
+from lambert.corpus.filters import FILTERS
+from lambert.corpus.filters.outcome import Filter, Outcome
+from lambert.corpus.readers import Piece
+
+if TYPE_CHECKING:
+    from lambert.corpus.config import PrepareConfig
+
+BATCH = 1 << 20
+"""Characters after which a batch ends (our choice: its arrays then need some 60 MB)."""
+BATCH_PIECES = 1 << 14
+KEPT = "kept"
+SAMPLED = {"part": 3, "all": 10}
+"""Number of documents that are kept as samples for each reason, of a part and of all parts."""
+SHOWN = 300
+"""Characters of a sample."""
+Chain = list[tuple[str, Filter]]
+Sample = dict[str, str]
+
+
+def chain(names: Iterable[str], config: "PrepareConfig") -> Chain:
+    """Returns the filters with these names. Raises UsageError if one is unknown or cannot be used with the settings."""
+    return [(name, _filter(name, config)) for name in names]
+
+
+def _filter(name: str, config: "PrepareConfig") -> Filter:
+    if name in FILTERS:
+        return FILTERS[name].build(config)
+    if ":" not in name and name not in CLEANERS:
+        raise UsageError(f"clean = {name!r} is unknown.{nearest(name, [*FILTERS, *CLEANERS])}")
+    return by_document(name, cleaner(name))
+
+
+def decides(names: Iterable[str], config: "PrepareConfig") -> list[Any]:
+    """Returns what, besides the documents, determines what these filters do."""
+    found: list[Any] = []
+    for name in names:
+        if name in FILTERS:
+            found.append((name, FILTERS[name].settings(config)))
+        else:
+            found.append((name, code_hash(cleaner(name)) if ":" in name else ""))
+    return found
+
+
+def by_document(name: str, function: Cleaner) -> Filter:
+    """Returns the filter that calls a function for each document."""
+
+    def run(batch: Batch) -> Outcome:
+        outcome = Outcome()
+        for document, text in enumerate(batch.texts):
+            if document not in batch.dropped:
+                found = call(name, function, text, batch.places[document])
+                if found is None:
+                    outcome.dropped[document] = ""
+                else:
+                    outcome.texts[document] = found
+        return outcome
+
+    return run
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the filters did with the documents of a part."""
+
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Dropped documents by filter and reason."""
+    changed: Counter[str] = field(default_factory=Counter)
+    """Documents, or pieces of long ones, with another text after a filter."""
+    found: Counter[str] = field(default_factory=Counter)
+    """What filters found in documents that were not dropped before, such as masked addresses."""
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    """For each reason, and for documents that are kept, those with the smallest hashes of their contents."""
+
+    def drop(self, reason: str, piece: Piece) -> None:
+        """Counts a dropped document."""
+        self.dropped[reason] += 1
+        self.sample(reason, piece, SAMPLED["part"])
+
+    def sample(self, reason: str, piece: Piece, count: int) -> None:
+        """Keeps a document if it is among the `count` ones with the smallest hashes."""
+        own = self.samples.setdefault(reason, [])
+        digest = blake2b(piece.text.encode(), digest_size=8).hexdigest()
+        if len(own) < count or digest < own[-1]["hash"]:
+            own.append({"hash": digest, "place": piece.place, "text": piece.text[:SHOWN]})
+            own[:] = smallest(own, count)
+
+    def record(self) -> dict[str, Any]:
+        """Returns the entries of the record of the part."""
+        return {
+            "dropped": dict(self.dropped), "changed": dict(self.changed), "found": dict(self.found),
+            "samples": self.samples,
+        }  # fmt: skip
+
+
+def smallest(samples: Iterable[Sample], count: int) -> list[Sample]:
+    """Returns the samples with the smallest hashes, each content once, in the order of their hashes."""
+    first: dict[str, Sample] = {}
+    for sample in samples:
+        first.setdefault(sample["hash"], sample)
+    return [first[digest] for digest in sorted(first)[:count]]
+
+
+def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Sample]]:
+    """Returns the samples of all parts, each with the file that it is from."""
+    found: dict[str, list[Sample]] = {}
+    for record in records:
+        for reason, samples in record["samples"].items():
+            found.setdefault(reason, []).extend({"source": record["source"], **sample} for sample in samples)
+    return {reason: smallest(samples, SAMPLED["all"]) for reason, samples in found.items()}
+
+
+def filtered(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterator[Piece]:
+    """Yields the pieces of the documents that no filter drops, with their new texts. Unreadable documents pass.
+
+    The first piece of a long document decides whether the document is dropped; a later piece that a filter would drop
+    keeps its text. Raises UsageError if a function fails or returns something else than text.
+    """
+    dropping = False
+    for batch, first in _batches(pieces):
+        if not first and dropping:
+            continue
+        texts = _run(batch, first, filters, ledger)
+        dropping = texts[-1] is None
+        for piece, text in zip(batch, texts, strict=True):
+            if text is not None:
+                if first and not piece.error:
+                    ledger.sample(KEPT, piece, SAMPLED["all"])
+                yield Piece(text, piece.place, piece.last, piece.error)
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], bool]]:
+    """Yields pieces that begin documents in batches, and each later piece of a long document alone, with False."""
+    batch: list[Piece] = []
+    size, inside = 0, False
+    for piece in pieces:
+        if inside:
+            yield [piece], False
+        else:
+            batch.append(piece)
+            size += len(piece.text)
+        inside = not piece.last
+        if batch and (inside or size >= BATCH or len(batch) >= BATCH_PIECES):
+            yield batch, True
+            batch, size = [], 0
+    if batch:
+        yield batch, True
+
+
+def _run(pieces: list[Piece], first: bool, filters: Chain, ledger: Ledger) -> list[str | None]:
+    """Returns the new text of each piece, None if its document is dropped."""
+    texts: list[str | None] = [piece.text for piece in pieces]
+    rows = [row for row, piece in enumerate(pieces) if not piece.error]
+    batch = Batch([pieces[row].text for row in rows], [pieces[row].place for row in rows])
+    for name, apply in filters:
+        if len(batch.dropped) == len(rows):
+            break
+        outcome = apply(batch)
+        for document, counts in outcome.found.items():
+            if document not in batch.dropped:
+                for what, count in counts.items():
+                    ledger.found[f"{name}: {what}"] += count
+        changed = 0
+        for document, text in outcome.texts.items():
+            if document not in batch.dropped and document not in outcome.dropped and text != batch.texts[document]:
+                texts[rows[document]] = text
+                changed += 1
+        if first:
+            for document, reason in sorted(outcome.dropped.items()):
+                if document not in batch.dropped:
+                    batch.dropped.add(document)
+                    texts[rows[document]] = None
+                    ledger.drop(f"{name}: {reason}" if reason else name, pieces[rows[document]])
+        if changed:
+            ledger.changed[name] += changed
+            rows = [row for row in rows if texts[row] is not None]
+            batch = Batch([texts[row] or "" for row in rows], [pieces[row].place for row in rows])
+    return texts

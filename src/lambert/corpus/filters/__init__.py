@@ -1,0 +1,88 @@
+"""Filters of documents: each decides about a whole batch at once, with arrays."""
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lambert.core.contents import sha256
+from lambert.core.errors import DataError, UsageError
+from lambert.core.settings import as_dict
+from lambert.corpus.filters.c4 import c4
+from lambert.corpus.filters.decontamination import Decontamination
+from lambert.corpus.filters.fineweb import fineweb
+from lambert.corpus.filters.gopher import gopher
+from lambert.corpus.filters.language import check_language, language_filter
+from lambert.corpus.filters.outcome import Filter
+from lambert.corpus.filters.personal import personal_data
+from lambert.corpus.filters.repetition import gopher_repetition
+from lambert.corpus.filters.whitespace import normalise_batch
+
+if TYPE_CHECKING:
+    from lambert.corpus.config import PrepareConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A filter by name."""
+
+    build: Callable[["PrepareConfig"], Filter]
+    """Returns the filter. It checks settings, and reads no large file."""
+    settings: Callable[["PrepareConfig"], dict[str, Any]]
+    """Returns what, besides a document, determines what the filter does."""
+    tables: tuple[str, ...] = ()
+    """The settings of `PrepareConfig` that only this filter uses."""
+
+
+def _language(config: "PrepareConfig") -> Filter:
+    check_language(config.language)
+    return partial(language_filter, language=config.language, min_score=config.min_language_score)
+
+
+def _decontaminate(config: "PrepareConfig") -> Filter:
+    if not config.decontaminate.files:
+        raise UsageError("clean = decontaminate needs evaluation files: set decontaminate.files.")
+    return Decontamination(config.decontaminate)
+
+
+def _evaluation_files(config: "PrepareConfig") -> dict[str, Any]:
+    try:
+        hashes = [[path.name, sha256(Path(path))] for path in config.decontaminate.files]
+    except OSError as error:
+        raise DataError(f"decontaminate.files: {error.filename} cannot be read: {error.strerror}.") from error
+    return as_dict(config.decontaminate) | {"files": hashes}
+
+
+FILTERS: dict[str, Step] = {
+    "normalise": Step(lambda config: normalise_batch, lambda config: {}),
+    "language": Step(
+        _language,
+        lambda config: {
+            "language": config.language,
+            "min_score": config.min_language_score,
+            "py3langid": importlib.metadata.version("py3langid"),
+        },
+        ("min_language_score",),
+    ),
+    "gopher": Step(
+        lambda config: partial(gopher, rules=config.gopher), lambda config: as_dict(config.gopher), ("gopher",)
+    ),
+    "gopher-repetition": Step(
+        lambda config: partial(gopher_repetition, rules=config.gopher_repetition),
+        lambda config: as_dict(config.gopher_repetition),
+        ("gopher_repetition",),
+    ),
+    "c4": Step(
+        lambda config: partial(c4, rules=config.c4, language=config.language),
+        lambda config: as_dict(config.c4) | {"language": config.language},
+        ("c4",),
+    ),
+    "fineweb": Step(
+        lambda config: partial(fineweb, rules=config.fineweb), lambda config: as_dict(config.fineweb), ("fineweb",)
+    ),
+    "personal-data": Step(lambda config: personal_data, lambda config: {}),
+    "decontaminate": Step(_decontaminate, _evaluation_files, ("decontaminate",)),
+}
+"""The filters of the step `clean` besides the functions in `cleaning.CLEANERS`."""

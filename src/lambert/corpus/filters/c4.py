@@ -1,0 +1,126 @@
+"""The filter of the Colossal Clean Crawled Corpus (C4)."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.core.settings import check
+from lambert.corpus.batch import Batch, Booleans
+from lambert.corpus.characters import END, QUOTE, Integers
+from lambert.corpus.filters.outcome import Outcome
+from lambert.corpus.sentences import split
+
+CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
+POLICIES = (b"terms of use", b"privacy policy", b"cookie policy", b"uses cookies", b"use of cookies", b"use cookies")
+CLOSING = frozenset(")）]］")
+"""Marks that may follow the end of a sentence, but are no quotation marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class C4:
+    """Thresholds of `c4`. Source: Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.2. The code
+    for the published dataset uses 3 sentences and lines of 5 words."""
+
+    min_sentences: int = 5
+    """Documents with fewer sentences after lines were removed are dropped."""
+    min_line_words: int = 3
+    """Lines with fewer words are removed."""
+    max_word_length: int = 1000
+    """Lines with a longer word are removed (from the code for the dataset)."""
+
+    def __post_init__(self) -> None:
+        check(self, "c4.")
+
+
+def c4(batch: Batch, rules: C4, language: str) -> Outcome:
+    """Removes citation marks such as [1], and lines that are no sentences, and drops documents that are code or
+    placeholders or have too few sentences. One blank line remains where there were some."""
+    outcome = Outcome()
+    cited = _without_citations(batch)
+    if cited:
+        batch = Batch([cited.get(document, text) for document, text in enumerate(batch.texts)])
+        outcome.texts |= cited
+    lower = batch.data.lower()
+    for phrase, reason in ((b"lorem ipsum", "lorem ipsum"), (b"{", "curly bracket")):
+        outcome.drop(np.bincount(batch.document_of(_positions(lower, phrase)), minlength=len(batch)) > 0, reason)
+    kept_L = _kept_L(batch, rules, lower)
+    lines_D1 = np.append(np.searchsorted(batch.documents_L, np.arange(len(batch))), len(kept_L))
+    removed_D = np.bincount(batch.documents_L[~kept_L], minlength=len(batch))
+    few_D = np.bincount(batch.documents_L[kept_L], minlength=len(batch)) < rules.min_sentences
+    paragraphs_L = np.cumsum(np.diff(batch.numbers_L, prepend=-2) > 1)
+    for document in np.flatnonzero((removed_D > 0) | few_D).tolist():
+        if document in outcome.dropped:
+            continue
+        text = batch.texts[document]
+        if removed_D[document]:
+            first, after = lines_D1[document : document + 2].tolist()
+            lines = np.arange(first, after)[kept_L[first:after]]
+            outcome.texts[document] = text = _joined(batch, lines, paragraphs_L)
+        if few_D[document] and len(split(text, language, "paragraphs")) < rules.min_sentences:
+            outcome.dropped[document] = "too few sentences"
+    return outcome
+
+
+def _without_citations(batch: Batch) -> dict[int, str]:
+    """Returns the texts with citation marks, without them."""
+    if b"[" not in batch.data:
+        return {}
+    some = np.unique(batch.document_of(np.flatnonzero(batch.data_B == ord("["))))
+    found = {}
+    for document in some.tolist():
+        text, count = CITATION.subn("", batch.texts[document])
+        if count:
+            found[document] = text
+    return found
+
+
+def _kept_L(batch: Batch, rules: C4, lower: bytes) -> Booleans:
+    """Returns whether each line is kept."""
+    last = batch.flags_B[batch.last_L]
+    kept_L: Booleans = (last & (END | QUOTE)) != 0
+    for mark in CLOSING:
+        kept_L &= ~_ends_with(batch, mark.encode())
+    kept_L &= ~_ends_with(batch, b"...") & ~_ends_with(batch, "…".encode())
+    kept_L &= batch.end_L - batch.first_L >= rules.min_line_words
+    line_at = batch.starts_N[batch.first_L]
+    for phrase in (b"javascript", *POLICIES):
+        kept_L[np.searchsorted(line_at, _positions(lower, phrase), side="right") - 1] = False
+    long = np.flatnonzero(batch.ends_N - batch.starts_N > rules.max_word_length)
+    if len(long):
+        long = long[batch.characters(batch.starts_N[long], batch.ends_N[long]) > rules.max_word_length]
+        kept_L[np.searchsorted(batch.first_L, long, side="right") - 1] = False
+    return kept_L
+
+
+def _ends_with(batch: Batch, sequence: bytes) -> Booleans:
+    """Returns whether each line ends with this sequence of bytes."""
+    after_L = batch.ends_N[batch.end_L - 1]
+    same_L = np.ones(len(after_L), dtype=np.bool_)
+    for step, byte in enumerate(reversed(sequence), 1):
+        same_L &= batch.data_B[after_L - step] == byte
+    return same_L
+
+
+def _positions(data: bytes, phrase: bytes) -> Integers:
+    def found() -> Iterator[int]:
+        at = data.find(phrase)
+        while at >= 0:
+            yield at
+            at = data.find(phrase, at + 1)
+
+    return np.fromiter(found(), dtype=np.int64)
+
+
+def _joined(batch: Batch, lines: Integers, paragraphs_L: npt.NDArray[np.int64]) -> str:
+    """Returns these lines as a text."""
+    data, parts, before = batch.data, [], None
+    begins, ends = batch.starts_N[batch.first_L[lines]].tolist(), batch.ends_N[batch.end_L[lines] - 1].tolist()
+    for begin, end, paragraph in zip(begins, ends, paragraphs_L[lines].tolist(), strict=True):
+        if before is not None:
+            parts.append(b"\n" if paragraph == before else b"\n\n")
+        parts.append(data[begin:end])
+        before = paragraph
+    return b"".join(parts).decode()

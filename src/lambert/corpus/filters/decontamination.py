@@ -1,0 +1,117 @@
+"""Finds documents that contain text of evaluation files."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lambert.core.errors import DataError
+from lambert.core.settings import check
+from lambert.corpus.batch import Batch, Booleans, Hashes, PlainWords
+from lambert.corpus.characters import Integers
+from lambert.corpus.filters.outcome import Outcome
+from lambert.corpus.streams import is_damage, unpacked
+
+_ROW = 1 << 24  # maximum characters of a cell of a CSV file
+
+
+@dataclass(frozen=True, slots=True)
+class Decontaminate:
+    """Settings of `decontaminate`. Source: Brown et al. 2020, Language Models are Few-Shot Learners, appendix C."""
+
+    files: tuple[Path, ...] = ()
+    """Evaluation files: JSON lines and JSON (every string in them, as in SQuAD), CSV and TSV (every cell), or text.
+    They may be compressed."""
+    words: int = 13
+    """Documents with so many consecutive words of an evaluation file, in lower case and without punctuation, are
+    dropped. Shorter strings of these files are not searched for."""
+    drop: bool = True
+    """false: such documents are counted and kept."""
+
+    def __post_init__(self) -> None:
+        check(self, "decontaminate.", words="[1, 1000]")
+
+
+class Decontamination:
+    """The filter `decontaminate`. The evaluation files are read when it is first called."""
+
+    def __init__(self, rules: Decontaminate) -> None:
+        self._rules = rules
+
+    def __call__(self, batch: Batch) -> Outcome:
+        outcome = Outcome()
+        grams, documents = _grams(batch.texts, self._rules.words)
+        known, table, bits = self._known
+        maybe = np.flatnonzero(table[(grams >> np.uint64(64 - bits)).view(np.int64)])
+        grams, documents = grams[maybe], documents[maybe]
+        for path, hashes in known.items():
+            at = np.minimum(np.searchsorted(hashes, grams), max(len(hashes) - 1, 0))
+            hit = hashes[at] == grams if len(hashes) else np.zeros(len(grams), dtype=np.bool_)
+            for document in np.unique(documents[hit]).tolist():
+                outcome.found.setdefault(document, Counter())[path.name] += 1
+                if self._rules.drop:
+                    outcome.dropped.setdefault(document, path.name)
+        return outcome
+
+    @cached_property
+    def _known(self) -> tuple[dict[Path, Hashes], Booleans, int]:
+        """The hashes of the sequences of words of each file, in order, and a table of their first bits."""
+        known = {path: np.unique(_grams(list(strings(path)), self._rules.words)[0]) for path in self._rules.files}
+        bits = min(26, max(16, sum(len(hashes) for hashes in known.values()).bit_length() + 4))
+        table = np.zeros(1 << bits, dtype=np.bool_)
+        for hashes in known.values():
+            table[(hashes >> np.uint64(64 - bits)).view(np.int64)] = True
+        return known, table, bits
+
+
+def _grams(texts: list[str], size: int) -> tuple[Hashes, Integers]:
+    """Returns the hash and the text of each sequence of so many words."""
+    batch = PlainWords(texts)
+    first = np.arange(max(len(batch.starts_N) - size + 1, 0))
+    documents = batch.documents_N[first]
+    inside = batch.documents_N[first + (size - 1)] == documents
+    first = first[inside]
+    mixed = batch.grams(first, first + size) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed, documents[inside].astype(np.int64)
+
+
+def strings(path: Path) -> Iterator[str]:
+    """Yields the strings of an evaluation file. Raises DataError if it cannot be read."""
+    try:
+        with path.open("rb") as raw:
+            stream, suffix = unpacked(path, raw)
+            text = stream.read().decode("utf-8-sig")
+        if suffix in (".jsonl", ".ndjson"):
+            for line in text.split("\n"):
+                if line.strip():
+                    yield from _inside(json.loads(line))
+        elif suffix == ".json":
+            yield from _inside(json.loads(text))
+        elif suffix in (".csv", ".tsv"):
+            csv.field_size_limit(_ROW)
+            for row in csv.reader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ","):
+                yield from row
+        else:
+            yield text
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as an evaluation file: {error}.") from error
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        raise DataError(f"{path} cannot be read as an evaluation file: {error}.") from error
+
+
+def _inside(value: Any) -> Iterator[str]:
+    """Yields the strings in parsed JSON, without the names of fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _inside(item)

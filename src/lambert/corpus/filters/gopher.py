@@ -1,0 +1,132 @@
+"""The quality filter of Gopher."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lambert.core.settings import check
+from lambert.corpus.batch import Batch, Booleans, word_hashes
+from lambert.corpus.characters import LETTER, Integers
+from lambert.corpus.filters.outcome import Outcome
+
+ELLIPSIS, BULLET = "…".encode(), "•".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Gopher:
+    """Thresholds of `gopher`. Source: Rae et al. 2021, Scaling Language Models, appendix A.1.1, for English text."""
+
+    min_words: int = 50
+    """Documents with fewer words are dropped."""
+    max_words: int = 100_000
+    """Documents with more words are dropped."""
+    min_word_length: float = 3.0
+    """Documents with a smaller mean length of words, in characters, are dropped."""
+    max_word_length: float = 10.0
+    """Documents with a larger mean length of words are dropped."""
+    max_symbols: float = 0.1
+    """Maximum number of `#`, and of ellipses, per word."""
+    max_bullet_lines: float = 0.9
+    """Maximum share of lines that begin with a bullet or a hyphen."""
+    max_ellipsis_lines: float = 0.3
+    """Maximum share of lines that end with an ellipsis."""
+    min_alphabetic: float = 0.8
+    """Minimum share of words that contain a letter."""
+    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    """Frequent words of the language, in lower case."""
+    min_stop_words: int = 2
+    """Minimum number of different stop words. 0: they are not needed."""
+
+    def __post_init__(self) -> None:
+        check(self, "gopher.", max_bullet_lines="[0, 1]", max_ellipsis_lines="[0, 1]", min_alphabetic="[0, 1]")
+
+
+def gopher(batch: Batch, rules: Gopher) -> Outcome:
+    """Drops documents that are unlike prose. Lines are those with words."""
+    outcome = Outcome()
+    words_D = np.diff(batch.words_D1)
+    some_D = np.maximum(words_D, 1)
+    lines_D = np.maximum(batch.lines_D, 1)
+    outcome.drop(words_D < rules.min_words, "too few words")
+    outcome.drop(words_D > rules.max_words, "too many words")
+    length_D = np.diff(batch.letters_N1[batch.words_D1]) / some_D
+    outcome.drop(length_D < rules.min_word_length, "words too short")
+    outcome.drop(length_D > rules.max_word_length, "words too long")
+    outcome.drop(_counted(batch, _all(batch, b"#")) / some_D > rules.max_symbols, "too many #")
+    outcome.drop(_ellipses_D(batch) / some_D > rules.max_symbols, "too many ellipses")
+    first_L, last_L = batch.starts_N[batch.first_L], batch.last_L
+    bullets_L = (batch.data_B[first_L] == ord("-")) | _are(batch, first_L, BULLET)
+    bullets_D = np.bincount(batch.documents_L[bullets_L], minlength=len(batch))
+    outcome.drop(bullets_D / lines_D > rules.max_bullet_lines, "too many bullets")
+    trailing_L = _are(batch, last_L - 2, b"...") | _are(batch, last_L, ELLIPSIS)
+    trailing_D = np.bincount(batch.documents_L[trailing_L], minlength=len(batch))
+    outcome.drop(trailing_D / lines_D > rules.max_ellipsis_lines, "too many lines end with an ellipsis")
+    without_D = np.bincount(batch.documents_N[_without_letters(batch)], minlength=len(batch))
+    outcome.drop((words_D - without_D) / some_D < rules.min_alphabetic, "too few words with letters")
+    if rules.min_stop_words:
+        outcome.drop(_stop_words_D(batch, rules.stop_words) < rules.min_stop_words, "too few stop words")
+    return outcome
+
+
+def _all(batch: Batch, byte: bytes) -> Integers:
+    return np.flatnonzero(batch.data_B == ord(byte))
+
+
+def _counted(batch: Batch, positions: Integers) -> Integers:
+    """Returns how many of these positions each document has."""
+    return np.bincount(batch.document_of(positions), minlength=len(batch))
+
+
+def _are(batch: Batch, positions: Integers, sequence: bytes) -> Booleans:
+    """Returns whether the bytes at each of these positions are this sequence."""
+    same = np.ones(len(positions), dtype=np.bool_)
+    for step, byte in enumerate(sequence):
+        same &= batch.data_B.take(positions + step, mode="clip") == byte
+    return same
+
+
+def _ellipses_D(batch: Batch) -> Integers:
+    """Returns the number of "..." that do not overlap, and of "…", in each document."""
+    dots = _all(batch, b".")
+    first = np.flatnonzero(np.diff(dots, prepend=-2) != 1)  # of each run of full stops
+    threes = np.diff(first, append=len(dots)) // 3
+    some = threes > 0
+    three_D = np.bincount(batch.document_of(dots[first[some]]), weights=threes[some], minlength=len(batch))
+    last = _all(batch, ELLIPSIS[-1:]) - 2
+    return three_D.astype(np.int64) + _counted(batch, last[_are(batch, last, ELLIPSIS)])
+
+
+def _without_letters(batch: Batch) -> Integers:
+    """Returns the numbers of the words that contain no letter."""
+    other = np.flatnonzero((batch.flags_B[batch.starts_N] & LETTER) == 0)
+    if not len(other):
+        return other
+    bounds = np.stack([batch.starts_N[other], batch.ends_N[other]], axis=1).ravel()
+    found: Integers = other[(np.bitwise_or.reduceat(batch.flags_B, bounds)[::2] & LETTER) == 0]
+    return found
+
+
+def _stop_words_D(batch: Batch, words: tuple[str, ...]) -> Integers:
+    """Returns how many different ones of these words each document contains, as they are, capitalised or in capitals.
+    A mark beside a word is part of the word."""
+    numbers: dict[bytes, int] = {}
+    for number, word in enumerate(words):
+        for form in (word, word.capitalize(), word.upper()):
+            numbers.setdefault(form.encode(), number)
+    data = b" ".join(numbers)
+    lengths = np.array([len(form) for form in numbers], dtype=np.int64)
+    ends = np.cumsum(lengths + 1) - 1
+    known = word_hashes(data, ends - lengths, ends)
+    bits = 8
+    while len(np.unique(known >> np.uint64(64 - bits))) < len(known):
+        bits += 1
+    table = np.zeros(1 << bits, dtype=np.uint64)
+    of_slot = np.zeros(1 << bits, dtype=np.int64)
+    table[known >> np.uint64(64 - bits)] = known
+    of_slot[known >> np.uint64(64 - bits)] = list(numbers.values())
+    slots_N = (batch.hashes_N >> np.uint64(64 - bits)).view(np.int64)
+    found = np.flatnonzero(table[slots_N] == batch.hashes_N)
+    seen = np.zeros((len(batch), len(words)), dtype=np.bool_)
+    seen[batch.documents_N[found], of_slot[slots_N[found]]] = True
+    counts: Integers = seen.sum(axis=1)
+    return counts

@@ -1,0 +1,28 @@
+"""What a filter decides about the documents of a batch."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from lambert.corpus.batch import Batch, Booleans
+
+
+class Outcome:
+    """The documents that are dropped, the new texts of documents that change, and what was found."""
+
+    def __init__(self) -> None:
+        self.dropped: dict[int, str] = {}
+        """The reason for each document that is dropped, empty if the filter has only one."""
+        self.texts: dict[int, str] = {}
+        """The new text of each document that changes."""
+        self.found: dict[int, Counter[str]] = {}
+        """What was found in documents, with its number, such as masked addresses."""
+
+    def drop(self, which_D: Booleans, reason: str) -> None:
+        """Drops these documents, unless they were dropped for an earlier reason."""
+        for document in np.flatnonzero(which_D).tolist():
+            self.dropped.setdefault(document, reason)
+
+
+Filter = Callable[[Batch], Outcome]

@@ -1,0 +1,147 @@
+"""The repetition filter of Gopher."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.core.settings import check
+from lambert.corpus.batch import Batch, Hashes, repeated, with_document
+from lambert.corpus.characters import Integers
+from lambert.corpus.filters.outcome import Outcome
+
+SLOTS = 20  # bits of a table of hashes; more slots than n-grams in most batches
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """Thresholds of `gopher-repetition`: maximum shares. Source: Rae et al. 2021, table A1."""
+
+    lines: float = 0.30
+    """Share of lines that occurred before in the document."""
+    paragraphs: float = 0.30
+    """Share of paragraphs that occurred before."""
+    line_characters: float = 0.20
+    """Share of characters in these lines."""
+    paragraph_characters: float = 0.20
+    """Share of characters in these paragraphs."""
+    top: tuple[float, ...] = (0.20, 0.18, 0.16)
+    """Share of characters in the most frequent sequence of 2, 3 and 4 words, if it occurs at least twice."""
+    repeated: tuple[float, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
+    """Share of characters in sequences of 5 to 10 words that occurred before, without overlaps."""
+
+    def __post_init__(self) -> None:
+        ranges = dict.fromkeys(("lines", "paragraphs", "line_characters", "paragraph_characters"), "[0, 1]")
+        check(self, "gopher_repetition.", top="[0, 1]", repeated="[0, 1]", **ranges)
+
+
+def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
+    """Drops documents that repeat themselves. Lines are those with words, and differences in white space do not
+    count."""
+    outcome = Outcome()
+    characters_D = np.maximum(batch.characters_D, 1)
+    documents_L, count = batch.documents_L, len(batch)
+
+    new_L = np.ones(len(documents_L), dtype=np.bool_)  # whether a line begins a paragraph
+    new_L[1:] = (np.diff(batch.numbers_L) > 1) | (np.diff(documents_L) > 0)
+    first_P = np.flatnonzero(new_L)
+    last_P = np.append(first_P[1:], len(new_L))[: len(first_P)] - 1
+    begin_P, end_P = batch.first_L[first_P], batch.end_L[last_P]
+    documents_P = documents_L[first_P]
+    again_P = repeated(batch.grams(begin_P, end_P), documents_P)
+    characters_P = batch.characters(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
+    share_D = np.bincount(documents_P[again_P], minlength=count) / np.maximum(
+        np.bincount(documents_P, minlength=count), 1
+    )
+    outcome.drop(share_D > rules.paragraphs, "repeated paragraphs")
+    inside_D = np.bincount(documents_P[again_P], characters_P[again_P], minlength=count)
+    outcome.drop(inside_D / characters_D > rules.paragraph_characters, "characters in repeated paragraphs")
+
+    again_L = repeated(batch.hashes_L, documents_L)
+    share_D = np.bincount(documents_L[again_L], minlength=count) / np.maximum(batch.lines_D, 1)
+    outcome.drop(share_D > rules.lines, "repeated lines")
+    inside_D = np.bincount(documents_L[again_L], batch.characters_L[again_L], minlength=count)
+    outcome.drop(inside_D / characters_D > rules.line_characters, "characters in repeated lines")
+
+    positions, keys, size = _repeating(batch, np.arange(len(batch.starts_N)), 2)
+    for maximum in rules.top:
+        outcome.drop(_top_D(batch, positions, keys, size) / characters_D > maximum, f"most frequent {size} words")
+        positions, keys, size = _repeating(batch, _longer(positions), size + 1)
+    while size < 5:
+        positions, keys, size = _repeating(batch, _longer(positions), size + 1)
+    for maximum in rules.repeated:
+        over_D = _covered_D(batch, positions, size) / characters_D > maximum  # is an upper bound of the share
+        for document in np.flatnonzero(over_D).tolist():
+            if document not in outcome.dropped:
+                inside = _inside(batch, positions, keys, size, document)
+                if inside / int(characters_D[document]) > maximum:
+                    outcome.dropped[document] = f"repeated {size} words"
+        positions, keys, size = _repeating(batch, _longer(positions), size + 1)
+    return outcome
+
+
+def _longer(positions: Integers) -> Integers:
+    """Returns the positions at which a longer sequence may repeat: both sequences that are one word shorter do."""
+    return positions[:-1][np.diff(positions) == 1] if len(positions) else positions
+
+
+def _repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
+    """Returns the positions, in increasing order, among the candidates at which a sequence of `size` words begins that
+    occurs more than once in its document; the key of each sequence; and `size`."""
+    candidates = candidates[candidates + size <= len(batch.starts_N)]
+    documents = batch.documents_N[candidates]
+    inside = batch.documents_N[candidates + (size - 1)] == documents
+    candidates, documents = candidates[inside], documents[inside]
+    keys = with_document(batch.grams(candidates, candidates + size), documents)
+    # Most sequences occur once. A table finds nearly all of them faster than sorting.
+    slots = (keys >> np.uint64(64 - SLOTS)).view(np.int64)
+    some = np.flatnonzero(np.bincount(slots, minlength=1 << SLOTS)[slots] > 1)
+    order = some[np.argsort(keys[some])]
+    equal = keys[order[1:]] == keys[order[:-1]]
+    twice = np.zeros(len(order), dtype=np.bool_)
+    twice[1:] |= equal
+    twice[:-1] |= equal
+    found = np.sort(order[twice])
+    return candidates[found], keys[found], size
+
+
+def _top_D(batch: Batch, positions: Integers, keys: Hashes, size: int) -> Integers:
+    """Returns the number of characters in all occurrences of the most frequent sequence of each document, the first of
+    several. Between two words, a space is counted."""
+    characters_D = np.zeros(len(batch), dtype=np.int64)
+    if len(positions):
+        _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+        begin = positions[first]
+        best_D = np.zeros(len(batch), dtype=np.int64)
+        np.maximum.at(best_D, batch.documents_N[begin], counts << 32 | (0xFFFFFFFF - begin))
+        some = np.flatnonzero(best_D)
+        begin, counts = 0xFFFFFFFF - (best_D[some] & 0xFFFFFFFF), best_D[some] >> 32
+        characters_D[some] = (batch.letters_N1[begin + size] - batch.letters_N1[begin] + size - 1) * counts
+    return characters_D
+
+
+def _covered_D(batch: Batch, positions: Integers, size: int) -> npt.NDArray[np.number]:
+    """Returns the number of characters of each document in words that are part of one of these sequences."""
+    if not len(positions):
+        return np.zeros(len(batch))
+    end = np.minimum(positions + size, np.append(positions[1:], len(batch.starts_N)))
+    inside = batch.letters_N1[end] - batch.letters_N1[positions]
+    covered: npt.NDArray[np.number] = np.bincount(batch.documents_N[positions], inside, minlength=len(batch))
+    return covered
+
+
+def _inside(batch: Batch, positions: Integers, keys: Hashes, size: int, document: int) -> int:
+    """Returns the number of characters of a document in sequences that occurred before. After each of them, the search
+    continues behind it."""
+    begin, end = np.searchsorted(positions, batch.words_D1[document : document + 2])
+    letters = batch.letters_N1
+    seen: set[int] = set()
+    total = after = 0
+    for at, key in zip(positions[begin:end].tolist(), keys[begin:end].tolist(), strict=True):
+        if at < after:
+            continue
+        if key in seen:
+            total += int(letters[at + size] - letters[at])
+            after = at + size
+        seen.add(key)
+    return total

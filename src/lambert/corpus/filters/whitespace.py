@@ -1,0 +1,68 @@
+"""`normalise` for a batch: only the places that change are touched."""
+
+import unicodedata
+
+import numpy as np
+
+from lambert.corpus.batch import Batch, Booleans
+from lambert.corpus.characters import UNUSUAL, Integers
+from lambert.corpus.cleaning import INVISIBLE_CHARACTERS, normalise
+from lambert.corpus.filters.outcome import Outcome
+
+
+def normalise_batch(batch: Batch) -> Outcome:
+    """Composes characters, removes invisible ones and reduces white space, with the result of `cleaning.normalise`."""
+    outcome = Outcome()
+    for document in np.unique(batch.document_of(np.flatnonzero(batch.flags_B & UNUSUAL))).tolist():
+        text = batch.texts[document]
+        if INVISIBLE_CHARACTERS.search(text) or not unicodedata.is_normalized("NFC", text):
+            outcome.texts[document] = normalise(text)
+    changes: dict[int, list[tuple[int, int, bytes]]] = {}
+    for document in np.flatnonzero(~_trimmed(batch)).tolist():
+        changes[document] = []
+    wrong = _wrong_gaps(batch)
+    begins, ends = batch.ends_N[wrong].tolist(), batch.starts_N[wrong + 1].tolist()
+    for document, begin, end in zip(batch.documents_N[wrong].tolist(), begins, ends, strict=True):
+        breaks = batch.data.count(b"\n", begin, end)
+        changes.setdefault(document, []).append((begin, end, b"\n" * min(breaks, 2) or b" "))
+    for document, places in changes.items():
+        if document not in outcome.texts:
+            outcome.texts[document] = _changed(batch, document, places)
+    return outcome
+
+
+def _trimmed(batch: Batch) -> Booleans:
+    """Returns whether each document begins and ends with a word, or is empty [D]."""
+    empty_D: Booleans = batch.characters_D == 0
+    if not len(batch.starts_N):
+        return empty_D
+    first_D, last_D = batch.words_D1[:-1], batch.words_D1[1:] - 1
+    begins_D = batch.starts_N.take(first_D, mode="clip") == batch.starts_D
+    ends_D = batch.ends_N[last_D] == batch.ends_D
+    trimmed: Booleans = empty_D | ((last_D >= first_D) & begins_D & ends_D)
+    return trimmed
+
+
+def _wrong_gaps(batch: Batch) -> Integers:
+    """Returns the words of the same document as the next word, unless a space, a newline or two newlines are between
+    the two."""
+    length = batch.starts_N[1:] - batch.ends_N[:-1]
+    first = batch.data_B[batch.ends_N[:-1]]
+    right = (length == 0) | ((length == 1) & ((first == ord(" ")) | (first == ord("\n"))))
+    wrong = np.flatnonzero(~right)
+    blank = (length[wrong] == 2) & (first[wrong] == ord("\n")) & (batch.data_B[batch.ends_N[wrong] + 1] == ord("\n"))
+    wrong = wrong[~blank]
+    inside: Integers = wrong[batch.documents_N[wrong] == batch.documents_N[wrong + 1]]
+    return inside
+
+
+def _changed(batch: Batch, document: int, places: list[tuple[int, int, bytes]]) -> str:
+    """Returns the text of a document from its first to its last word, with other white space at these places."""
+    first, after = batch.words_D1[document : document + 2].tolist()
+    if first == after:
+        return ""
+    parts, at = [], int(batch.starts_N[first])
+    for begin, end, space in places:
+        parts += [batch.data[at:begin], space]
+        at = end
+    return b"".join([*parts, batch.data[at : batch.ends_N[after - 1]]]).decode()
