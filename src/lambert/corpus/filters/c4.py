@@ -50,7 +50,7 @@ def c4(batch: Batch, rules: C4, language: str) -> Outcome:
     lines_D1 = np.append(np.searchsorted(batch.documents_L, np.arange(len(batch))), len(kept_L))
     removed_D = np.bincount(batch.documents_L[~kept_L], minlength=len(batch))
     few_D = np.bincount(batch.documents_L[kept_L], minlength=len(batch)) < rules.min_sentences
-    paragraphs_L = np.cumsum(np.diff(batch.numbers_L, prepend=-2) > 1)
+    paragraphs_L = np.cumsum(np.diff(batch.numbers_L, prepend=-2) > 1, dtype=np.int64)
     for document in np.flatnonzero((removed_D > 0) | few_D).tolist():
         if document in outcome.dropped:
             continue

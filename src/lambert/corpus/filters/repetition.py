@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lambert.core.errors import UsageError
 from lambert.core.settings import check
 from lambert.corpus.batch import Batch, Hashes, repeated, with_document
 from lambert.corpus.characters import Integers
@@ -31,6 +32,9 @@ class Repetition:
     """Share of characters in sequences of 5 to 10 words that occurred before, without overlaps."""
 
     def __post_init__(self) -> None:
+        for name, count in (("top", 3), ("repeated", 6)):
+            if len(getattr(self, name)) != count:
+                raise UsageError(f"gopher_repetition.{name} needs {count} values, not {len(getattr(self, name))}.")
         ranges = dict.fromkeys(("lines", "paragraphs", "line_characters", "paragraph_characters"), "[0, 1]")
         check(self, "gopher_repetition.", top="[0, 1]", repeated="[0, 1]", **ranges)
 
@@ -66,8 +70,6 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     positions, keys, size = _repeating(batch, np.arange(len(batch.starts_N)), 2)
     for maximum in rules.top:
         outcome.drop(_top_D(batch, positions, keys, size) / characters_D > maximum, f"most frequent {size} words")
-        positions, keys, size = _repeating(batch, _longer(positions), size + 1)
-    while size < 5:
         positions, keys, size = _repeating(batch, _longer(positions), size + 1)
     for maximum in rules.repeated:
         over_D = _covered_D(batch, positions, size) / characters_D > maximum  # is an upper bound of the share
