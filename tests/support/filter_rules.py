@@ -68,13 +68,13 @@ def gopher(text: str, rules: Gopher) -> str | None:
 
 def duplicates(elements: Sequence[str]) -> tuple[int, int]:
     """The number, and the characters, of the elements that occurred before."""
-    seen: set[tuple[str, ...]] = set()
+    seen: set[str] = set()
     number = characters = 0
     for element in elements:
-        if tuple(words(element)) in seen:
+        if element in seen:
             number += 1
             characters += len(element)
-        seen.add(tuple(words(element)))
+        seen.add(element)
     return number, characters
 
 

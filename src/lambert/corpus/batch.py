@@ -36,24 +36,28 @@ class Batch:
     alone = False
     """Whether each letter of a script without spaces is a word."""
 
-    def __init__(self, texts: Sequence[str], places: Sequence[str] = ()) -> None:
-        self.texts = list(texts)
-        self.places = list(places) or [f"text {number}" for number in range(1, len(self.texts) + 1)]
+    def __init__(self, texts: Sequence[str | bytes], places: Sequence[str] = ()) -> None:
+        """`texts` may be encoded in UTF-8 already."""
+        self.encoded = [text.encode() if isinstance(text, str) else text for text in texts]
+        """The texts in UTF-8."""
+        self.places = list(places) or [f"text {number}" for number in range(1, len(self.encoded) + 1)]
         """Where each text is in its file, for messages."""
         self.dropped: set[int] = set()
         """The texts that were dropped before. What a filter decides about them is not used."""
-        encoded = [text.encode() for text in self.texts]
-        self.data = b"\n".join([b"", *encoded, b""])
-        """The texts in UTF-8, with a newline before, between and after them."""
+        self.data = b"\n".join([b"", *self.encoded, b""])
+        """All texts, with a newline before, between and after them."""
         self.data_B: Bytes = np.frombuffer(self.data, dtype=np.uint8)
-        lengths_D = np.array([len(data) for data in encoded], dtype=np.int64)
+        lengths_D = np.array([len(data) for data in self.encoded], dtype=np.int64)
         self.ends_D: Integers = np.cumsum(lengths_D + 1)
         """Position of the newline after each text."""
         self.starts_D: Integers = self.ends_D - lengths_D
-        self.characters_D: Integers = np.array([len(text) for text in self.texts], dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.encoded)
+
+    def text(self, document: int) -> str:
+        """Returns one of the texts."""
+        return self.encoded[document].decode()
 
     @cached_property
     def _flags(self) -> tuple[Bytes, bool]:
@@ -83,22 +87,31 @@ class Batch:
             return ends - starts
         return (self._characters_B1[ends] - self._characters_B1[starts]).astype(np.int64)
 
+    @cached_property
+    def characters_D(self) -> Integers:
+        """The number of characters of each document."""
+        return self.characters(self.starts_D, self.ends_D)
+
     # --- words
 
     @cached_property
     def _words(self) -> tuple[Integers, Integers]:
         word_B = (self.flags_B & self.between) == 0
-        unspaced_B = (self.flags_B & UNSPACED) != 0
-        if not self._flags[1] or not unspaced_B.any():
-            edges = np.flatnonzero(word_B[1:] != word_B[:-1]) + 1
+        edges = np.flatnonzero(word_B[1:] != word_B[:-1]) + 1
+        inner = self._edges_in_words(word_B) if self._flags[1] else edges[:0]
+        if not len(inner):
             return edges[::2], edges[1::2]
-        kinds_B = word_B.view(np.uint8) + unspaced_B
-        edge_B = np.diff(kinds_B, prepend=0) != 0
-        if self.alone:
-            edge_B |= unspaced_B & ((self.flags_B & MIDDLE) == 0)
-        edges = np.flatnonzero(edge_B)
-        inside = kinds_B[edges] != 0
-        return edges[inside], edges[1:][inside[:-1]]
+        return tuple(np.insert(own, np.searchsorted(own, inner), inner) for own in (edges[::2], edges[1::2]))  # type: ignore[return-value]
+
+    def _edges_in_words(self, word_B: Booleans) -> Integers:
+        """Returns the positions in runs of characters that are not white space at which one word ends and another one
+        begins, because one of them is of a script without spaces."""
+        unspaced = np.flatnonzero((self.flags_B & UNSPACED) != 0)
+        before, property_of_inner = (unspaced, MIDDLE) if self.alone else (unspaced - 1, UNSPACED)
+        first = (self.flags_B[before] & property_of_inner) == 0
+        after = unspaced[(self.flags_B[unspaced + 1] & UNSPACED) == 0] + 1
+        inner = np.unique(np.concatenate([unspaced[first], after]))
+        return inner[word_B[inner] & word_B[inner - 1]]
 
     @property
     def starts_N(self) -> Integers:
@@ -179,9 +192,26 @@ class Batch:
         return np.bincount(self.documents_L, minlength=len(self))
 
     @cached_property
-    def hashes_L(self) -> Hashes:
-        """A hash of the words of each line."""
-        return self.grams(self.first_L, self.end_L)
+    def repeated_L(self) -> Booleans:
+        """Whether each line occurred before in its document. White space at its ends does not count."""
+        return self.repeated(self.starts_N[self.first_L], self.ends_N[self.end_L - 1])
+
+    def repeated(self, starts: Integers, ends: Integers) -> Booleans:
+        """Returns for each of these parts of documents whether an equal one comes before it in the same document."""
+        documents = self.document_of(starts)
+        bounds = (
+            np.stack([starts, np.maximum(starts, ends - WIDTH)]),
+            np.stack([np.minimum(ends, starts + WIDTH), ends]),
+        )
+        heads, tails = (word_hashes(self.data, begin, end) for begin, end in zip(*bounds, strict=True))
+        keys = with_document(heads + tails * _A + (ends - starts).astype(np.uint64) * _C, documents)
+        found = np.zeros(len(starts), dtype=np.bool_)
+        seen: set[tuple[int, bytes]] = set()
+        for at in np.flatnonzero(slot_counts(keys) > 1).tolist():
+            part = (int(documents[at]), self.data[starts[at] : ends[at]])
+            found[at] = part in seen
+            seen.add(part)
+        return found
 
     @cached_property
     def characters_L(self) -> Integers:
@@ -216,11 +246,12 @@ class PlainWords(Batch):
 def word_hashes(data: bytes, starts_N: Integers, ends_N: Integers) -> Hashes:
     """Returns a 64-bit hash of the bytes between each two positions."""
     lengths_N = ends_N - starts_N
+    # is indexed, because `take` would copy the array, whose elements overlap, to one of 16 times the size
     anywhere = np.ndarray(len(data) + 1, dtype=f"V{WIDTH}", buffer=data + bytes(WIDTH), strides=(1,))
     hashes_N = lengths_N.view(np.uint64) * _C
 
     def mix(hashes: Hashes, starts: Integers, lengths: Integers) -> Hashes:
-        halves = anywhere.take(starts).view(np.uint64).reshape(-1, 2) & _KEEP.take(lengths, axis=0, mode="clip")
+        halves = anywhere[starts].view(np.uint64).reshape(-1, 2) & _KEEP.take(lengths, axis=0, mode="clip")
         for half, odd in ((halves[:, 0], _A), (halves[:, 1], _B)):
             hashes = (hashes ^ half) * odd
             hashes ^= hashes >> _HALF
@@ -254,12 +285,12 @@ def powers(count: int, inverse: bool = False) -> Hashes:
     return _powers(1 << max(count, 1 << 18).bit_length(), inverse)[:count]
 
 
-def repeated(hashes: Hashes, documents: npt.NDArray[np.integer]) -> Booleans:
-    """Returns for each element whether the same hash occurred before it in the same document."""
-    keys = with_document(hashes, documents)
-    found = np.ones(len(keys), dtype=np.bool_)
-    found[np.unique(keys, return_index=True)[1]] = False
-    return found
+def slot_counts(keys: Hashes) -> Integers:
+    """Returns for each key an upper bound of the number of its occurrences, which is nearly always that number.
+    Counting in a table takes a tenth of the time of sorting."""
+    bits = min(20, max(10, len(keys).bit_length() + 3))
+    slots = (keys >> np.uint64(64 - bits)).view(np.int64)
+    return np.bincount(slots, minlength=1 << bits)[slots]
 
 
 def with_document(hashes: Hashes, documents: npt.NDArray[np.integer]) -> Hashes:

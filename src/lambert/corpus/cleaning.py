@@ -21,9 +21,13 @@ _NO_SPACES = re.compile(f"[{NO_SPACES}]")
 def normalise(text: str) -> str:
     """Composes characters (NFC), removes invisible ones, and reduces each run of spaces to one space and each run of
     blank lines to one blank line."""
-    text = INVISIBLE_CHARACTERS.sub("", unicodedata.normalize("NFC", text))
-    lines = (line.strip() for line in _SPACES.sub(" ", text).split("\n"))
+    lines = (line.strip() for line in _SPACES.sub(" ", compose(text)).split("\n"))
     return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip("\n")
+
+
+def compose(text: str) -> str:
+    """Composes characters (NFC) and removes invisible ones."""
+    return INVISIBLE_CHARACTERS.sub("", unicodedata.normalize("NFC", text))
 
 
 def prose(text: str) -> str | None:

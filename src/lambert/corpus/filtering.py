@@ -58,13 +58,13 @@ def by_document(name: str, function: Cleaner) -> Filter:
 
     def run(batch: Batch) -> Outcome:
         outcome = Outcome()
-        for document, text in enumerate(batch.texts):
+        for document, place in enumerate(batch.places):
             if document not in batch.dropped:
-                found = call(name, function, text, batch.places[document])
+                found = call(name, function, batch.text(document), place)
                 if found is None:
                     outcome.dropped[document] = ""
                 else:
-                    outcome.texts[document] = found
+                    outcome.texts[document] = found.encode()
         return outcome
 
     return run
@@ -83,15 +83,15 @@ class Ledger:
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     """For each reason, and for documents that are kept, those with the smallest hashes of their contents."""
 
-    def drop(self, reason: str, piece: Piece) -> None:
-        """Counts a dropped document."""
+    def drop(self, reason: str, piece: Piece, data: bytes) -> None:
+        """Counts a dropped document; `data` is its text in UTF-8."""
         self.dropped[reason] += 1
-        self.sample(reason, piece, SAMPLED["part"])
+        self.sample(reason, piece, data, SAMPLED["part"])
 
-    def sample(self, reason: str, piece: Piece, count: int) -> None:
+    def sample(self, reason: str, piece: Piece, data: bytes, count: int) -> None:
         """Keeps a document if it is among the `count` ones with the smallest hashes."""
         own = self.samples.setdefault(reason, [])
-        digest = blake2b(piece.text.encode(), digest_size=8).hexdigest()
+        digest = blake2b(data, digest_size=8).hexdigest()
         if len(own) < count or digest < own[-1]["hash"]:
             own.append({"hash": digest, "place": piece.place, "text": piece.text[:SHOWN]})
             own[:] = smallest(own, count)
@@ -131,13 +131,14 @@ def filtered(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterato
     for batch, first in _batches(pieces):
         if not first and dropping:
             continue
-        texts = _run(batch, first, filters, ledger)
-        dropping = texts[-1] is None
-        for piece, text in zip(batch, texts, strict=True):
-            if text is not None:
+        before = [piece.text.encode() for piece in batch]
+        after = _run(batch, before, first, filters, ledger)
+        dropping = after[-1] is None
+        for piece, data, new in zip(batch, before, after, strict=True):
+            if new is not None:
                 if first and not piece.error:
-                    ledger.sample(KEPT, piece, SAMPLED["all"])
-                yield Piece(text, piece.place, piece.last, piece.error)
+                    ledger.sample(KEPT, piece, data, SAMPLED["all"])
+                yield piece if new is data else Piece(new.decode(), piece.place, piece.last, piece.error)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], bool]]:
@@ -158,11 +159,11 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], bool]]:
         yield batch, True
 
 
-def _run(pieces: list[Piece], first: bool, filters: Chain, ledger: Ledger) -> list[str | None]:
-    """Returns the new text of each piece, None if its document is dropped."""
-    texts: list[str | None] = [piece.text for piece in pieces]
+def _run(pieces: list[Piece], before: list[bytes], first: bool, filters: Chain, ledger: Ledger) -> list[bytes | None]:
+    """Returns the new text of each piece, None if its document is dropped. `before` are the texts in UTF-8."""
+    after: list[bytes | None] = [*before]
     rows = [row for row, piece in enumerate(pieces) if not piece.error]
-    batch = Batch([pieces[row].text for row in rows], [pieces[row].place for row in rows])
+    batch = Batch([before[row] for row in rows], [pieces[row].place for row in rows])
     for name, apply in filters:
         if len(batch.dropped) == len(rows):
             break
@@ -172,18 +173,19 @@ def _run(pieces: list[Piece], first: bool, filters: Chain, ledger: Ledger) -> li
                 for what, count in counts.items():
                     ledger.found[f"{name}: {what}"] += count
         changed = 0
-        for document, text in outcome.texts.items():
-            if document not in batch.dropped and document not in outcome.dropped and text != batch.texts[document]:
-                texts[rows[document]] = text
+        for document, data in outcome.texts.items():
+            if document not in batch.dropped and document not in outcome.dropped and data != batch.encoded[document]:
+                after[rows[document]] = data
                 changed += 1
         if first:
             for document, reason in sorted(outcome.dropped.items()):
                 if document not in batch.dropped:
                     batch.dropped.add(document)
-                    texts[rows[document]] = None
-                    ledger.drop(f"{name}: {reason}" if reason else name, pieces[rows[document]])
+                    row = rows[document]
+                    after[row] = None
+                    ledger.drop(f"{name}: {reason}" if reason else name, pieces[row], before[row])
         if changed:
             ledger.changed[name] += changed
-            rows = [row for row in rows if texts[row] is not None]
-            batch = Batch([texts[row] or "" for row in rows], [pieces[row].place for row in rows])
-    return texts
+            rows = [row for row in rows if after[row] is not None]
+            batch = Batch([after[row] or b"" for row in rows], [pieces[row].place for row in rows])
+    return after

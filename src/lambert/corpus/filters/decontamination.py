@@ -47,7 +47,7 @@ class Decontamination:
 
     def __call__(self, batch: Batch) -> Outcome:
         outcome = Outcome()
-        grams, documents = _grams(batch.texts, self._rules.words)
+        grams, documents = _grams([data.decode() for data in batch.encoded], self._rules.words)
         known, table, bits = self._known
         maybe = np.flatnonzero(table[(grams >> np.uint64(64 - bits)).view(np.int64)])
         grams, documents = grams[maybe], documents[maybe]

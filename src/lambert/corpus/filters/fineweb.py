@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lambert.core.settings import check
-from lambert.corpus.batch import Batch, repeated
+from lambert.corpus.batch import Batch
 from lambert.corpus.characters import END
 from lambert.corpus.filters.outcome import Outcome
 
@@ -39,7 +39,7 @@ def fineweb(batch: Batch, rules: FineWeb) -> Outcome:
     outcome.drop(ended_D / lines_D < rules.min_ended_lines, "too few lines end with punctuation")
     short_D = np.bincount(documents_L[batch.characters_L < rules.short_line], minlength=count)
     outcome.drop(short_D / lines_D > rules.max_short_lines, "too many short lines")
-    again_L = repeated(batch.hashes_L, documents_L)
+    again_L = batch.repeated_L
     inside_D = np.bincount(documents_L[again_L], batch.characters_L[again_L], minlength=count)
     all_D = np.maximum(np.bincount(documents_L, batch.characters_L, minlength=count), 1)
     outcome.drop(inside_D / all_D > rules.max_repeated_characters, "characters in repeated lines")

@@ -17,8 +17,10 @@ def language_filter(batch: Batch, language: str, min_score: float) -> Outcome:
     """Drops documents whose most probable language is another one, or has a smaller score."""
     outcome = Outcome()
     wanted = language.replace("_", "-").split("-")[0]
-    for document, text in enumerate(batch.texts):
-        found, score = identify(text)
+    for document, text in enumerate(batch.encoded):
+        if document in batch.dropped:
+            continue
+        found, score = identify(text.decode())
         if found != wanted:
             outcome.dropped[document] = found or "unknown"
         elif score < min_score:

@@ -14,8 +14,8 @@ class Outcome:
     def __init__(self) -> None:
         self.dropped: dict[int, str] = {}
         """The reason for each document that is dropped, empty if the filter has only one."""
-        self.texts: dict[int, str] = {}
-        """The new text of each document that changes."""
+        self.texts: dict[int, bytes] = {}
+        """The new text, in UTF-8, of each document that changes."""
         self.found: dict[int, Counter[str]] = {}
         """What was found in documents, with its number, such as masked addresses."""
 

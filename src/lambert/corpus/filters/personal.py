@@ -70,7 +70,7 @@ def personal_data(batch: Batch) -> Outcome:
         for begin, end, masked_line in places:
             parts += [batch.data[at:begin], masked_line]
             at = end
-        outcome.texts[document] = b"".join([*parts, batch.data[at : batch.ends_D[document]]]).decode()
+        outcome.texts[document] = b"".join([*parts, batch.data[at : batch.ends_D[document]]])
     return outcome
 
 

@@ -7,11 +7,9 @@ import numpy.typing as npt
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.corpus.batch import Batch, Hashes, repeated, with_document
+from lambert.corpus.batch import Batch, Booleans, Hashes, slot_counts, with_document
 from lambert.corpus.characters import Integers
 from lambert.corpus.filters.outcome import Outcome
-
-SLOTS = 20  # bits of a table of hashes; more slots than n-grams in most batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,7 @@ class Repetition:
 
 
 def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
-    """Drops documents that repeat themselves. Lines are those with words, and differences in white space do not
-    count."""
+    """Drops documents that repeat themselves. Lines are those with words."""
     outcome = Outcome()
     characters_D = np.maximum(batch.characters_D, 1)
     documents_L, count = batch.documents_L, len(batch)
@@ -52,7 +49,7 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     last_P = np.append(first_P[1:], len(new_L))[: len(first_P)] - 1
     begin_P, end_P = batch.first_L[first_P], batch.end_L[last_P]
     documents_P = documents_L[first_P]
-    again_P = repeated(batch.grams(begin_P, end_P), documents_P)
+    again_P = batch.repeated(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
     characters_P = batch.characters(batch.starts_N[begin_P], batch.ends_N[end_P - 1])
     share_D = np.bincount(documents_P[again_P], minlength=count) / np.maximum(
         np.bincount(documents_P, minlength=count), 1
@@ -61,13 +58,25 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
     inside_D = np.bincount(documents_P[again_P], characters_P[again_P], minlength=count)
     outcome.drop(inside_D / characters_D > rules.paragraph_characters, "characters in repeated paragraphs")
 
-    again_L = repeated(batch.hashes_L, documents_L)
+    again_L = batch.repeated_L
     share_D = np.bincount(documents_L[again_L], minlength=count) / np.maximum(batch.lines_D, 1)
     outcome.drop(share_D > rules.lines, "repeated lines")
     inside_D = np.bincount(documents_L[again_L], batch.characters_L[again_L], minlength=count)
     outcome.drop(inside_D / characters_D > rules.line_characters, "characters in repeated lines")
 
-    positions, keys, size = _repeating(batch, np.arange(len(batch.starts_N)), 2)
+    _drop_by_words(batch, rules, outcome)
+    return outcome
+
+
+def _drop_by_words(batch: Batch, rules: Repetition, outcome: Outcome) -> None:
+    """Drops documents that repeat sequences of words. Only the documents for which an upper bound is above a threshold
+    are examined in detail."""
+    suspicious_D = _suspicious_D(batch, rules)
+    suspicious_D[list(outcome.dropped)] = False
+    if not suspicious_D.any():
+        return
+    characters_D = np.maximum(batch.characters_D, 1)
+    positions, keys, size = _repeating(batch, np.flatnonzero(suspicious_D[batch.documents_N]), 2)
     for maximum in rules.top:
         outcome.drop(_top_D(batch, positions, keys, size) / characters_D > maximum, f"most frequent {size} words")
         positions, keys, size = _repeating(batch, _longer(positions), size + 1)
@@ -79,7 +88,38 @@ def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
                 if inside / int(characters_D[document]) > maximum:
                     outcome.dropped[document] = f"repeated {size} words"
         positions, keys, size = _repeating(batch, _longer(positions), size + 1)
-    return outcome
+
+
+def _suspicious_D(batch: Batch, rules: Repetition) -> Booleans:
+    """Returns the documents in which the share of a repeated sequence may be above its threshold."""
+    characters_D, letters = np.maximum(batch.characters_D, 1), batch.letters_N1
+    suspicious_D = np.zeros(len(batch), dtype=np.bool_)
+    positions = np.arange(len(batch.starts_N))
+    for size, maximum in enumerate((*rules.top, *rules.repeated), 2):
+        positions, keys = _grams(batch, positions, size)
+        counts = slot_counts(keys)
+        some = np.flatnonzero(counts > 1)
+        positions = positions[some]
+        if not len(positions):
+            break
+        if size < 5:
+            documents = batch.documents_N[positions]
+            inside = (letters[positions + size] - letters[positions] + size - 1) * counts[some]
+            suspicious_D[documents[inside > maximum * characters_D[documents]]] = True
+        else:
+            suspicious_D |= _covered_D(batch, positions, size) / characters_D > maximum
+        positions = _longer(positions)
+    return suspicious_D
+
+
+def _grams(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes]:
+    """Returns the candidates at which a sequence of `size` words of one document begins, and its key."""
+    candidates = candidates[: np.searchsorted(candidates, len(batch.starts_N) - size, side="right")]
+    documents = batch.documents_N[candidates]
+    inside = batch.documents_N[candidates + (size - 1)] == documents
+    if not inside.all():
+        candidates, documents = candidates[inside], documents[inside]
+    return candidates, with_document(batch.grams(candidates, candidates + size), documents)
 
 
 def _longer(positions: Integers) -> Integers:
@@ -90,14 +130,8 @@ def _longer(positions: Integers) -> Integers:
 def _repeating(batch: Batch, candidates: Integers, size: int) -> tuple[Integers, Hashes, int]:
     """Returns the positions, in increasing order, among the candidates at which a sequence of `size` words begins that
     occurs more than once in its document; the key of each sequence; and `size`."""
-    candidates = candidates[candidates + size <= len(batch.starts_N)]
-    documents = batch.documents_N[candidates]
-    inside = batch.documents_N[candidates + (size - 1)] == documents
-    candidates, documents = candidates[inside], documents[inside]
-    keys = with_document(batch.grams(candidates, candidates + size), documents)
-    # Most sequences occur once. A table finds nearly all of them faster than sorting.
-    slots = (keys >> np.uint64(64 - SLOTS)).view(np.int64)
-    some = np.flatnonzero(np.bincount(slots, minlength=1 << SLOTS)[slots] > 1)
+    candidates, keys = _grams(batch, candidates, size)
+    some = np.flatnonzero(slot_counts(keys) > 1)
     order = some[np.argsort(keys[some])]
     equal = keys[order[1:]] == keys[order[:-1]]
     twice = np.zeros(len(order), dtype=np.bool_)

@@ -6,34 +6,43 @@ import numpy as np
 
 from lambert.corpus.batch import Batch, Booleans
 from lambert.corpus.characters import UNUSUAL, Integers
-from lambert.corpus.cleaning import INVISIBLE_CHARACTERS, normalise
+from lambert.corpus.cleaning import INVISIBLE_CHARACTERS, compose
 from lambert.corpus.filters.outcome import Outcome
 
 
 def normalise_batch(batch: Batch) -> Outcome:
     """Composes characters, removes invisible ones and reduces white space, with the result of `cleaning.normalise`."""
     outcome = Outcome()
-    for document in np.unique(batch.document_of(np.flatnonzero(batch.flags_B & UNUSUAL))).tolist():
-        text = batch.texts[document]
+    composed: dict[int, bytes] = {}
+    unusual = np.flatnonzero((batch.flags_B & UNUSUAL) != 0)
+    for document in np.unique(batch.document_of(unusual)).tolist():
+        text = batch.text(document)
         if INVISIBLE_CHARACTERS.search(text) or not unicodedata.is_normalized("NFC", text):
-            outcome.texts[document] = normalise(text)
-    changes: dict[int, list[tuple[int, int, bytes]]] = {}
-    for document in np.flatnonzero(~_trimmed(batch)).tolist():
-        changes[document] = []
+            composed[document] = compose(text).encode()
+    outcome.texts = {document: data for document, data in _spaced(batch).items() if document not in composed}
+    if composed:
+        spaced = _spaced(Batch([*composed.values()]))
+        for number, (document, data) in enumerate(composed.items()):
+            outcome.texts[document] = spaced.get(number, data)
+    return outcome
+
+
+def _spaced(batch: Batch) -> dict[int, bytes]:
+    """Returns the texts that change if runs of spaces become one space, and runs of blank lines one blank line."""
+    changes: dict[int, list[tuple[int, int, bytes]]] = {
+        document: [] for document in np.flatnonzero(~_trimmed(batch)).tolist()
+    }
     wrong = _wrong_gaps(batch)
     begins, ends = batch.ends_N[wrong].tolist(), batch.starts_N[wrong + 1].tolist()
     for document, begin, end in zip(batch.documents_N[wrong].tolist(), begins, ends, strict=True):
         breaks = batch.data.count(b"\n", begin, end)
         changes.setdefault(document, []).append((begin, end, b"\n" * min(breaks, 2) or b" "))
-    for document, places in changes.items():
-        if document not in outcome.texts:
-            outcome.texts[document] = _changed(batch, document, places)
-    return outcome
+    return {document: _changed(batch, document, places) for document, places in changes.items()}
 
 
 def _trimmed(batch: Batch) -> Booleans:
     """Returns whether each document begins and ends with a word, or is empty [D]."""
-    empty_D: Booleans = batch.characters_D == 0
+    empty_D: Booleans = batch.starts_D == batch.ends_D
     if not len(batch.starts_N):
         return empty_D
     first_D, last_D = batch.words_D1[:-1], batch.words_D1[1:] - 1
@@ -56,13 +65,13 @@ def _wrong_gaps(batch: Batch) -> Integers:
     return inside
 
 
-def _changed(batch: Batch, document: int, places: list[tuple[int, int, bytes]]) -> str:
+def _changed(batch: Batch, document: int, places: list[tuple[int, int, bytes]]) -> bytes:
     """Returns the text of a document from its first to its last word, with other white space at these places."""
     first, after = batch.words_D1[document : document + 2].tolist()
     if first == after:
-        return ""
+        return b""
     parts, at = [], int(batch.starts_N[first])
     for begin, end, space in places:
         parts += [batch.data[at:begin], space]
         at = end
-    return b"".join([*parts, batch.data[at : batch.ends_N[after - 1]]]).decode()
+    return b"".join([*parts, batch.data[at : batch.ends_N[after - 1]]])
