@@ -1,6 +1,7 @@
 import dataclasses
 import gzip
 import json
+from hashlib import blake2b
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -11,6 +12,8 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.lock import lock_folder
 from lambert.corpus import parts, stages
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.filters.decontamination import Decontaminate
+from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.readers import PIECE, Layout, Piece
 from lambert.corpus.slices import WHOLE
@@ -125,6 +128,55 @@ def test_the_code_of_a_function_is_part_of_the_key(
     code.write_text("def tidy(text):\n    return text.lower()\n")
     prepare(chosen)
     assert not before.items() & made(chosen.work_folder / "clean").items()
+
+
+def test_drops_are_counted_by_reason_with_samples(inputs: Path) -> None:
+    rows = [f"{WORDS} {number}. " * 9 for number in range(40)] + [f"one {number}" for number in range(30)]
+    (inputs / "e.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows), encoding="utf-8")
+    chosen = config(inputs, "out", steps=("extract", "clean"), clean=("normalise", "gopher", "prose"))
+    chosen = dataclasses.replace(chosen, gopher=Gopher(min_words=14, min_stop_words=0))
+    counts = prepare(chosen)["steps"]["clean"]
+    few = "gopher: too few words"
+    assert counts["dropped"].keys() == {few, "prose"}
+    assert counts["dropped"][few] == 30 + 1  # and the article
+    assert counts["changed"] == {"normalise": 40}
+    assert counts["found"] == {}
+    kept, dropped = counts["samples"]["kept"], counts["samples"][few]
+    assert len(kept) == 10
+    assert len(dropped) == 3 + 1  # at most 3 from a part
+    assert [sample["hash"] for sample in kept] == sorted(sample["hash"] for sample in kept)
+    every = sorted((blake2b(row.encode(), digest_size=8).hexdigest(), row) for row in rows[40:])
+    own = [(sample["hash"], sample["text"]) for sample in dropped if sample["source"].endswith("e.jsonl")]
+    assert own == every[:3]
+    assert all(len(sample["text"]) <= 300 and sample["place"].startswith("line ") for sample in kept)
+    assert prepare(chosen)["steps"]["clean"] == counts
+
+
+def test_evaluation_files_are_part_of_the_key(inputs: Path, tmp_path: Path) -> None:
+    evaluation = tmp_path / "test.txt"
+    evaluation.write_text("nothing in common with any of the documents at all", encoding="utf-8")
+    settings = {"clean": ("decontaminate",), "decontaminate": Decontaminate((evaluation,), words=9)}
+    chosen = config(inputs, "out", steps=("extract", "clean", "tokens"), **settings)
+    assert prepare(chosen)["steps"]["clean"]["dropped"] == {}
+    before = made(chosen.work_folder / "clean")
+    evaluation.write_text(WORDS, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"was prepared with decontaminate\.files"):
+        prepare(chosen)
+    assert not before.items() & made(chosen.work_folder / "clean").items()
+    (inputs / "f.txt").write_text("Another text that shares no words with it.", encoding="utf-8")
+    counts = prepare(dataclasses.replace(chosen, steps=("extract", "clean")))["steps"]["clean"]
+    assert counts["dropped"] == counts["found"]
+    assert counts["dropped"]["decontaminate: test.txt"] >= 299
+    evaluation.unlink()
+    with pytest.raises(DataError, match=r"test\.txt cannot be read"):
+        prepare(chosen)
+
+
+def test_filters_that_lack_something_are_refused(inputs: Path) -> None:
+    with pytest.raises(UsageError, match=r"set decontaminate\.files"):
+        prepare(config(inputs, "out", steps=("extract", "clean"), clean=("decontaminate",)))
+    with pytest.raises(UsageError, match=r"clean = 'gofer' is unknown\. Did you mean 'gopher'"):
+        prepare(config(inputs, "out", steps=("extract", "clean"), clean=("gofer",)))
 
 
 def test_an_input_that_changes_while_it_is_read_is_an_error(inputs: Path, tmp_path: Path) -> None:

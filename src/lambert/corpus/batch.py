@@ -111,7 +111,8 @@ class Batch:
         first = (self.flags_B[before] & property_of_inner) == 0
         after = unspaced[(self.flags_B[unspaced + 1] & UNSPACED) == 0] + 1
         inner = np.unique(np.concatenate([unspaced[first], after]))
-        return inner[word_B[inner] & word_B[inner - 1]]
+        inside: Integers = inner[word_B[inner] & word_B[inner - 1]]
+        return inside
 
     @property
     def starts_N(self) -> Integers:

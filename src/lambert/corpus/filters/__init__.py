@@ -14,7 +14,7 @@ from lambert.corpus.filters.c4 import c4
 from lambert.corpus.filters.decontamination import Decontamination
 from lambert.corpus.filters.fineweb import fineweb
 from lambert.corpus.filters.gopher import gopher
-from lambert.corpus.filters.language import check_language, language_filter
+from lambert.corpus.filters.language import LanguageFilter
 from lambert.corpus.filters.outcome import Filter
 from lambert.corpus.filters.personal import personal_data
 from lambert.corpus.filters.repetition import gopher_repetition
@@ -36,11 +36,6 @@ class Step:
     """The settings of `PrepareConfig` that only this filter uses."""
 
 
-def _language(config: "PrepareConfig") -> Filter:
-    check_language(config.language)
-    return partial(language_filter, language=config.language, min_score=config.min_language_score)
-
-
 def _decontaminate(config: "PrepareConfig") -> Filter:
     if not config.decontaminate.files:
         raise UsageError("clean = decontaminate needs evaluation files: set decontaminate.files.")
@@ -58,7 +53,7 @@ def _evaluation_files(config: "PrepareConfig") -> dict[str, Any]:
 FILTERS: dict[str, Step] = {
     "normalise": Step(lambda config: normalise_batch, lambda config: {}),
     "language": Step(
-        _language,
+        lambda config: LanguageFilter(config.language, config.min_language_score),
         lambda config: {
             "language": config.language,
             "min_score": config.min_language_score,

@@ -1,0 +1,82 @@
+"""The decisions of the filters beside those of datatrove: which documents each drops, and for which reason.
+
+    pip install datatrove==0.10.1 nltk    # in an environment that also has Lambert's packages
+    python benchmarks/filters_differential.py FILES
+
+datatrove is run with the thresholds of Lambert's defaults, and twice: with its own words (a spaCy tokenizer, if
+`--spacy` is given) and with words between white space, which separates differences of the rules from differences of
+the words. Documents that the two decide differently are listed with the reasons of both.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filters import documents
+
+from lambert.corpus.batch import Batch
+from lambert.corpus.filters.c4 import C4, c4
+from lambert.corpus.filters.fineweb import FineWeb, fineweb
+from lambert.corpus.filters.gopher import Gopher, gopher
+from lambert.corpus.filters.outcome import Outcome
+from lambert.corpus.filters.repetition import Repetition, gopher_repetition
+
+
+def datatrove_filters(spacy: bool) -> dict[str, Any]:
+    """Returns the filters of datatrove by our names. Without `spacy`, words are between white space, and sentences end
+    at marks before white space."""
+    from datatrove.pipeline.filters import (  # type: ignore[import-not-found]
+        C4QualityFilter,
+        FineWebQualityFilter,
+        GopherQualityFilter,
+        GopherRepetitionFilter,
+        fineweb_quality_filter,
+        gopher_quality_filter,
+        gopher_repetition_filter,
+    )
+
+    if not spacy:
+        for module in (fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter):
+            module.split_into_words = lambda text, language: text.split()
+    return {
+        "gopher": GopherQualityFilter(),
+        "gopher-repetition": GopherRepetitionFilter(),
+        "c4": C4QualityFilter(),
+        "fineweb": FineWebQualityFilter(char_duplicates_ratio=0.1, new_line_ratio=1e9),
+    }
+
+
+OURS: dict[str, Callable[[Batch], Outcome]] = {
+    "gopher": lambda batch: gopher(batch, Gopher()),
+    "gopher-repetition": lambda batch: gopher_repetition(batch, Repetition()),
+    "c4": lambda batch: c4(batch, C4(), "en"),
+    "fineweb": lambda batch: fineweb(batch, FineWeb()),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--megabytes", type=float, default=12.0)
+    parser.add_argument("--spacy", action="store_true", help="let datatrove find words with spaCy")
+    arguments = parser.parse_args()
+    from datatrove.data import Document  # type: ignore[import-not-found]
+
+    texts = [piece.text.strip() for piece in documents(arguments.files, arguments.megabytes)]
+    for name, theirs in datatrove_filters(arguments.spacy).items():
+        dropped = OURS[name](Batch(texts)).dropped
+        pairs: Counter[tuple[str, str]] = Counter()
+        for number, text in enumerate(texts):
+            answer = theirs.filter(Document(text=text, id=str(number)))
+            reason = "" if answer is True else answer[1] if isinstance(answer, tuple) else "dropped"
+            pairs[dropped.get(number, ""), reason] += 1
+        same = sum(count for (our, their), count in pairs.items() if bool(our) == bool(their))
+        print(f"{name}: {same:,} of {len(texts):,} documents decided alike")
+        for (our, their), count in pairs.most_common():
+            print(f"  {count:>6,}  {our or 'kept':<40} {their or 'kept'}")
+
+
+if __name__ == "__main__":
+    main()
