@@ -1,11 +1,11 @@
 """The decisions of the filters beside those of datatrove: which documents each drops, and for which reason.
 
-    pip install datatrove==0.10.1 nltk    # in an environment that also has Lambert's packages
+    pip install datatrove==0.10.1 nltk spacy    # in an environment that also has Lambert's packages
     python benchmarks/filters_differential.py FILES
 
-datatrove is run with the thresholds of Lambert's defaults, and twice: with its own words (a spaCy tokenizer, if
-`--spacy` is given) and with words between white space, which separates differences of the rules from differences of
-the words. Documents that the two decide differently are listed with the reasons of both.
+datatrove is run with the thresholds of Lambert's defaults. By default both take the same words (between white space)
+and sentences (sentencex), so that differences are those of the rules; with `--spacy`, datatrove takes its own words.
+Documents are counted by the reasons of both.
 """
 
 import argparse
@@ -22,11 +22,12 @@ from lambert.corpus.filters.fineweb import FineWeb, fineweb
 from lambert.corpus.filters.gopher import Gopher, gopher
 from lambert.corpus.filters.outcome import Outcome
 from lambert.corpus.filters.repetition import Repetition, gopher_repetition
+from lambert.corpus.sentences import split
 
 
 def datatrove_filters(spacy: bool) -> dict[str, Any]:
-    """Returns the filters of datatrove by our names. Without `spacy`, words are between white space, and sentences end
-    at marks before white space."""
+    """Returns the filters of datatrove by our names, with our sentences and, without `spacy`, words between white
+    space."""
     from datatrove.pipeline.filters import (  # type: ignore[import-not-found]
         C4QualityFilter,
         FineWebQualityFilter,
@@ -37,6 +38,9 @@ def datatrove_filters(spacy: bool) -> dict[str, Any]:
         gopher_repetition_filter,
     )
 
+    import nltk.tokenize  # type: ignore[import-not-found]
+
+    nltk.tokenize.sent_tokenize = lambda text, language: split(text, "en", "paragraphs")
     if not spacy:
         for module in (fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter):
             module.split_into_words = lambda text, language: text.split()
