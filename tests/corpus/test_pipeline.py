@@ -333,5 +333,5 @@ def test_what_a_killed_run_left_is_swept(tmp_path: Path, texts: Path, config: Ma
 def test_wrong_settings_are_named(config: Make, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         config(Path("x"), **settings)
-    with pytest.raises(UsageError, match="input is empty"):
+    with pytest.raises(UsageError, match="requires --input"):
         config()
