@@ -23,6 +23,23 @@ STAGES = ("extract", "clean", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
+class DeduplicateConfig:
+    """The settings of the step `deduplicate`."""
+
+    threshold: float = 0.8
+    """Documents are near duplicates from this Jaccard similarity of their word 5-grams on, which is the number of those
+    that both have, divided by the number of those that one of them has."""
+    paragraphs: bool = False
+    """Remove long lines that another document has too. Each is kept in one document."""
+    paragraph_characters: int = 100
+    """Shorter lines are never removed: headings and formulas occur in different documents. 100 characters are about a
+    sentence."""
+
+    def __post_init__(self) -> None:
+        check(self, "deduplicate.", threshold="[0.5, 1]", paragraph_characters="[1, inf)")
+
+
+@dataclass(frozen=True, slots=True)
 class PrepareConfig:
     """The settings that turn raw text into a prepared corpus."""
 

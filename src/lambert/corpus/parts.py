@@ -4,12 +4,17 @@ A row is a document, or one piece of a document that is longer than a reader's `
 the texts alone, so the same documents give the same bytes with the same version of pyarrow.
 """
 
+import errno
 import importlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError, UsageError
+import numpy as np
+import numpy.typing as npt
+
+from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.corpus.readers import Piece
 
@@ -18,6 +23,7 @@ GROUP_CHARACTERS = 8 << 20
 choice, which bounds the memory of a reader)."""
 GROUP_ROWS = 4096
 """A row group ends after so many rows (our choice)."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 COLUMNS = ("text", "source", "place", "last", "error")
 """Of a row: the text; the input file and the line or row where the piece begins; whether the document ends with it; and
 why the document cannot be used, empty if it can."""
@@ -71,9 +77,42 @@ def read_part(path: Path) -> Iterator[Piece]:
         raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
 
 
+def read_documents(path: Path, documents: npt.NDArray[np.int64]) -> Iterator[Piece]:
+    """Yields the pieces of the documents with these numbers, which must increase. Only the row groups that contain one
+    are read. Raises DataError if the part is damaged or of another kind."""
+    arrow, parquet = pyarrow()
+    try:
+        with path.open("rb") as stream:
+            file = parquet.ParquetFile(stream)
+            first = 0  # number of the document to which the next row belongs
+            for group in range(file.num_row_groups):
+                last = file.read_row_group(group, columns=["last"]).column("last").to_numpy()
+                own = first + np.cumsum(last) - last
+                rows = np.flatnonzero(np.isin(own, documents))
+                first = int(own[-1]) + bool(last[-1]) if len(own) else first
+                if len(rows):
+                    table = file.read_row_group(group, columns=["text", "place", "last", "error"]).take(rows)
+                    for row in table.to_pylist():
+                        yield Piece(row["text"], row["place"], row["last"], row["error"])
+    except (arrow.ArrowException, OSError, KeyError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
+
+
 def pyarrow() -> tuple[Any, Any]:
     """Returns pyarrow and pyarrow.parquet. Raises UsageError if they are not installed."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise UsageError("Steps keep documents as Parquet: pip install 'lambert-bert[parquet]'.") from error
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """A context that raises MachineError if the disk refuses a write to `path`, a file or folder of a step."""
+    try:
+        yield
+    except OSError as error:
+        advice = "free space, or choose another work folder" if error.errno in _FULL else "choose another work folder"
+        raise MachineError(
+            f"{path} cannot be written: {error.strerror or error}. Complete parts are kept; {advice}."
+        ) from error

@@ -7,25 +7,24 @@ A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everyth
 command that was stopped, or that is given more files, does only what is missing.
 """
 
-import errno
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import HashedFile, misfit, sha256
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, replace_files
 from lambert.core.registry import lookup
 from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import NAMED, Source, too_many_bad
 from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
-from lambert.corpus.parts import read_part, write_part
+from lambert.corpus.parts import disk_errors, read_part, write_part
 from lambert.corpus.readers import KIND, READERS, Layout, Piece
 from lambert.corpus.slices import Slice, SliceReader, divide
 from lambert.corpus.workers import Target, run
@@ -41,7 +40,6 @@ _RECORD = {
 VERSIONS = {"extract": 2, "clean": 2}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ def _divided(
     layout = Layout(config.documents, config.text_field)
     found: dict[str, list[Slice]] = {}
     paths: dict[str, Path] = {}
-    with _disk_errors(folder):
+    with disk_errors(folder):
         make_folder(folder)
         for entry in inputs:
             causes = [VERSIONS["extract"], asdict(layout), config.format, entry["file"], entry["sha256"]]
@@ -223,7 +221,7 @@ def _run_step(
     plan: Plan, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress
 ) -> list[dict[str, Any]]:
     """Makes the parts that are missing and returns the records of all. Removes other parts."""
-    with _disk_errors(plan.folder):
+    with disk_errors(plan.folder):
         make_folder(plan.folder)
         remove_all_leftovers(plan.folder)
         records = {unit.key: record for unit in units if (record := _complete(plan.folder, unit))}
@@ -254,7 +252,7 @@ def _write(folder: Path, unit: Unit, pieces: Iterator[Piece], more: Mapping[str,
     """Writes a part and then its record, each complete or absent, and returns the record. `more` are entries of the
     record, which are complete when `pieces` ends."""
     path = _part(folder, unit.key)
-    with _disk_errors(path):
+    with disk_errors(path):
         with atomic_file(path) as temporary:
             counts = write_part(temporary, unit.source, pieces)
         record = {"key": unit.key, "source": unit.source, "sha256": sha256(path), **counts, **more}
@@ -296,14 +294,3 @@ def _sum(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         names = dict.fromkeys(name for record in records for name in record[kind])
         total[kind] = {name: sum(record[kind].get(name, 0) for record in records) for name in names}
     return total | {"samples": merged(records)}
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        advice = "free space, or choose another work folder" if error.errno in _FULL else "choose another work folder"
-        raise MachineError(
-            f"{path} cannot be written: {error.strerror or error}. Complete parts are kept; {advice}."
-        ) from error
