@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lambert.core.errors import MachineError as MachineError
     from lambert.core.errors import SavedAndStopped as SavedAndStopped
     from lambert.core.errors import UsageError as UsageError
+    from lambert.corpus.config import DeduplicateConfig as DeduplicateConfig
     from lambert.corpus.config import PrepareConfig as PrepareConfig
     from lambert.engine.step import Step as Step
     from lambert.inference.text_model import TextModel as TextModel
@@ -59,7 +60,7 @@ _MODULES = {
     "optim.groups": ("decay_groups",),
     "optim.schedule": ("schedule",),
     "optim.config": ("OptimConfig",),
-    "corpus.config": ("PrepareConfig",),
+    "corpus.config": ("PrepareConfig", "DeduplicateConfig"),
     "verbs.pretrain": ("PretrainConfig",),
     "verbs.finetune": ("FinetuneConfig",),
     "verbs.evaluate": ("EvaluateConfig",),

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 pytest.importorskip("pyarrow")
+pytest.importorskip("rensa")
 
 KILLS = int(os.environ.get("LAMBERT_TEST_KILLED_PREPARATIONS", "20"))
 pytestmark = pytest.mark.timeout(120 + 30 * KILLS)
@@ -74,7 +75,7 @@ class Command:
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
         self._arguments = [
             *("prepare", "--input", str(texts), "--out", str(self.out), "--workers", "2"),
-            *("--steps", "extract,clean,tokens", "--clean", "normalise,prose", "--vocabulary", "300"),
+            *("--steps", "extract,clean,deduplicate,tokens", "--clean", "normalise,prose", "--vocabulary", "300"),
         ]
 
     def start(self, file_bytes: int = 0) -> "subprocess.Popen[str]":

@@ -18,7 +18,7 @@ from lambert.corpus.readers import READERS
 from lambert.corpus.sentences import LINES
 
 DOCUMENTS = ("file", "blank-line", "line")
-STAGES = ("extract", "clean", "tokens")
+STAGES = ("extract", "clean", "deduplicate", "tokens")
 """The steps of preparation, in their order."""
 
 
@@ -50,13 +50,15 @@ class PrepareConfig:
     """Folder to write. Required. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing
     is done."""
     steps: tuple[str, ...] = ()
-    """Steps to run, of `extract` (documents as Parquet), `clean` and `tokens` (the corpus). Each keeps its results in
-    `work`, and repeats nothing that is done. Unset: one pass from the files to the corpus, which keeps nothing."""
+    """Steps to run, of `extract` (documents as Parquet), `clean`, `deduplicate` and `tokens` (the corpus). Each keeps
+    its results in `work`, and repeats nothing that is done. Unset: one pass from the files to the corpus, which keeps
+    nothing."""
     work: Path | None = None
     """Folder for the results of `steps`. Unset: `out` with .work at its end."""
     clean: tuple[str, ...] = ()
     """Filters of the step `clean`, in their order: `normalise`, `language`, `gopher`, `gopher-repetition`, `c4`,
     `fineweb`, `personal-data`, `decontaminate`, `prose`, or package.module:function."""
+    deduplicate: DeduplicateConfig = DeduplicateConfig()
     tokenizer: str = "train"
     """`train` learns a WordPiece vocabulary from the corpus. Otherwise the path of a vocab.txt, of a tokenizer.json, or
     of a folder that holds one."""
@@ -124,6 +126,8 @@ class PrepareConfig:
             raise UsageError("steps = clean needs functions: set clean, such as clean = normalise.")
         if self.cleaners and not self.stages:
             raise UsageError(f"clean = {', '.join(self.cleaners)} needs steps: set steps = extract, clean, tokens.")
+        if self.deduplicate != DeduplicateConfig() and self.makes_corpus and not self.deduplicates:
+            raise UsageError("deduplicate is set without its step: set steps = extract, deduplicate, tokens.")
         if self.stages and self.out.resolve() in (self.work_folder.resolve(), *self.work_folder.resolve().parents):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
@@ -158,15 +162,19 @@ class PrepareConfig:
         return not self.stages or "tokens" in self.stages
 
     @property
+    def deduplicates(self) -> bool:
+        """Whether near duplicates are removed."""
+        return "deduplicate" in self.stages
+
+    @property
     def work_folder(self) -> Path:
         """The folder for the results of `steps`."""
         return self.work or self.out.with_name(self.out.name + ".work")
 
     def decides(self) -> dict[str, Any]:
         """Returns the settings that determine the corpus, given the content of the input files."""
-        without = {"input", "out", "workers", "tokenizer", "steps", "work", "verify"} | (
-            set() if self.clean else {"clean"}
-        )
+        without = {"input", "out", "workers", "tokenizer", "steps", "work", "verify"}
+        without |= {name for name, used in (("clean", self.clean), ("deduplicate", self.deduplicates)) if not used}
         for name, step in FILTERS.items():
             without |= set() if name in self.cleaners else set(step.tables)
         if self.tokenizer != "train":

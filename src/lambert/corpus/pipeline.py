@@ -29,6 +29,7 @@ from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.encoding import document_hash
 from lambert.corpus.filtering import chain
+from lambert.corpus.minhash import rensa
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.readers import Layout, check_prose
 from lambert.corpus.splits import Sink
@@ -80,6 +81,8 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     if config.stages:
         pyarrow()
         chain(config.cleaners, config)
+        if config.deduplicates:
+            rensa()
     inputs: list[dict[str, Any]] = []
     stamps = []
     for file in found:
@@ -104,11 +107,11 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         if not config.makes_corpus:
             return {"inputs": inputs, "steps": counts}
         documents = Documents(parts, files.text_bytes(found), 1.0, counts["extract"]["passed_over"])
-        if config.clean:
-            if counts["clean"]["documents"] == counts["clean"]["unreadable"]:
-                dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
-                raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
-            documents.text_bytes = counts["clean"]["characters"]
+        if config.clean and counts["clean"]["documents"] == counts["clean"]["unreadable"]:
+            dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
+            raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
+        if len(counts) > 1:
+            documents.text_bytes = [*counts.values()][-1]["characters"]
             head["steps"] = counts
         causes = [VERSION, head["settings"], head["tokenizer"], *(keys if given is None else [])]
         unfinished = Unfinished(config.work_folder / "tokens", causes, keys)
@@ -272,7 +275,8 @@ def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
     manifest = read_manifest(out)
     check_shape(out / "manifest.json", manifest, _PREPARED)
-    old, new = ({"clean": [], **dotted(values["settings"])} for values in (manifest, head))
+    known = [values["settings"] for values in (manifest, head)]
+    old, new = ({"clean": [], "deduplicate": "deduplicate" in own, **dotted(own)} for own in known)
     differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
     if manifest["tokenizer"] != head["tokenizer"]:
         differs.append("another tokenizer")

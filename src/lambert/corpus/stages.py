@@ -22,7 +22,9 @@ from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, r
 from lambert.core.registry import lookup
 from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.deduplication import Lists, deduplicate
 from lambert.corpus.documents import NAMED, Source, too_many_bad
+from lambert.corpus.drops import remaining
 from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
 from lambert.corpus.parts import disk_errors, read_part, write_part
 from lambert.corpus.readers import KIND, READERS, Layout, Piece
@@ -121,9 +123,10 @@ class Plan:
 def make_parts(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], workers: int, progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], list[Source], list[str]]:
-    """Runs the steps `extract` and `clean` as far as `config.stages` names them.
+    """Runs the steps before `tokens` as far as `config.stages` names them.
 
-    Returns the counts of each step, and the parts of the last of them with their keys, in the order of the inputs.
+    Returns the counts of each step, what to read after the last of them, in the order of the inputs, and a hash of
+    all that determines the content of each.
 
     Args:
         inputs: `file`, `bytes` and `sha256` of each input file.
@@ -147,12 +150,25 @@ def make_parts(
         if plan.step == "extract":
             named = [text for record in records for text in record["named"]]
             too_many_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
-    parts = [Source(unit.source, unit.bytes, _reader(_part(plan.folder, unit.key))) for unit in units]
-    return counts, parts, [unit.key for unit in units]
+    keys, paths = [unit.key for unit in units], [_part(plan.folder, unit.key) for unit in units]
+    lists = None
+    if config.deduplicates:
+        folder = config.work_folder / "deduplicate"
+        with disk_errors(folder):
+            lists = deduplicate(list(zip(keys, paths, strict=True)), folder, config.deduplicate, workers, progress)
+        counts["deduplicate"] = {**counts[plan.step], "dropped": {}, "passed_over": {}, **lists.counts()}
+        keys = [_hash([key, lists.hash_of(number)]) for number, key in enumerate(keys)]
+    sources = [
+        Source(unit.source, unit.bytes, _reader(path, lists, number))
+        for number, (unit, path) in enumerate(zip(units, paths, strict=True))
+    ]
+    return counts, sources, keys
 
 
-def _reader(part: Path) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
-    return lambda tell: read_part(part)
+def _reader(path: Path, lists: Lists | None, number: int) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
+    if lists is None:
+        return lambda tell: read_part(path)
+    return lambda tell: remaining(read_part(path), lists.of(number))
 
 
 class Divide:

@@ -73,13 +73,15 @@ def summary_of_steps(steps: dict[str, Any]) -> list[str]:
     """Returns a line for each step that kept documents."""
     lines = []
     for name, counts in steps.items():
-        dropped = ", ".join(f"{count:,} by {step}" for step, count in counts["dropped"].items() if count)
+        by = "" if name == "deduplicate" else "by "
+        dropped = ", ".join(f"{count:,} {by}{reason}" for reason, count in counts["dropped"].items() if count)
         over = ", ".join(f"{count:,} {reason}" for reason, count in counts["passed_over"].items())
         lines.append(
             f"{name:<10} {counts['documents']:,} documents, {counts['characters']:,} characters"
             + (f", {counts['unreadable']:,} unreadable" if counts["unreadable"] else "")
             + (f"; dropped: {dropped}" if dropped else "")
             + (f"; passed over: {over}" if over else "")
+            + (f"; {counts['lines_removed']:,} repeated paragraphs removed" if counts.get("lines_removed") else "")
         )
     return lines
 
