@@ -1,10 +1,10 @@
 """The decisions of the filters beside those of datatrove: which documents each drops, and for which reason.
 
-    pip install datatrove==0.10.1 nltk spacy    # in an environment that also has Lambert's packages
+    pip install datatrove==0.10.1 spacy    # in an environment that also has Lambert's packages
     python benchmarks/filters_differential.py FILES
 
 datatrove is run with the thresholds of Lambert's defaults. By default both take the same words (between white space)
-and sentences (sentencex), so that differences are those of the rules; with `--spacy`, datatrove takes its own words.
+and sentences (sentencex), so that differences are those of the rules; with `--spacy`, datatrove takes its own.
 Documents are counted by the reasons of both.
 """
 
@@ -26,22 +26,20 @@ from lambert.corpus.sentences import split
 
 
 def datatrove_filters(spacy: bool) -> dict[str, Any]:
-    """Returns the filters of datatrove by our names, with our sentences and, without `spacy`, words between white
-    space."""
-    from datatrove.pipeline.filters import (  # type: ignore[import-not-found]
+    """Returns the filters of datatrove by our names; without `spacy`, with our words and sentences."""
+    from datatrove.pipeline.filters import (
         C4QualityFilter,
         FineWebQualityFilter,
         GopherQualityFilter,
         GopherRepetitionFilter,
+        c4_filters,
         fineweb_quality_filter,
         gopher_quality_filter,
         gopher_repetition_filter,
     )
 
-    import nltk.tokenize  # type: ignore[import-not-found]
-
-    nltk.tokenize.sent_tokenize = lambda text, language: split(text, "en", "paragraphs")
     if not spacy:
+        c4_filters.split_into_sentences = lambda text, language: split(text, "en", "paragraphs")
         for module in (fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter):
             module.split_into_words = lambda text, language: text.split()
     return {
@@ -66,7 +64,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=12.0)
     parser.add_argument("--spacy", action="store_true", help="let datatrove find words with spaCy")
     arguments = parser.parse_args()
-    from datatrove.data import Document  # type: ignore[import-not-found]
+    from datatrove.data import Document
 
     texts = [piece.text.strip() for piece in documents(arguments.files, arguments.megabytes)]
     for name, theirs in datatrove_filters(arguments.spacy).items():

@@ -74,12 +74,19 @@ def summary_of_steps(steps: dict[str, Any]) -> list[str]:
     lines = []
     for name, counts in steps.items():
         by = "" if name == "deduplicate" else "by "
-        dropped = ", ".join(f"{count:,} {by}{reason}" for reason, count in counts["dropped"].items() if count)
+        dropped, changed = (
+            ", ".join(f"{count:,} {by}{step}" for step, count in counts[kind].items() if count)
+            for kind in ("dropped", "changed")
+        )
+        found = sorted(counts["found"].items(), key=lambda entry: -entry[1])
+        most = ", ".join(f"{count:,} {what}" for what, count in found[:8]) + (", ..." if found[8:] else "")
         over = ", ".join(f"{count:,} {reason}" for reason, count in counts["passed_over"].items())
         lines.append(
             f"{name:<10} {counts['documents']:,} documents, {counts['characters']:,} characters"
             + (f", {counts['unreadable']:,} unreadable" if counts["unreadable"] else "")
             + (f"; dropped: {dropped}" if dropped else "")
+            + (f"; changed: {changed}" if changed else "")
+            + (f"; found: {most}" if most else "")
             + (f"; passed over: {over}" if over else "")
             + (f"; {counts['lines_removed']:,} repeated paragraphs removed" if counts.get("lines_removed") else "")
         )
