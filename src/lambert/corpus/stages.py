@@ -156,7 +156,8 @@ def make_parts(
         folder = config.work_folder / "deduplicate"
         with disk_errors(folder):
             lists = deduplicate(list(zip(keys, paths, strict=True)), folder, config.deduplicate, workers, progress)
-        counts["deduplicate"] = {**counts[plan.step], "dropped": {}, "passed_over": {}, **lists.counts()}
+        nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found", "samples")}
+        counts["deduplicate"] = {**counts[plan.step], **nothing, **lists.counts()}
         keys = [_hash([key, lists.hash_of(number)]) for number, key in enumerate(keys)]
     sources = [
         Source(unit.source, unit.bytes, _reader(path, lists, number))
