@@ -49,15 +49,20 @@ def without(key: str) -> dict[str, Any]:
         ("blank.txt", b" \n\n \t\n", 3, ["empty"]),
         ("latin.txt", "é ".encode("latin-1") * 50, 3, ["latin.txt", "UTF-8", "line 1"]),
         ("cut.txt.gz", gzip.compress(SENTENCE.encode() * 300, mtime=0)[:40], 3, ["cut.txt.gz"]),
-        ("no.txt.gz", SENTENCE.encode(), 3, ["no.txt.gz"]),
+        ("no.txt.gz", b"\xff\0" + SENTENCE.encode(), 3, ["no.txt.gz"]),
         ("rows.jsonl", b'{"text": "the king"}\n{"text": \n', 3, ["rows.jsonl", "line 2"]),
         ("rows.jsonl", b'{"txt": "the king found a river near the road"}\n', 3, ["rows.jsonl", "'text'"]),
         ("page.txt", b"<!DOCTYPE html><html><p>The king</p></html>", 3, ["page.txt", "HTML page", "--format text"]),
         ("t.conll", b"Rome NNP B-LOC\nfell VBD O\n", 3, ["t.conll looks like CoNLL", "--format text"]),
         ("t.data", b"-DOCSTART- -X- O\n\nRome NNP B-LOC\n", 3, ["t.data looks like CoNLL", "--format text"]),
-        ("train.csv", b"text,label\nthe king,a\n", 3, ["train.csv looks like a table (CSV)", "--format text"]),
+        (
+            "train.csv",
+            b"body,label\nthe king,a\n",
+            3,
+            ["(columns: body, label)", "a table (CSV)", "--format text"],
+        ),
         ("train.txt", b"text\tlabel\n" + b"the king\ta\n" * 9, 3, ["train.txt looks like a table (TSV)"]),
-        ("train.TSV.bz2", bz2.compress(b"the king\ta\n"), 3, ["train.TSV.bz2 looks like a table (TSV)"]),
+        ("train.TSV.bz2", bz2.compress(b"the king\ta\n"), 3, ["train.TSV.bz2 has no column 'text'", "a table (TSV)"]),
         ("wide.txt", SENTENCE.encode("utf-16"), 3, ["wide.txt looks like UTF-16", "iconv -f UTF-16 -t UTF-8"]),
         ("dump.xml.bz2", bz2.compress(b"<mediawiki><page/></mediawiki>"), 3, ["dump.xml.bz2", "0 usable documents"]),
         ("dump.xml.bz2", bz2.compress(b"<mediawiki><page><title>"), 3, ["dump.xml.bz2, page 1, has no </page>"]),
@@ -82,7 +87,7 @@ def test_a_corpus_of_nothing_usable(
 
 @pytest.mark.parametrize("name", ["rows.csv.gz", "rows.tsv", "rows.txt.gz"])
 def test_tables_that_a_glob_matches(name: str, texts: Path, tmp_path: Path, lambert: Lambert) -> None:
-    table = b"text,label\n" + b"the king,a\n" * 9
+    table = b"body,label\n" + b"the king,a\n" * 9
     (tmp_path / name).write_bytes(gzip.compress(table) if name.endswith(".gz") else table)
     flags = {"out": tmp_path / "corpus", "vocabulary": 100, "workers": 1}
     called = lambert("prepare", "--input", f"{tmp_path}/rows.*", texts, **flags)

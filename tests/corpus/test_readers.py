@@ -217,7 +217,7 @@ def test_a_missing_library_is_named(
     for module in hidden:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=rf"pip install 'lambert-bert\[{extra}\]'"):
-        list(read(written(tmp_path / name, b"x"), Layout()))
+        list(read(written(tmp_path / name, b"\x28\xb5\x2f\xfd"), Layout()))
 
 
 def test_a_reader_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,11 +243,11 @@ def test_files_of_folders_and_globs(tmp_path: Path) -> None:
     assert [file.name for file in found] == ["c.bin", "b.txt", "vocab.txt"]
 
 
-@pytest.mark.parametrize("name", ["texts.zip", "texts.tar.gz", "data-00000-of-00001.arrow"])
+@pytest.mark.parametrize("name", ["texts.zip", "texts.tar.gz"])
 def test_files_of_files_are_refused_by_name_and_passed_over_in_a_folder(tmp_path: Path, name: str) -> None:
     written(tmp_path / name, b"?")
     text = written(tmp_path / "a.txt", b"text")
-    with pytest.raises(DataError, match="is an archive" if "arrow" not in name else "to_parquet"):
+    with pytest.raises(DataError, match="is an archive"):
         find([tmp_path / name])
     assert find([tmp_path]) == ([text], [tmp_path / name])
 

@@ -57,9 +57,18 @@ def test_a_truncated_file_keeps_what_came_before_and_says_so(tmp_path: Path, suf
 
 
 @pytest.mark.parametrize("suffix", COMPRESSED)
-def test_a_file_that_is_not_compressed_at_all(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("own", PACKERS)
+def test_the_first_bytes_say_how_a_file_is_compressed(tmp_path: Path, suffix: str, own: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(b"plain text, whatever the name says" * 9)
+    path.write_bytes(PACKERS[own]("Plain text, n\u00e4mlich, whatever the name says.".encode() * 99))
+    (piece,) = read(path, Layout())
+    assert (piece.text[:10], piece.error) == ("Plain text", "")
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_what_is_neither_compressed_nor_text_is_damaged(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(b"\xff\0" + PACKERS[suffix](b"text")[2:])
     (piece,) = read(path, Layout())
     assert "damaged or truncated" in piece.error
 
@@ -68,8 +77,9 @@ def test_the_suffix_of_the_compression_is_removed() -> None:
     raw = io.BytesIO(gzip.compress(b"text"))
     opened, suffix = unpacked(Path("corpus.v2/A.JSONL.GZ"), raw)
     assert (opened.read(), suffix) == (b"text", ".jsonl")
-    assert unpacked(Path("a.tar.TXT"), raw) == (raw, ".txt")
-    assert unpacked(Path("wiki_00"), raw) == (raw, "")
+    plain = io.BytesIO(b"text")
+    assert unpacked(Path("a.tar.TXT"), plain) == (plain, ".txt")
+    assert unpacked(Path("wiki_00"), io.BytesIO(b""))[1] == ""
 
 
 @pytest.mark.parametrize("suffix", PACKERS)

@@ -18,8 +18,9 @@ BYTES = 100 * 10**6
 READ_TEXT = """
 from lambert.corpus.readers import Layout, read
 def read_all(path):
-    return [piece.error for piece in read(path, Layout()) if piece.error]
+    return [piece.error for piece in read(path, Layout(max_ratio=RATIO)) if piece.error]
 """
+READ_ANY, READ_TEXT = READ_TEXT.replace("RATIO", "10**6"), READ_TEXT.replace("RATIO", "100")
 READ_LABELLED = """
 from lambert.core.errors import DataError
 from lambert.tasks.config import Columns
@@ -85,9 +86,13 @@ def measured(read: str, *paths: Path) -> dict[str, tuple[list[str], int]]:
 
 def test_raw_text(tmp_path: Path) -> None:
     texts = [bomb(tmp_path / f"a.txt.{suffix}") for suffix in OPEN]
-    found = measured(READ_TEXT, *texts, bomb(tmp_path / "a.jsonl.gz", b'{"text": "'))
-    assert all(grown < 60 for name, (_, grown) in found.items() if "txt" in name), found
+    lines = bomb(tmp_path / "a.jsonl.gz", b'{"text": "')
+    refused = measured(READ_TEXT, *texts, lines)
+    found = measured(READ_ANY, *texts, lines)
+    for each in (refused, found):
+        assert all(grown < 60 for name, (_, grown) in each.items() if "txt" in name), each
     assert all(said == [] for name, (said, _) in found.items() if "txt" in name)
+    assert all("expands to more than max_ratio = 100 times its size" in said[-1] for said, _ in refused.values())
     said, grown = found["a.jsonl.gz"]
     assert said == ["is longer than 64 MiB"]
     assert grown < 250

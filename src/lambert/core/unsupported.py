@@ -22,8 +22,8 @@ def refuse_arrow(path: Path) -> None:
     """Raises DataError if the path is a Hugging Face data set in Arrow format, a file or a folder."""
     if path.suffix == ".arrow" or (path.is_dir() and _is_arrow(path)):
         raise DataError(
-            f"{path} is a Hugging Face data set in Arrow format, which is not supported. Write each split as Parquet: "
-            "datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and name that file."
+            f"{path} is a Hugging Face data set in Arrow format, which only `lambert prepare` reads. Write each split as "
+            "Parquet: datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and name that file."
         )
 
 
@@ -124,8 +124,8 @@ def _rows(text: str, separator: str) -> list[list[str]]:
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _MARKUP = {
-    b"<!doctype html": "is an HTML page, and its markup would be learnt as text. Extract its text first",
-    b"<html": "is an HTML page, and its markup would be learnt as text. Extract its text first",
+    b"<!doctype html": "is an HTML page, and its markup would be learnt as text. Name it .html",
+    b"<html": "is an HTML page, and its markup would be learnt as text. Name it .html",
 }
 
 

@@ -16,6 +16,7 @@ from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.filters.repetition import Repetition
 from lambert.corpus.readers import READERS
 from lambert.corpus.sentences import LINES
+from lambert.corpus.streams import MAX_RATIO
 
 DOCUMENTS = ("file", "blank-line", "line")
 STAGES = ("extract", "clean", "deduplicate", "tokens")
@@ -44,8 +45,8 @@ class PrepareConfig:
     """The settings that turn raw text into a prepared corpus."""
 
     input: tuple[Path, ...] = ()
-    """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet and MediaWiki dumps, also .gz
-    .bz2 .xz .zst. Required."""
+    """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet .csv .tsv .html .warc .wet,
+    data sets of Hugging Face's save_to_disk and MediaWiki dumps, also .gz .bz2 .xz .zst. Required."""
     out: Path = Path()
     """Folder to write. Required. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing
     is done."""
@@ -75,12 +76,15 @@ class PrepareConfig:
     sample_megabytes: int = 200
     """Approximate MB of text, spread over all documents, from which the vocabulary is learnt (tokenizer = "train")."""
     format: str = "auto"
-    """`auto` (by name and first bytes), `text`, `jsonl`, `parquet`, `mediawiki` (XML dumps) or `wikipedia`
-    (WikiExtractor's `<doc>` files)."""
+    """`auto` (by name and first bytes), `text`, `jsonl`, `parquet`, `csv` (also TSV), `arrow`, `html`, `warc` (also
+    WET), `gutenberg` (books of Project Gutenberg), `mediawiki` (XML dumps) or `wikipedia` (WikiExtractor's `<doc>`
+    files)."""
     documents: str = "file"
     """The documents of a plain text file: the whole `file`, text between blank lines (`blank-line`), or each `line`."""
     text_field: str = "text"
-    """The field of JSON lines or column of Parquet that holds the text."""
+    """The field of JSON lines or column of Parquet, CSV or Arrow that holds the text."""
+    max_ratio: int = MAX_RATIO
+    """A compressed file that expands to more than 64 MiB and more than so many times its size is not read further."""
     lines: str = "auto"
     """Meaning of a line break: `wrapped` lines are joined to paragraphs, `paragraphs` makes each line a paragraph, and
     `auto` decides for each document."""
@@ -140,7 +144,7 @@ class PrepareConfig:
         check(
             self,
             vocabulary="[6, 10000000]", min_frequency="[1, inf)", sample_megabytes="[1, inf)", min_tokens="[1, inf)",
-            workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]",
+            max_ratio="[1, inf)", workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]",
             min_language_score="[0, 1]", seed=SEEDS,
         )  # fmt: skip
         if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", self.language):

@@ -7,11 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError
+from lambert.corpus.files import size_of
 from lambert.corpus.readers import Layout, Piece, read
 
 BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory
 BATCH_DOCUMENTS = 1 << 14
+Stamp = tuple[int, int, int] | None
 MARK = 1 << 25  # characters, at least, between two batches with a mark
 NAMED = 20  # unreadable documents that the manifest names; all are counted
 
@@ -41,13 +44,21 @@ class Source:
     """Called with a function that takes the number of bytes read so far."""
 
 
-def file_sources(files: Sequence[Path], layout: Layout, kind: str) -> list[Source]:
-    """Returns the input files as sources."""
+def file_sources(
+    files: Sequence[Path], layout: Layout, kind: str, stamps: Sequence[Stamp] | None = None
+) -> list[Source]:
+    """Returns the input files, which had these `stamps` when they were hashed, as sources."""
 
-    def source(file: Path) -> Source:
-        return Source(str(file), file.stat().st_size, lambda tell: read(file, layout, kind, tell))
+    def source(file: Path, stamp: Stamp) -> Source:
+        def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
+            yield from read(file, layout, kind, tell)
+            if HashedFile(file, "").stamp() != stamp:
+                raise changed(file)
 
-    return [source(file) for file in files]
+        return Source(str(file), size_of(file), pieces)
+
+    stamps = [HashedFile(file, "").stamp() for file in files] if stamps is None else stamps
+    return [source(file, stamp) for file, stamp in zip(files, stamps, strict=True)]
 
 
 class Documents:
@@ -72,7 +83,8 @@ class Documents:
         """Yields lists of texts with their kind, for one pass over the sources, or for the rest of it after the batch
         with this `mark`. A long document is yielded as consecutive batches of one piece each.
 
-        Raises DataError at the end if more than a share `max_bad` of the documents could not be read.
+        Raises DataError if a file was changed, and at the end if more than a share `max_bad` of the documents could not
+        be read.
         """
         mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
         self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
@@ -132,3 +144,8 @@ def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> N
             f"{named[0]}. {bad} of {read} documents cannot be read, more than max_bad = {max_bad:g}. Repair or remove "
             "them, or raise max_bad to drop them."
         )
+
+
+def changed(file: object) -> DataError:
+    """Returns the error for an input file that is not the same after it was read."""
+    return DataError(f"{file} changed while it was read. Give the command again when it is complete.")

@@ -6,22 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lambert.core.errors import DataError
-from lambert.core.unsupported import refuse_archive, refuse_arrow, refuse_corpus
-from lambert.corpus.readers import SUFFIXES, begins_dump
+from lambert.core.unsupported import LABELLED, refuse_archive, refuse_corpus
+from lambert.corpus.arrow import dataset_files, is_dataset
+from lambert.corpus.readers import SUFFIXES, begins_as
 from lambert.corpus.streams import EXPANSION, inner_suffix
 
 
-def find(inputs: Sequence[str | Path], without: Sequence[Path] = ()) -> tuple[list[Path], list[Path]]:
+def find(
+    inputs: Sequence[str | Path], without: Sequence[Path] = (), text_field: str = "text"
+) -> tuple[list[Path], list[Path]]:
     """Returns (files to read, files passed over), each file once, with the files of a folder sorted by name.
 
     A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
-    at all and MediaWiki dumps are, hidden ones are not; a glob (`*`, `?`, `[`, `**`) names what it matches. Nothing
-    below the folders `without` (the output) is read. Raises DataError where something named does not exist or is an
-    archive, an Arrow data set or a prepared corpus, and where nothing is left.
+    at all, MediaWiki dumps, and tables that have the column `text_field` are, hidden ones are not; a glob (`*`, `?`,
+    `[`, `**`) names what it matches. Of a data set in a folder, the files that belong to it are read. Nothing below the
+    folders `without` (the output) is read. Raises DataError where something named does not exist or is an archive, a
+    device or a prepared corpus, and where nothing is left.
     """
     chosen: dict[Path, None] = {}
     passed: dict[Path, None] = {}
-    apart = {folder.resolve() for folder in without}
+    apart = {os.path.realpath(folder) for folder in without}
     for entry in inputs:
         path = Path(entry)
         if path.exists():
@@ -32,12 +36,13 @@ def find(inputs: Sequence[str | Path], without: Sequence[Path] = ()) -> tuple[li
                 raise DataError(f"No such file or folder: {entry}.{_near(path)}")
         for match in matches:
             refuse_archive(match)
-            refuse_arrow(match)
             refuse_corpus(match)
+            if not match.is_dir() and not match.is_file():
+                raise DataError(f"{match} is no regular file (a pipe, a device or a broken link): name a file.")
             for file in _walk(match) if match.is_dir() else [match]:
-                if apart.intersection(file.resolve().parents):
+                if apart.intersection(map(str, Path(os.path.realpath(file)).parents)):
                     continue
-                (chosen if file == match or _is_text(file) else passed)[file] = None
+                (chosen if file == match or _is_text(file, text_field) else passed)[file] = None
     if not chosen:
         known = " ".join(SUFFIXES)
         raise DataError(
@@ -49,21 +54,37 @@ def find(inputs: Sequence[str | Path], without: Sequence[Path] = ()) -> tuple[li
 
 def text_bytes(files: Sequence[Path]) -> int:
     """Returns an estimate of the bytes of text in the files, based on their sizes."""
-    return int(sum(file.stat().st_size * EXPANSION.get(file.suffix.lower(), 1.0) for file in files))
+    return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) for file in files))
+
+
+def size_of(file: Path) -> int:
+    """Returns the bytes of a file; 0 if it has gone, which is noticed where it is read."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def _walk(folder: Path) -> list[Path]:
     found = []
     for root, folders, names in os.walk(folder):
+        if is_dataset(Path(root)):
+            found += dataset_files(Path(root))
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(root) / name for name in sorted(names) if not name.startswith(".")]
     return found
 
 
-def _is_text(file: Path) -> bool:
+def _is_text(file: Path, text_field: str) -> bool:
     inner = inner_suffix(file)
+    if not file.is_file():  # opening a pipe would wait for its other end
+        return False
     if inner.startswith(".xml"):  # parts of large dumps end in .xml-p1p41242.bz2
-        return begins_dump(file)
+        return begins_as(file, "mediawiki")
+    if inner in LABELLED:
+        return begins_as(file, "csv", text_field)
     return inner in SUFFIXES or not inner
 
 

@@ -1,6 +1,7 @@
 """What readers take and yield."""
 
 from dataclasses import dataclass
+from typing import Any
 
 PIECE = 2 << 20
 
@@ -27,6 +28,26 @@ class Layout:
     documents: str = "file"
     """The documents of a plain text file: the whole 'file', text between blank lines ('blank-line'), or each 'line'."""
     text_field: str = "text"
-    """The field (JSON lines) or column (Parquet) that holds the text."""
+    """The field (JSON lines) or column (Parquet, CSV, Arrow) that holds the text."""
     groups: tuple[int, int] | None = None
     """The first row group of a Parquet file to read, and the first not to read. None: all."""
+    max_ratio: int = 100
+    """How many times its size a compressed file may expand to."""
+
+
+def text_piece(text: Any, field: str, place: str) -> Piece:
+    """Returns the value of a field as a document, or as one that cannot be used if it is no text."""
+    if text is None:
+        return Piece("", place)
+    if not isinstance(text, str):
+        return Piece("", place, error=f"has a {type(text).__name__} in the field {field!r}, not text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return Piece("", place, error="contains half of a surrogate pair, which is not a character")
+    return Piece(with_newlines(text), place)
+
+
+def with_newlines(text: str) -> str:
+    """Returns a text with line feeds for all line breaks."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text

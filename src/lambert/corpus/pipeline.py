@@ -69,11 +69,14 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         raise UsageError(f"{config.out}: --out is the input folder: choose another out.")
     if config.stages and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
         raise UsageError(f"{config.work_folder}: --work is the input folder: choose another work.")
-    found, passed = files.find(config.input, without=[config.out, *([config.work_folder] if config.stages else [])])
+    found, passed = files.find(
+        config.input, without=[config.out, *([config.work_folder] if config.stages else [])],
+        text_field=config.text_field,
+    )  # fmt: skip
     if config.format == "auto":
         for file in found:
             if file in config.input or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
-                check_prose(file)
+                check_prose(file, config.text_field)
     given = None
     if config.tokenizer != "train":
         given = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)
@@ -97,9 +100,10 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
         "inputs": inputs,
     }
-    layout = Layout(config.documents, config.text_field)
+    layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
     if not config.stages:
-        documents = Documents(file_sources(found, layout, config.format), files.text_bytes(found), config.max_bad)
+        sources = file_sources(found, layout, config.format, stamps)
+        documents = Documents(sources, files.text_bytes(found), config.max_bad)
         return _corpus(config, head, documents, given, passed, progress)
     with lock_folder(config.work_folder, "work folder"):
         workers = _workers(config, files.text_bytes(found))

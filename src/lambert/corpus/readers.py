@@ -1,4 +1,4 @@
-"""Reads files as streams of pieces of text: plain text, JSON lines, Parquet, wikis, compressed or not.
+"""Reads files as streams of pieces of text: plain text, tables, wikis, web pages, compressed or not.
 
 Memory is bounded: a document longer than `PIECE` bytes is yielded in several pieces, divided at the end of a paragraph,
 else of a line, else of a word. A document that cannot be read is yielded as a piece with an `error`.
@@ -14,12 +14,17 @@ from lambert.core.errors import DataError
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
+from lambert.corpus.arrow import read_arrow
+from lambert.corpus.gutenberg import book_reader, is_book
+from lambert.corpus.html import read_html
 from lambert.corpus.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.mediawiki import UTF16, is_dump, read_mediawiki
-from lambert.corpus.pieces import PIECE, Layout, Piece
-from lambert.corpus.streams import BLOCK, Stream, is_damage, unpacked
+from lambert.corpus.pieces import PIECE, Layout, Piece, text_piece, with_newlines
+from lambert.corpus.streams import BLOCK, Stream, TooLarge, binary, is_damage, unpacked
+from lambert.corpus.tables import column, read_csv
+from lambert.corpus.warc import read_warc
 
-__all__ = ["KIND", "PIECE", "READERS", "SUFFIXES", "Layout", "Piece", "begins_dump", "check_prose", "read"]
+__all__ = ["KIND", "PIECE", "READERS", "SUFFIXES", "Layout", "Piece", "begins_as", "check_prose", "read"]
 
 JSON_LINE = 64 << 20  # a longer line is an error, because it would have to be in memory at once
 
@@ -88,8 +93,13 @@ READERS: dict[str, Callable[[BinaryIO, Layout], Iterator[Piece]]] = {
     "text": read_text,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
+    "csv": read_csv,
+    "arrow": read_arrow,
     "wikipedia": read_wikipedia,
     "mediawiki": read_mediawiki,
+    "gutenberg": book_reader(read_text),
+    "html": read_html,
+    "warc": read_warc,
 }
 KIND = Kind((object, Layout))
 SUFFIXES = {
@@ -99,7 +109,17 @@ SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".arrow": "arrow",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".warc": "warc",
+    ".wet": "warc",
 }
+_SEEKING = ("parquet", "arrow")
+"""Readers that need a stream that can seek."""
 
 
 def read(
@@ -119,7 +139,7 @@ def read(
         UsageError: A library is missing, or `kind` is unknown.
     """
     with open_file(path) as raw:
-        opened, inner = unpacked(path, raw)
+        opened, inner = unpacked(path, raw, layout.max_ratio)
         for piece in pieces(opened, inner, layout, kind):
             yield piece
             tell(raw.tell())
@@ -139,30 +159,28 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
     place = "line 1"
     try:
         if kind == "auto":
-            kind = kind_of(kind, suffix, stream.peek())
-            if kind == "text" and (problem := _unsuitable(suffix, stream.peek())):
+            kind, problem = recognised(suffix, stream.peek(), layout.text_field)
+            if problem:
                 yield Piece("", place, error=problem)
                 return
         reader = lookup(READERS, kind, "format", KIND)
-        if kind != "parquet" and stream.peek().startswith(_BOM):
+        if kind not in _SEEKING and stream.peek().startswith(_BOM):
             stream.read(len(_BOM))
-        for piece in reader(cast(BinaryIO, opened if kind == "parquet" else stream), layout):
+        for piece in reader(cast(BinaryIO, opened if kind in _SEEKING else stream), layout):
             place = piece.place
             yield piece
+    except TooLarge as error:
+        yield Piece("", place, error=str(error))
     except Exception as error:
         if not is_damage(error):
             raise
         yield Piece("", place, error=f"is damaged or truncated after this ({error or type(error).__name__})")
 
 
-def kind_of(kind: str, suffix: str, beginning: bytes) -> str:
-    """Returns the name of the reader for a file with this suffix and beginning, if `kind` is "auto", or else `kind`."""
-    if kind != "auto":
-        return kind
-    kind = SUFFIXES.get(suffix, "text")
-    if kind == "text" and beginning.removeprefix(_BOM).startswith(_SNIFF):
-        return "wikipedia"
-    return "mediawiki" if kind == "text" and is_dump(beginning) else kind
+def kind_of(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
+    """Returns the name of the reader for a file with this suffix and beginning, "" for none, if `kind` is "auto", or
+    else `kind`."""
+    return recognised(suffix, beginning, text_field)[0] if kind == "auto" else kind
 
 
 def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
@@ -174,32 +192,49 @@ def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] 
     return {"jsonl": _LINE_END, "wikipedia": _WIKI_END, "mediawiki": PAGES}.get(kind)
 
 
-def check_prose(path: Path) -> None:
-    """Raises DataError if a file that would be read as plain text begins with markup or looks like labelled data."""
+def recognised(inner: str, beginning: bytes, text_field: str) -> tuple[str, str]:
+    """Returns (the reader of a file, "") or ("", why it is not read, as the end of a sentence).
+
+    Args:
+        inner: Suffix of its name without that of the compression.
+        beginning: Its first bytes, decompressed.
+    """
+    kind = SUFFIXES.get(inner, "text")
+    if kind == "csv" and not markup(beginning):
+        _, problem = column(beginning.partition(b"\n")[0].decode("utf-8", "replace"), text_field)
+        return (kind, "") if not problem else ("", f"{problem}; it {labelled(inner)}")
+    if kind not in ("text", "csv"):
+        return kind, ""
+    if beginning.removeprefix(_BOM).startswith(_SNIFF):
+        return "wikipedia", ""
+    if is_dump(beginning):
+        return "mediawiki", ""
+    if is_book(beginning):
+        return "gutenberg", ""
+    return kind, binary(beginning) or labelled(inner, beginning) or markup(beginning)
+
+
+def check_prose(path: Path, text_field: str = "text") -> None:
+    """Raises DataError if a file begins with markup or looks like labelled data."""
     try:
         with path.open("rb") as raw:
             opened, inner = unpacked(path, raw)
-            beginning = Stream(opened).peek() if SUFFIXES.get(inner, "text") == "text" else b""
-            problem = "" if is_dump(beginning) else _unsuitable(inner, beginning)
+            _, problem = recognised(inner, Stream(opened).peek(), text_field)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     if problem:
         anyway = ", or use --format text to read the markup as text" if "markup" in problem else ""
         raise DataError(f"{path} {problem}{anyway}.")
 
 
-def begins_dump(path: Path) -> bool:
-    """Returns whether the file is a MediaWiki dump."""
+def begins_as(path: Path, kind: str, text_field: str = "text") -> bool:
+    """Returns whether the name and the first bytes of a file are those of a kind, such as "mediawiki"."""
     try:
         with path.open("rb") as raw:
-            return is_dump(Stream(unpacked(path, raw)[0]).peek())
+            opened, inner = unpacked(path, raw)
+            return recognised(inner, Stream(opened).peek(), text_field)[0] == kind
     except OSError:
         return False
-
-
-def _unsuitable(suffix: str, beginning: bytes) -> str:
-    """Returns, as the end of a sentence, why a file with this suffix and beginning is no text; "" if it may be text."""
-    return labelled(suffix, beginning) or markup(beginning)
 
 
 def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tuple[bytes, int, bool]]:
@@ -265,11 +300,7 @@ def _decoded(raw: bytes, number: int, last: bool) -> Piece:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         return Piece("", f"line {number + raw.count(bytes([10]), 0, error.start)}", last, _not_utf8(error))
-    return Piece(_with_newlines(text), f"line {number}", last)
-
-
-def _with_newlines(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+    return Piece(with_newlines(text), f"line {number}", last)
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
@@ -282,13 +313,4 @@ def _field(row: Any, field: str, place: str) -> Piece:
     if field not in row:
         names = ", ".join(map(str, list(row)[:8]))
         return Piece("", place, error=f"has no field {field!r} (fields: {names})")
-    text = row[field]
-    if text is None:
-        return Piece("", place)
-    if not isinstance(text, str):
-        return Piece("", place, error=f"has a {type(text).__name__} in the field {field!r}, not text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return Piece("", place, error="contains half of a surrogate pair, which is not a character")
-    return Piece(_with_newlines(text), place)
+    return text_piece(row[field], field, place)

@@ -17,7 +17,7 @@ from lambert.corpus.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.mediawiki import read_head
 from lambert.corpus.pieces import Layout, Piece
 from lambert.corpus.readers import kind_of, open_file, pieces, separator
-from lambert.corpus.streams import BLOCK, Stream, is_damage, unpacked
+from lambert.corpus.streams import BLOCK, Stream, is_damage, limited, packing, unpacked
 
 SLICE = 64 << 20
 """Bytes of text of a slice (our choice: seconds of work, of which a kill costs one for each process)."""
@@ -54,10 +54,11 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
     """
     with open_file(path) as raw:
         size = path.stat().st_size
-        opened, inner = unpacked(path, raw)
+        suffix = packing(path, raw)
+        opened, inner = unpacked(path, raw, layout.max_ratio)
         stream = Stream(opened)
         try:
-            kind = kind_of(kind, inner, stream.peek())
+            kind = kind_of(kind, inner, stream.peek(), layout.text_field)
             between = separator(kind, layout, stream.peek())
         except Exception as error:
             if not is_damage(error):
@@ -70,7 +71,7 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
             return [WHOLE]
         elif not packed:
             cuts, of = [*range(0, size, SLICE)], "text"
-        elif isinstance(opened, bz2.BZ2File) and len(starts := _streams(path)) > 1:
+        elif suffix == ".bz2" and len(starts := _streams(path)) > 1:
             cuts, of = _apart(starts, STREAMS), "streams"
         else:
             cuts, of = [*range(0, max(_length(stream), 1), SLICE)], "text"
@@ -91,13 +92,13 @@ class SliceReader:
         """Yields the pieces of the documents of a slice, as `readers.read` does for a file. The places of a slice after
         the first are counted from its beginning."""
         with open_file(path) as raw:
-            opened, inner = unpacked(path, raw)
+            opened, inner = unpacked(path, raw, self._layout.max_ratio)
             if part == WHOLE or part.of == "groups":
                 groups = None if part == WHOLE else (part.begin, part.end)
                 yield from self._placed(pieces(opened, inner, replace(self._layout, groups=groups), self._kind), part)
                 return
             beginning = Stream(opened).peek()
-            kind = kind_of(self._kind, inner, beginning)
+            kind = kind_of(self._kind, inner, beginning, self._layout.text_field)
             between = separator(kind, self._layout, beginning)
             assert between is not None
         head = foot = b""
@@ -126,13 +127,14 @@ class SliceReader:
         self._files.append(raw)
         if part.of == "streams":
             raw.seek(part.begin)
-            own = Stream(cast(BinaryIO, bz2.BZ2File(cast(Any, _Limited(raw, part.end - part.begin)))))
+            packed = cast(BinaryIO, _Limited(raw, part.end - part.begin))
+            own = Stream(limited(cast(BinaryIO, bz2.BZ2File(packed)), packed, self._layout.max_ratio))
             if part.end == END:
                 return _Text(own.read, 0, between)
             self._files.append(beyond := open_file(path))
             beyond.seek(part.end)
-            return _Text(own.read, 0, between, Stream(unpacked(path, beyond)[0]).read)
-        opened = unpacked(path, raw)[0]
+            return _Text(own.read, 0, between, Stream(cast(BinaryIO, bz2.BZ2File(beyond))).read)
+        opened = unpacked(path, raw, self._layout.max_ratio)[0]
         if opened is raw:
             raw.seek(part.begin)
             return _Text(Stream(raw).read, part.begin, between)
@@ -244,12 +246,15 @@ class _Limited:
     """The next bytes of an open file."""
 
     def __init__(self, raw: BinaryIO, count: int) -> None:
-        self._raw, self._left = raw, count
+        self._raw, self._left, self._count = raw, count, count
 
     def read(self, size: int = -1) -> bytes:
         data = self._raw.read(min(size, self._left) if size >= 0 else self._left)
         self._left -= len(data)
         return data
+
+    def tell(self) -> int:
+        return self._count - self._left
 
     def seek(self, offset: int, whence: int = 0) -> int:
         raise io.UnsupportedOperation

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import HashedFile, misfit, sha256
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import UsageError
 from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, replace_files
 from lambert.core.registry import lookup
 from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.deduplication import Lists, deduplicate
-from lambert.corpus.documents import NAMED, Source, too_many_bad
+from lambert.corpus.documents import NAMED, Source, changed, too_many_bad
 from lambert.corpus.drops import remaining
 from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
 from lambert.corpus.parts import disk_errors, read_part, write_part
@@ -39,7 +39,7 @@ _RECORD = {
     "samples": {"*": [{"hash": str, "place": str, "text": str}]}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 2, "clean": 2}
+VERSIONS = {"extract": 3, "clean": 2}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 
@@ -86,7 +86,7 @@ class Extract:
                     named.append(f"{unit.source}, {piece.place}, {piece.error}")
                 yield piece
             if HashedFile(Path(unit.source), "").stamp() != unit.stamp:
-                raise DataError(f"{unit.source} changed while it was read. Give the command again when it is complete.")
+                raise changed(unit.source)
 
         return _write(self._folder, unit, pieces(), {"named": named, "passed_over": passed_over, **Ledger().record()})
 
@@ -188,7 +188,7 @@ def _divided(
     """Returns the slices of each input file, which are kept in the folder of the step `extract`, because finding them
     may need the whole file."""
     folder = config.work_folder / "extract"
-    layout = Layout(config.documents, config.text_field)
+    layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
     found: dict[str, list[Slice]] = {}
     paths: dict[str, Path] = {}
     with disk_errors(folder):
@@ -217,13 +217,13 @@ def _divided(
 
 def _plans(config: PrepareConfig) -> list[Plan]:
     """Returns the steps up to the last one that the command names."""
-    layout = Layout(config.documents, config.text_field)
+    layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
     folders = {step: config.work_folder / step for step in VERSIONS}
     reader = code_hash(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
     plans = [
         Plan(
             "extract", folders["extract"], Extract, (folders["extract"], layout, config.format),
-            {"documents": layout.documents, "text_field": layout.text_field, "format": config.format, "code": reader},
+            {**asdict(layout), "format": config.format, "code": reader},
         ),
         Plan(
             "clean", folders["clean"], Clean, (folders["extract"], folders["clean"], config),

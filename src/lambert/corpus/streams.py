@@ -1,4 +1,8 @@
-"""Opens files, compressed or not, as streams that return all data before any damage."""
+"""Opens files, compressed or not, as streams that return all data before any damage.
+
+The first bytes of a file say how it is compressed, not its name: browsers and download tools often decompress a file
+and keep its name.
+"""
 
 import bz2
 import gzip
@@ -13,6 +17,10 @@ from typing import Any, BinaryIO, cast
 from lambert.core.errors import UsageError
 
 BLOCK = 1 << 20
+MAX_RATIO = 100
+"""Text is compressed to a 2nd to a 10th of its bytes, and logs and tables to a 50th at most (our choice)."""
+ALLOWED = 64 << 20
+"""Decompressed bytes up to which the ratio is not judged, since small files are often repetitive (our choice)."""
 
 
 def _zstd(raw: BinaryIO) -> BinaryIO:
@@ -30,6 +38,13 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115 (`read` closes `raw`)
     ".zst": _zstd,
 }
+_MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+_BZ2_BLOCK = (b"1AY&SY", b"\x17rE8P\x90")
+"""What follows b"BZh" and a digit: the first block, or the end of an empty file."""
+_BINARY = {
+    b"PK\x03\x04": "is a ZIP archive", b"7z\xbc\xaf\x27\x1c": "is a 7z archive", b"Rar!\x1a\x07": "is a RAR archive",
+    b"%PDF-": "is a PDF document",
+}  # fmt: skip
 EXPANSION: Mapping[str, float] = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.5, ".zst": 3.5, ".parquet": 2.0}
 """Typical bytes of English text per compressed byte, for estimates only."""
 
@@ -39,15 +54,114 @@ def inner_suffix(path: Path) -> str:
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
 
 
-def unpacked(path: Path, raw: BinaryIO) -> tuple[BinaryIO, str]:
-    """Returns the decompressed stream of an open file, and the suffix of its name without that of the compression."""
+def unpacked(path: Path, raw: BinaryIO, max_ratio: int = MAX_RATIO) -> tuple[BinaryIO, str]:
+    """Returns the decompressed stream of an open file, and the suffix of its name without that of the compression.
+
+    Reading raises TooLarge if the file expands to more than `max_ratio` times its bytes, so that a small file can
+    neither fill the disk nor take days.
+    """
+    found = packing(path, raw)
+    opened = limited(COMPRESSIONS[found](raw), raw, max_ratio) if found else raw
+    return opened, inner_suffix(path)
+
+
+def packing(path: Path, raw: BinaryIO) -> str:
+    """Returns the suffix of the compression of an open file, or ""."""
+    begin = raw.read(_PEEK)
+    raw.seek(0)
     suffix = path.suffix.lower()
-    return COMPRESSIONS[suffix](raw) if suffix in COMPRESSIONS else raw, inner_suffix(path)
+    if suffix in COMPRESSIONS and not _is_text(begin):
+        return compression(begin) or suffix  # whose reader says how the file is damaged
+    return compression(begin)
+
+
+def limited(stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> BinaryIO:
+    """Returns a decompressed stream that raises TooLarge where it has become too large for what was read of `raw`."""
+    return cast(BinaryIO, io.BufferedReader(_Limited(stream, raw, max_ratio), BLOCK))
+
+
+_PEEK = 512
+
+
+def compression(begin: bytes) -> str:
+    """Returns the suffix of the compression with which a file begins like this, or ""."""
+    suffix = next((suffix for magic, suffix in _MAGIC.items() if begin.startswith(magic)), "")
+    return "" if suffix == ".bz2" and not begin[4:].startswith(_BZ2_BLOCK) else suffix
+
+
+def binary(begin: bytes) -> str:
+    """Returns, as the end of a sentence, why (decompressed) data that begins like this is no text, or ""."""
+    if suffix := compression(begin):
+        return f"is compressed more than once, and is {suffix[1:]} inside: decompress it once"
+    if begin[257:262] == b"ustar":
+        return "is a tar archive: unpack it and name its content"
+    what = next((what for magic, what in _BINARY.items() if begin.startswith(magic)), "")
+    return what and f"{what}: {'unpack it and name its content' if 'archive' in what else 'extract its text first'}"
+
+
+def _is_text(begin: bytes) -> bool:
+    try:
+        begin[: len(begin) - 4 if len(begin) == _PEEK else len(begin)].decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in begin
 
 
 def is_damage(error: Exception) -> bool:
     """Returns whether the error was caused by the content of the file. Each zstd library has its own error class."""
     return isinstance(error, EOFError | OSError | lzma.LZMAError | zlib.error) or type(error).__name__ == "ZstdError"
+
+
+class TooLarge(OSError):
+    """Why a compressed file is not read further."""
+
+
+class _Limited(io.RawIOBase):
+    """A decompressed file that raises TooLarge where it has become too large for its compressed bytes."""
+
+    def __init__(self, stream: BinaryIO, raw: BinaryIO, max_ratio: int) -> None:
+        self._stream: Any = stream
+        self._raw, self._max_ratio = raw, max_ratio
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read1(self, size: int) -> bytes:
+        data: bytes = self._stream.read1(size)
+        self._check()
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read1(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END:  # of Parquet: decompress step by step, so that the limit holds
+            while self.read1(BLOCK):
+                pass
+            return self.seek(offset, io.SEEK_CUR)
+        if whence == io.SEEK_CUR:
+            offset += self.tell()
+        if offset < self.tell():
+            self._stream.seek(0)
+        while (left := offset - self.tell()) > 0 and self.read1(min(left, BLOCK)):
+            pass
+        return self.tell()
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def _check(self) -> None:
+        size, packed = self.tell(), self._raw.tell()
+        if size > ALLOWED and size > self._max_ratio * packed:
+            raise TooLarge(
+                f"expands to more than max_ratio = {self._max_ratio} times its size and is not read further "
+                f"({size:,} bytes from {packed:,}): no text is so repetitive. If the file is correct, raise max_ratio"
+            )
 
 
 class _Whole(io.RawIOBase):
