@@ -22,7 +22,7 @@ def refuse_arrow(path: Path) -> None:
     """Raises DataError if the path is a Hugging Face data set in Arrow format, a file or a folder."""
     if path.suffix == ".arrow" or (path.is_dir() and _is_arrow(path)):
         raise DataError(
-            f"{path} is a Hugging Face data set in Arrow format, which only `lambert prepare` reads. Write each split as "
+            f"{path} is a Hugging Face data set in Arrow format, which only `prepare` reads. Write each split as "
             "Parquet: datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and name that file."
         )
 

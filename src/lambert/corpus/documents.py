@@ -134,7 +134,7 @@ class Documents:
     def _refuse(self, what: str) -> None:
         self.bad += 1
         if len(self.named) < NAMED:
-            self.named.append(what)
+            self.named.append(printable(what))
 
 
 def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None:
@@ -144,6 +144,12 @@ def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> N
             f"{named[0]}. {bad} of {read} documents cannot be read, more than max_bad = {max_bad:g}. Repair or remove "
             "them, or raise max_bad to drop them."
         )
+
+
+def printable(text: str) -> str:
+    """Returns a text in one line that every terminal and file can hold. File names may have line breaks, and bytes that
+    are no UTF-8."""
+    return "".join(c if c.isprintable() else c.encode("unicode-escape", "surrogatepass").decode() for c in text)
 
 
 def changed(file: object) -> DataError:

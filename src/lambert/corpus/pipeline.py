@@ -150,7 +150,8 @@ def _corpus(
             }
         )
         described = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (folder / "manifest.json").write_text(described, encoding="utf-8")
+        # Bytes of file names that are no UTF-8 become escapes of JSON.
+        (folder / "manifest.json").write_bytes(described.encode("utf-8", "backslashreplace"))
     return manifest
 
 

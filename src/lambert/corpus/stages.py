@@ -23,7 +23,7 @@ from lambert.core.registry import lookup
 from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.deduplication import Lists, deduplicate
-from lambert.corpus.documents import NAMED, Source, changed, too_many_bad
+from lambert.corpus.documents import NAMED, Source, changed, printable, too_many_bad
 from lambert.corpus.drops import remaining
 from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
 from lambert.corpus.parts import disk_errors, read_part, write_part
@@ -83,7 +83,7 @@ class Extract:
                     passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
                     continue
                 if piece.error and len(named) < NAMED:
-                    named.append(f"{unit.source}, {piece.place}, {piece.error}")
+                    named.append(printable(f"{unit.source}, {piece.place}, {piece.error}"))
                 yield piece
             if HashedFile(Path(unit.source), "").stamp() != unit.stamp:
                 raise changed(unit.source)
