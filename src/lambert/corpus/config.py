@@ -8,6 +8,7 @@ from typing import Any
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
+from lambert.corpus.addresses import is_remote, public
 from lambert.corpus.filters import FILTERS
 from lambert.corpus.filters.c4 import C4
 from lambert.corpus.filters.decontamination import Decontaminate
@@ -44,9 +45,10 @@ class DeduplicateConfig:
 class PrepareConfig:
     """The settings that turn raw text into a prepared corpus."""
 
-    input: tuple[Path, ...] = ()
+    input: tuple[str | Path, ...] = ()
     """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet .csv .tsv .html .warc .wet,
-    data sets of Hugging Face's save_to_disk and MediaWiki dumps, also .gz .bz2 .xz .zst. Required."""
+    data sets of Hugging Face's save_to_disk and MediaWiki dumps, also .gz .bz2 .xz .zst. With `steps` also URLs, such
+    as https://host/dump.xml.bz2 or s3://bucket/texts/*.jsonl.zst. Required."""
     out: Path = Path()
     """Folder to write. Required. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing
     is done."""
@@ -59,6 +61,8 @@ class PrepareConfig:
     clean: tuple[str, ...] = ()
     """Filters of the step `clean`, in their order: `normalise`, `language`, `gopher`, `gopher-repetition`, `c4`,
     `fineweb`, `personal-data`, `decontaminate`, `prose`, or package.module:function."""
+    checksums: str = ""
+    """File or URL with the checksums of remote inputs, as sha256sum, sha1sum and md5sum write them."""
     deduplicate: DeduplicateConfig = DeduplicateConfig()
     tokenizer: str = "train"
     """`train` learns a WordPiece vocabulary from the corpus. Otherwise the path of a vocab.txt, of a tokenizer.json, or
@@ -123,6 +127,11 @@ class PrepareConfig:
             )
         if self.verify is not None and len(lacking) < 2:
             raise UsageError("verify checks a corpus and prepares nothing: leave out input and out.")
+        for entry in self.input:
+            if is_remote(entry) and not self.stages:
+                raise UsageError(
+                    f"{public(str(entry))} is remote: set steps = extract, tokens, which keep what is fetched."
+                )
         for name in self.stages:
             if name not in STAGES:
                 raise UsageError(f"steps = {name!r} is unknown.{nearest(name, list(STAGES))}")
@@ -177,7 +186,7 @@ class PrepareConfig:
 
     def decides(self) -> dict[str, Any]:
         """Returns the settings that determine the corpus, given the content of the input files."""
-        without = {"input", "out", "workers", "tokenizer", "steps", "work", "verify"}
+        without = {"input", "checksums", "out", "workers", "tokenizer", "steps", "work", "verify"}
         without |= {name for name, used in (("clean", self.clean), ("deduplicate", self.deduplicates)) if not used}
         for name, step in FILTERS.items():
             without |= set() if name in self.cleaners else set(step.tables)

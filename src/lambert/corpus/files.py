@@ -15,7 +15,16 @@ from lambert.corpus.streams import EXPANSION, inner_suffix
 def find(
     inputs: Sequence[str | Path], without: Sequence[Path] = (), text_field: str = "text"
 ) -> tuple[list[Path], list[Path]]:
-    """Returns (files to read, files passed over), each file once, with the files of a folder sorted by name.
+    """Returns the files of `find_sources`, and those that are passed over."""
+    chosen, passed = find_sources(inputs, without, text_field)
+    return list(chosen), passed
+
+
+def find_sources(
+    inputs: Sequence[str | Path], without: Sequence[Path] = (), text_field: str = "text"
+) -> tuple[dict[Path, int], list[Path]]:
+    """Returns (files to read, with the number of the input that names each first; files passed over), each file once,
+    with the files of a folder sorted by name.
 
     A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
     at all, MediaWiki dumps, and tables that have the column `text_field` are, hidden ones are not; a glob (`*`, `?`,
@@ -23,10 +32,10 @@ def find(
     folders `without` (the output) is read. Raises DataError where something named does not exist or is an archive, a
     device or a prepared corpus, and where nothing is left.
     """
-    chosen: dict[Path, None] = {}
+    chosen: dict[Path, int] = {}
     passed: dict[Path, None] = {}
     apart = {os.path.realpath(folder) for folder in without}
-    for entry in inputs:
+    for number, entry in enumerate(inputs):
         path = Path(entry)
         if path.exists():
             matches = [path]
@@ -40,16 +49,19 @@ def find(
             if not match.is_dir() and not match.is_file():
                 raise DataError(f"{match} is no regular file (a pipe, a device or a broken link): name a file.")
             for file in _walk(match) if match.is_dir() else [match]:
-                if apart.intersection(map(str, Path(os.path.realpath(file)).parents)):
+                if file != path and apart.intersection(map(str, Path(os.path.realpath(file)).parents)):
                     continue
-                (chosen if file == match or _is_text(file, text_field) else passed)[file] = None
+                if file == match or _is_text(file, text_field):
+                    chosen.setdefault(file, number)
+                else:
+                    passed[file] = None
     if not chosen:
         known = " ".join(SUFFIXES)
         raise DataError(
             f"No files to read in {', '.join(map(str, inputs))}: {len(passed)} with unknown suffixes. "
             f"Known: {known}, also compressed."
         )
-    return list(chosen), list(passed)
+    return chosen, list(passed)
 
 
 def text_bytes(files: Sequence[Path]) -> int:

@@ -3,6 +3,7 @@
 All files are written to a folder beside `out` that is renamed at the end, so the corpus is either complete or absent.
 """
 
+import dataclasses
 import errno
 import importlib.metadata
 import json
@@ -24,7 +25,8 @@ from lambert.core.randomness import Stream, key, unit
 from lambert.core.settings import dotted
 from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
 from lambert.core.unsupported import LABELLED
-from lambert.corpus import files, sentences, tokenizer, vocabulary
+from lambert.corpus import fetch, files, sentences, tokenizer, vocabulary
+from lambert.corpus.addresses import is_remote
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.encoding import document_hash
@@ -32,6 +34,7 @@ from lambert.corpus.filtering import chain
 from lambert.corpus.minhash import rensa
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.readers import Layout, check_prose
+from lambert.corpus.servers import source_of
 from lambert.corpus.splits import Sink
 from lambert.corpus.stages import Progress, make_parts
 from lambert.corpus.streams import inner_suffix
@@ -65,6 +68,12 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         UsageError: `config.out` holds something else.
         MachineError: The disk is full or `config.out` cannot be written.
     """
+    urls: dict[str, str] = {}
+    if any(map(is_remote, config.input)):
+        with lock_folder(config.work_folder, "work folder"):
+            folder = config.work_folder / "fetch"
+            local, urls = fetch.fetch(config.input, folder, source_of, config.checksums, progress)
+        config = dataclasses.replace(config, input=tuple(local))
     if config.out.is_dir() and any(Path(entry).resolve() == config.out.resolve() for entry in config.input):
         raise UsageError(f"{config.out}: --out is the input folder: choose another out.")
     if config.stages and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
@@ -75,7 +84,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     )  # fmt: skip
     if config.format == "auto":
         for file in found:
-            if file in config.input or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
+            if file in map(Path, config.input) or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
                 check_prose(file, config.text_field)
     given = None
     if config.tokenizer != "train":
@@ -98,7 +107,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         "format_version": FORMAT_VERSION,
         "settings": config.decides(),
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
-        "inputs": inputs,
+        "inputs": fetch.described(inputs, urls),
     }
     layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
     if not config.stages:
@@ -109,7 +118,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         workers = _workers(config, files.text_bytes(found))
         counts, parts, keys = make_parts(config, inputs, stamps, workers, progress)
         if not config.makes_corpus:
-            return {"inputs": inputs, "steps": counts}
+            return {"inputs": head["inputs"], "steps": counts}
         documents = Documents(parts, files.text_bytes(found), 1.0, counts["extract"]["passed_over"])
         if config.clean and counts["clean"]["documents"] == counts["clean"]["unreadable"]:
             dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())

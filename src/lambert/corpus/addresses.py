@@ -1,0 +1,30 @@
+"""URLs of inputs: which inputs are remote, and how they are shown without passwords and signatures."""
+
+import re
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_SECRET = re.compile(r"sig|token|key|credential|secret|passw|auth|expires|x-amz|x-goog|policy", re.IGNORECASE)
+_NAME = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def is_remote(entry: str | Path) -> bool:
+    """Returns whether an input is a URL, and not a path."""
+    return _REMOTE.match(str(entry)) is not None
+
+
+def public(url: str) -> str:
+    """Returns a URL without user, password, fragment and the parameters that sign it; a path as it is."""
+    if not is_remote(url):
+        return url
+    parts = urlsplit(url)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    query = urlencode([(name, value) for name, value in pairs if not _SECRET.search(name)])
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, query, ""))
+
+
+def name_of(url: str) -> str:
+    """Returns the last part of a URL's path as a file name that cannot leave its folder."""
+    name = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
+    return _NAME.sub("_", name).lstrip(".")[-120:] or "index.html"
