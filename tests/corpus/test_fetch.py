@@ -34,7 +34,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *arguments: Any) -> None:
         pass
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         way, asked = self.path.split("/")[1], self.headers.get("Range")
         self.requests.append((self.path, asked))
         data, etag = self.answers.get("data", DATA), self.answers.get("etag", '"one"')
@@ -179,7 +179,7 @@ def test_checksums(server: str, tmp_path: Path) -> None:
 
 def test_a_full_disk(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPARE", 10**18)
-    with pytest.raises(MachineError, match="GB free, and .* needs"):
+    with pytest.raises(MachineError, match=r"GB free, and .* needs"):
         fetched(tmp_path, f"{server}/good/a.jsonl")
 
 
