@@ -29,8 +29,8 @@ class DeduplicateConfig:
     """The settings of the step `deduplicate`."""
 
     threshold: float = 0.8
-    """Documents are near duplicates from this Jaccard similarity of their word 5-grams on, which is the number of those
-    that both have, divided by the number of those that one of them has."""
+    """Two documents are near duplicates if the Jaccard similarity of their word 5-grams is at least this: the number
+    that both have, divided by the number that one of them has."""
     paragraphs: bool = False
     """Remove long lines that another document has too. Each is kept in one document."""
     paragraph_characters: int = 100

@@ -1,0 +1,153 @@
+"""`lambert prepare` in steps on real text: speed beside the bare tokenizer, one and two processes, memory and disk.
+
+    python benchmarks/corpora.py --tokenizer vocab.txt --rounds 3 FILE... [--clean ...] [--steps ...]
+    python benchmarks/corpora.py --tokenizer vocab.txt --peers PYTHON FILE...    # with two peers
+
+Each round starts whole processes, one after the other: the bare library (`encode_batch_fast` on documents in memory,
+one thread), `prepare` with one process, `prepare` with two, and, with `--peers`, the pipelines of benchmarks/peers with
+two processes each. Seconds are those of the whole process; processor seconds include the processes that it started.
+Memory is the largest unique set of any process, disk the largest total of all files written, both sampled ten times a
+second.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CHEAP = ("normalise", "gopher", "gopher-repetition", "c4", "fineweb", "personal-data")
+BARE = """
+import json, sys
+from pathlib import Path
+from lambert.corpus import tokenizer
+from lambert.corpus.readers import Layout, read
+import time, os
+texts = [piece.text for file in sys.argv[2:] for piece in read(Path(file), Layout())]
+encoder = tokenizer.load(Path(sys.argv[1]))
+started, used = time.perf_counter(), sum(os.times()[:2])
+for at in range(0, len(texts), 1000):
+    encoder.encode_batch_fast(texts[at : at + 1000], add_special_tokens=False)
+print(json.dumps({"bytes": sum(len(text.encode()) for text in texts), "documents": len(texts),
+                  "seconds": time.perf_counter() - started, "processor_seconds": sum(os.times()[:2]) - used}))
+"""
+PEERS = {"datatrove": "datatrove_corpus.py", "datasets.map": "datasets_corpus.py"}
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def watched(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> dict[str, float]:
+    """Runs a command that writes to `folder` and returns what it needed."""
+    started, before = time.perf_counter(), os.times()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    parent = psutil.Process(process.pid)
+    memory = disk = 0
+    while process.poll() is None:
+        try:
+            for member in (parent, *parent.children(recursive=True)):
+                memory = max(memory, member.memory_full_info().uss)
+        except psutil.Error:
+            pass
+        disk = max(disk, size_of(folder))
+        time.sleep(0.1)
+    seconds = time.perf_counter() - started
+    after = os.times()
+    if process.returncode:
+        assert process.stderr is not None
+        raise SystemExit(f"{' '.join(command[:6])} ... failed: {process.stderr.read().decode()[-2000:]}")
+    return {
+        "seconds": round(seconds, 2),
+        "processor_seconds": round(after.children_user + after.children_system - before[2] - before[3], 2),
+        "peak_MB_of_a_process": round(memory / 1e6),
+        "peak_disk_MB": round(max(disk, size_of(folder)) / 1e6),
+    }
+
+
+def prepared(arguments: argparse.Namespace, workers: int) -> dict[str, Any]:
+    """What `lambert prepare` in steps needs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found: dict[str, Any] = watched(
+            [
+                *(sys.executable, "-m", "lambert", "prepare", "--input", *map(str, arguments.files)),
+                *("--out", str(folder / "out"), "--tokenizer", str(arguments.tokenizer), "--workers", str(workers)),
+                *("--steps", arguments.steps, *(("--clean", *arguments.clean) if "clean" in arguments.steps else ())),
+            ],
+            folder,
+        )
+        manifest = json.loads((folder / "out" / "manifest.json").read_text())
+        shards = size_of(folder / "out")
+        work = {path.name: round(size_of(path) / 1e6) for path in sorted((folder / "out.work").iterdir())}
+        return found | {"shards_MB": round(shards / 1e6), "work_MB": work, "kept": manifest["documents"]["kept"]}
+
+
+def peer(python: str, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a pipeline of the same steps in another library needs."""
+    script = Path(__file__).parent / "peers" / PEERS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [python, str(script), "--out", folder, "--tokenizer", str(arguments.tokenizer)]
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment |= {"HF_DATASETS_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
+        found = watched([*command, *map(str, arguments.files)], Path(folder), environment)
+        shutil.rmtree(folder, ignore_errors=True)
+        Path(folder).mkdir(exist_ok=True)
+        return dict(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--tokenizer", required=True, type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", default="extract,clean,tokens")
+    parser.add_argument("--clean", nargs="*", default=CHEAP)
+    parser.add_argument("--processes", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--peers", help="a Python with datatrove, datasets and tokenizers")
+    arguments = parser.parse_args()
+    bare = [sys.executable, "-c", BARE, str(arguments.tokenizer), *map(str, arguments.files)]
+    for number in range(arguments.rounds):
+        alone = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        library = json.loads(subprocess.run(bare, env=alone, capture_output=True, check=True, text=True).stdout)
+        row: dict[str, Any] = {
+            "round": number,
+            "steps": arguments.steps,
+            "clean": list(arguments.clean),
+            "bare": library,
+        }
+        size = library["bytes"] / 1e6
+        for workers in arguments.processes:
+            found = prepared(arguments, workers)
+            row[f"prepare_{workers}"] = found | {
+                "MB_per_second": round(size / found["seconds"], 2),
+                "MB_per_processor_second": round(size / found["processor_seconds"], 2),
+                "times_bare_a_core": round(library["processor_seconds"] / found["processor_seconds"], 2),
+            }
+        if {1, 2} <= set(arguments.processes):
+            row["one_to_two"] = round(row["prepare_1"]["seconds"] / row["prepare_2"]["seconds"], 2)
+        for name in PEERS if arguments.peers else ():
+            found = peer(arguments.peers, name, arguments)
+            row[name] = found | {"MB_per_processor_second": round(size / found["processor_seconds"], 2)}
+        row["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
