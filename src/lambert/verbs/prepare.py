@@ -105,7 +105,7 @@ def summary(manifest: dict[str, Any]) -> list[str]:
         f"documents  {documents['kept']:,} kept of {documents['read']:,}; dropped: {dropped}",
     ]
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
-        lines.append(f"  passed over, since they are no articles: {over}")
+        lines.append(f"  passed over, since they are no documents: {over}")
     lines += [f"  unreadable: {named}" for named in documents["unreadable"][:3]]
     if manifest["characters_removed"]:
         lines.append(f"characters {manifest['characters_removed']:,} NUL characters removed")
