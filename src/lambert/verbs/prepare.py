@@ -45,7 +45,7 @@ def _prepare(config: PrepareConfig, say: Say) -> None:
     if not config.makes_corpus:
         say(f"documents  {config.work_folder}  ({time.monotonic() - started:.1f} s)")
         return
-    if phases == {"already prepared"}:
+    if "already prepared" in phases:
         say(f"already prepared: {config.out}")
     for line in summary(manifest):
         say(line)
