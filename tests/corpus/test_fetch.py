@@ -86,8 +86,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def fetched(folder: Path, url: str, checksums: str = "") -> Path:
-    (path,), urls = fetch([url], folder, source_of, checksums, lambda *_: None)
+    (path,), (number,), urls = fetch([url], folder, source_of, checksums, lambda *_: None)
     assert list(urls.values()) == [public(url)]
+    assert number == 0
     return Path(path)
 
 
@@ -211,8 +212,9 @@ def test_files_of_fsspec(tmp_path: Path) -> None:
         ("memory://bucket/texts", ["b.jsonl", "a.jsonl"]), ("memory://bucket/texts/*.jsonl", ["b.jsonl"]),
         ("memory://bucket/texts/c.bin", ["c.bin"]),
     ):  # fmt: skip
-        files, _ = fetch([url], tmp_path / "fetch", source_of, "", lambda *_: None)
+        files, numbers, _ = fetch([url], tmp_path / "fetch", source_of, "", lambda *_: None)
         assert [Path(file).name for file in files] == names
+        assert numbers == [0] * len(names)
         assert all(Path(file).read_bytes() == DATA for file in files)
     with pytest.raises(DataError, match="No such file"):
         fetched(tmp_path, "memory://bucket/none.txt")

@@ -19,6 +19,7 @@ from lambert.corpus.readers import READERS
 from lambert.corpus.sentences import LINES
 from lambert.corpus.streams import MAX_RATIO
 
+MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
 STAGES = ("extract", "clean", "deduplicate", "tokens")
 """The steps of preparation, in their order."""
@@ -52,6 +53,10 @@ class PrepareConfig:
     out: Path = Path()
     """Folder to write. Required. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing
     is done."""
+    weights: tuple[float, ...] = ()
+    """How often the documents of each entry of `input` are used, one number for each: with 0.5, a half of them, chosen
+    by a hash of their content; with 2.5, each twice, and a half a third time. What is repeated comes after all else and
+    is training data only. Unset: once."""
     steps: tuple[str, ...] = ()
     """Steps to run, of `extract` (documents as Parquet), `clean`, `deduplicate` and `tokens` (the corpus). Each keeps
     its results in `work`, and repeats nothing that is done. Unset: one pass from the files to the corpus, which keeps
@@ -125,6 +130,11 @@ class PrepareConfig:
                 f"prepare requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
                 "prepare --help` explains it."
             )
+        if self.weights and len(self.weights) != len(self.input):
+            given, needed = len(self.weights), len(self.input)
+            raise UsageError(f"weights has {given} numbers for {needed} inputs: give one for each.")
+        if not all(0 < weight <= MOST_REPEATED for weight in self.weights):
+            raise UsageError(f"weights = {list(self.weights)}: each must be above 0 and at most {MOST_REPEATED}.")
         if self.verify is not None and len(lacking) < 2:
             raise UsageError("verify checks a corpus and prepares nothing: leave out input and out.")
         for entry in self.input:
@@ -188,6 +198,7 @@ class PrepareConfig:
         """Returns the settings that determine the corpus, given the content of the input files."""
         without = {"input", "checksums", "out", "workers", "tokenizer", "steps", "work", "verify"}
         without |= {name for name, used in (("clean", self.clean), ("deduplicate", self.deduplicates)) if not used}
+        without |= set() if self.weights else {"weights"}
         for name, step in FILTERS.items():
             without |= set() if name in self.cleaners else set(step.tables)
         if self.tokenizer != "train":

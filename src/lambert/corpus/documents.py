@@ -1,8 +1,9 @@
 """Reads the documents of all files in batches of bounded size, and counts and names unreadable documents."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,14 @@ class Part:
 
     long: bool = False
     first: bool = False
+    input: int = 0
+    """The number of the entry of `input` that the documents are from."""
+    share: float = 1.0
+    """The share of the documents that is used."""
+    repeat: int = 0
+    """How often the documents came before."""
     mark: Mapping[str, Any] | None = None
     """After this batch, `Documents.batches` can begin here. None: it cannot."""
-
-
-WHOLE = Part()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,30 @@ class Source:
     """Bytes on disk, for progress."""
     pieces: Callable[[Callable[[int], None]], Iterator[Piece]]
     """Called with a function that takes the number of bytes read so far."""
+    key: str = ""
+    """A hash of all that determines its documents; empty if it is not known."""
+    input: int = 0
+    share: float = 1.0
+    repeat: int = 0
+    """As in `Part`."""
+
+
+def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
+    """Returns the sources with the numbers of their inputs and shares. Those of inputs with weights above 1 are
+    repeated at the end, round by round.
+
+    Args:
+        input_of: For the name of each source, the number of its entry of `input`.
+        weights: How often the documents of each entry are used; empty: once.
+    """
+    found = []
+    for repeat in range(math.ceil(max(weights, default=1.0))):
+        for source in sources:
+            number = input_of[source.name]
+            share = min(1.0, weights[number] - repeat) if weights else 1.0
+            if share > 0:
+                found.append(replace(source, input=number, share=share, repeat=repeat))
+    return found
 
 
 def file_sources(
@@ -91,15 +119,20 @@ class Documents:
         self.passed_over = Counter(self._passed_over_before)
         texts: list[str] = []
         size = since = 0
+        own = Part()
         for number, source in enumerate(self.sources[mark["sources"] :], mark["sources"] + 1):
             before, inside = self.done, False
+            if texts and (own.input, own.repeat) != (source.input, source.repeat):
+                yield texts, own
+                texts, size = [], 0
+            own = Part(input=source.input, share=source.share, repeat=source.repeat)
             for piece in source.pieces(partial(self._count, before)):
                 if piece.passed_over:
                     self.passed_over[piece.passed_over] += 1
                     continue
-                self.read += not inside
+                self.read += not inside and not source.repeat
                 since += len(piece.text)
-                if piece.error:
+                if piece.error and not source.repeat:
                     self._refuse(f"{source.name}, {piece.place}, {piece.error}")
                 if piece.last and not inside:
                     if not piece.error:
@@ -107,19 +140,19 @@ class Documents:
                         size += len(piece.text)
                 else:
                     if texts:
-                        yield texts, WHOLE
+                        yield texts, own
                         texts, size = [], 0
-                    yield [piece.text], Part(long=True, first=not inside)
+                    yield [piece.text], replace(own, long=True, first=not inside)
                 inside = not piece.last
                 if size >= BATCH or len(texts) >= BATCH_DOCUMENTS:
-                    yield texts, WHOLE
+                    yield texts, own
                     texts, size = [], 0
             self.done = before + source.bytes
             if since >= MARK:
-                yield texts, Part(mark=self.mark(number))
+                yield texts, replace(own, mark=self.mark(number))
                 texts, size, since = [], 0, 0
         if texts:
-            yield texts, WHOLE
+            yield texts, own
         too_many_bad(self.bad, self.read, self._max_bad, self.named)
 
     def mark(self, sources: int | None = None) -> dict[str, Any]:

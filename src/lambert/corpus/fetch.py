@@ -66,25 +66,29 @@ class Source(Protocol):
 
 def fetch(
     inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Source], checksums: str, progress: Progress
-) -> tuple[list[str | Path], dict[str, str]]:
-    """Returns the inputs with remote ones replaced by files in `folder`, and their URLs by file.
+) -> tuple[list[str | Path], list[int], dict[str, str]]:
+    """Returns the inputs with remote ones replaced by files in `folder`, for each the number of the input that it
+    replaces, and the URLs by file.
 
     Raises:
         DataError: A file does not exist, or its checksum is wrong.
         MachineError: A server cannot be reached or ends too early, or the disk is full.
     """
     found: list[str | Path] = []
+    numbers: list[int] = []
     urls: dict[str, str] = {}
     sums = _checksums(checksums, source_of) if checksums else None
-    for entry in inputs:
+    for number, entry in enumerate(inputs):
         if not is_remote(entry):
             found.append(entry)
+            numbers.append(number)
             continue
         for url in source_of(str(entry)).files(str(entry)):
             path = _fetched(url, folder, source_of(url), sums, checksums, progress)
             found.append(path)
+            numbers.append(number)
             urls[str(path)] = public(url)
-    return found, urls
+    return found, numbers, urls
 
 
 def _fetched(

@@ -28,14 +28,14 @@ from lambert.core.unsupported import LABELLED
 from lambert.corpus import fetch, files, sentences, tokenizer, vocabulary
 from lambert.corpus.addresses import is_remote
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import Documents, file_sources
+from lambert.corpus.documents import Documents, file_sources, weighted
 from lambert.corpus.encoding import document_hash
 from lambert.corpus.filtering import chain
 from lambert.corpus.minhash import rensa
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.readers import Layout, check_prose
 from lambert.corpus.servers import source_of
-from lambert.corpus.splits import Sink
+from lambert.corpus.splits import Sink, used
 from lambert.corpus.stages import Progress, make_parts
 from lambert.corpus.streams import inner_suffix
 from lambert.corpus.unfinished import Unfinished
@@ -72,16 +72,19 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     if any(map(is_remote, config.input)):
         with lock_folder(config.work_folder, "work folder"):
             folder = config.work_folder / "fetch"
-            local, urls = fetch.fetch(config.input, folder, source_of, config.checksums, progress)
-        config = dataclasses.replace(config, input=tuple(local))
+            local, entries, urls = fetch.fetch(config.input, folder, source_of, config.checksums, progress)
+        config = dataclasses.replace(
+            config, input=tuple(local), weights=tuple(config.weights[entry] for entry in entries if config.weights)
+        )
     if config.out.is_dir() and any(Path(entry).resolve() == config.out.resolve() for entry in config.input):
         raise UsageError(f"{config.out}: --out is the input folder: choose another out.")
     if config.stages and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
         raise UsageError(f"{config.work_folder}: --work is the input folder: choose another work.")
-    found, passed = files.find(
+    chosen, passed = files.find_sources(
         config.input, without=[config.out, *([config.work_folder] if config.stages else [])],
         text_field=config.text_field,
     )  # fmt: skip
+    found, input_of = list(chosen), {str(file): number for file, number in chosen.items()}
     if config.format == "auto":
         for file in found:
             if file in map(Path, config.input) or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
@@ -108,17 +111,22 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         "settings": config.decides(),
         "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
         "inputs": fetch.described(inputs, urls),
+        "sources": [
+            {"input": urls.get(str(entry), str(entry)), "weight": weight}
+            for entry, weight in zip(config.input, config.weights or [1.0] * len(config.input), strict=True)
+        ],
     }
     layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
     if not config.stages:
-        sources = file_sources(found, layout, config.format, stamps)
+        sources = weighted(file_sources(found, layout, config.format, stamps), input_of, config.weights)
         documents = Documents(sources, files.text_bytes(found), config.max_bad)
         return _corpus(config, head, documents, given, passed, progress)
     with lock_folder(config.work_folder, "work folder"):
         workers = _workers(config, files.text_bytes(found))
-        counts, parts, keys = make_parts(config, inputs, stamps, workers, progress)
+        counts, parts = make_parts(config, inputs, stamps, workers, progress)
         if not config.makes_corpus:
             return {"inputs": head["inputs"], "steps": counts}
+        parts = weighted(parts, input_of, config.weights)
         documents = Documents(parts, files.text_bytes(found), 1.0, counts["extract"]["passed_over"])
         if config.clean and counts["clean"]["documents"] == counts["clean"]["unreadable"]:
             dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
@@ -126,6 +134,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         if len(counts) > 1:
             documents.text_bytes = [*counts.values()][-1]["characters"]
             head["steps"] = counts
+        keys = [f"{part.key}-{part.input}-{part.repeat}" for part in parts]
         causes = [VERSION, head["settings"], head["tokenizer"], *(keys if given is None else [])]
         unfinished = Unfinished(config.work_folder / "tokens", causes, keys)
         manifest = _corpus(config, head, documents, given, passed, progress, unfinished)
@@ -149,6 +158,7 @@ def _corpus(
     _check_space(config.out, needed - (unfinished.size() if unfinished else 0))
     with _disk_errors(config.out, unfinished), _place(config.out, unfinished) as folder:
         manifest = _write(config, folder, documents, given, progress, unfinished)
+        manifest["sources"] = [own | counts for own, counts in zip(head["sources"], manifest["sources"], strict=True)]
         manifest = with_hash(
             {
                 **head,
@@ -182,13 +192,16 @@ def _write(
         if learnt is None:
             learnt = _learn(config, folder, documents, threshold, progress)
         specials = tokenizer.specials(learnt)
-        size = specials.vocabulary, config.seed, threshold, config.min_tokens
+        size: dict[str, Any] = {
+            "vocabulary": specials.vocabulary, "seed": config.seed, "threshold": threshold,
+            "min_tokens": config.min_tokens, "unknown": specials.unk, "inputs": len(config.input),
+        }  # fmt: skip
         if unfinished:
             unfinished.save(learnt)
-            sink = unfinished.sink(*size)
+            sink = unfinished.sink(**size)
         else:
             tokenizer.save(learnt, folder)
-            sink = Sink(folder, *size)
+            sink = Sink(folder, **size)
         arguments = (learnt.to_str(), config.language, config.lines)
         try:
             mark = sink.progress
@@ -199,7 +212,7 @@ def _write(
                 progress(documents.done, documents.total, "writing tokens")
             if unfinished:
                 sink.save(documents.mark())
-            splits = sink.close(specials.unk)
+            splits = sink.close()
         except BaseException:
             sink.abandon()
             raise
@@ -215,6 +228,7 @@ def _write(
             "empty": "empty",
             "short": f"shorter than {config.min_tokens} tokens (min_tokens)",
             "duplicate": "duplicates",
+            "weight": "not chosen (weights)",
         }
         counts = [f"{count} {reasons[name]}" for name, count in dropped.items() if count]
         counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
@@ -234,6 +248,7 @@ def _write(
             "passed_over": dict(sorted(documents.passed_over.items())),
         },
         "characters_removed": sink.removed,
+        "sources": sink.by_input(),
         "splits": splits,
     }
 
@@ -255,6 +270,7 @@ def _learn(config: PrepareConfig, folder: Path, documents: Documents, threshold:
             else:
                 held_D = np.array([held])
             chosen_D = unit(key(config.seed, Stream.SPLIT, hashes, 1)) < rate
+            chosen_D &= used(config.seed, hashes, part.share)
             for own in (found[d] for d in np.flatnonzero(chosen_D & ~held_D)):
                 joined = "\n".join(own)
                 characters.add(joined)

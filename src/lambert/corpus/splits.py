@@ -20,6 +20,16 @@ from lambert.corpus.unigram import cross_entropy, entropy
 
 STATE, _SEEN = "state.json", "seen.bin"
 
+_REPEAT = 0x9E3779B97F4A7C15  # distinguishes the hashes of repeated documents
+
+
+def used(seed: int, hashes_D: npt.NDArray[np.uint64], share: float) -> npt.NDArray[np.bool_]:
+    """Returns which documents with these hashes [D] belong to a share of the documents. Those of a smaller share belong
+    to every larger one."""
+    if share >= 1:
+        return np.ones(len(hashes_D), dtype=np.bool_)
+    return np.asarray(unit(key(seed, Stream.SPLIT, hashes_D, 2)) < share)
+
 
 class Sink:
     """Writes documents to the splits below `folder`.
@@ -27,13 +37,17 @@ class Sink:
     A document is held out if a number in [0, 1), drawn from (seed, hash of its content), is below `threshold`. Empty
     documents, documents with fewer than `min_tokens` tokens, and duplicates are dropped and counted in `dropped`. A
     document that is read in several parts is never dropped as a duplicate; the hash of its first part identifies it.
+    Of an input with a share below 1, the documents are used for which another drawn number is below it. Documents that
+    are repeated are training data only.
     """
 
     def __init__(
-        self, folder: Path, vocabulary: int, seed: int, threshold: float, min_tokens: int, keep: Path | None = None
-    ) -> None:
-        """`keep` is a folder for what `save` keeps besides the splits. If `save` was called before for both folders,
-        this object continues from there. Raises DataError if their files were changed since."""
+        self, folder: Path, vocabulary: int, seed: int, threshold: float, min_tokens: int, unknown: int,
+        inputs: int = 1, keep: Path | None = None,
+    ) -> None:  # fmt: skip
+        """`unknown` is the id of [UNK], `inputs` the number of inputs. `keep` is a folder for what `save` keeps besides
+        the splits. If `save` was called before for both folders, this object continues from there. Raises DataError if
+        their files were changed since."""
         self._seed, self._threshold, self._min_tokens = seed, threshold, min_tokens
         self._keep = keep
         state = read_state(keep) if keep else None
@@ -41,6 +55,8 @@ class Sink:
         """What the last call of `save` was given, or None."""
         self.dropped = state["dropped"] if state else {"empty": 0, "short": 0, "duplicate": 0}
         self.removed = state["removed"] if state else 0
+        self._unknown = unknown
+        self._by_input = np.array(state["inputs"] if state else np.zeros((inputs, 3)), dtype=np.int64)
         drawn: tuple[float, float, int] = state["drawn"] if state else (1.0, 0.0, 0)
         self._least, self._most, self._kept = drawn
         self._seen, self._seen_hash = Seen(), hashlib.sha256()
@@ -81,7 +97,7 @@ class Sink:
         self._seen_hash.update(data)
         state = {
             "progress": progress, "dropped": self.dropped, "removed": self.removed, "splits": splits,
-            "drawn": [self._least, self._most, self._kept],
+            "inputs": self._by_input.tolist(), "drawn": [self._least, self._most, self._kept],
             "seen": len(self._seen), "seen_sha256": self._seen_hash.hexdigest(),
         }  # fmt: skip
         replace_files({self._keep / STATE: json.dumps(with_hash(state)).encode()})
@@ -92,9 +108,9 @@ class Sink:
         if part.long:
             self._add_long(encoded, part)
         else:
-            self._add_whole(encoded)
+            self._add_whole(encoded, part)
 
-    def _add_whole(self, encoded: Encoded) -> None:
+    def _add_whole(self, encoded: Encoded, part: Part) -> None:
         count = len(encoded.sentences_D)
         numbers_n = np.repeat(np.arange(count), encoded.sentences_D)
         tokens_D = np.bincount(numbers_n, weights=encoded.lengths_n, minlength=count)
@@ -102,30 +118,39 @@ class Sink:
         short_D = ~empty_D & (tokens_D < self._min_tokens)
         kept_D = ~empty_D & ~short_D
         new_D = np.zeros(count, dtype=np.bool_)
-        new_D[kept_D] = self._seen.add(encoded.hashes_D[kept_D])
+        hashes_D = encoded.hashes_D ^ np.uint64(part.repeat * _REPEAT % 2**64)
+        new_D[kept_D] = self._seen.add(hashes_D[kept_D])
         if self._keep:
-            self._fresh.append(encoded.hashes_D[new_D])
-        for name, dropped_D in (("empty", empty_D), ("short", short_D), ("duplicate", kept_D & ~new_D)):
-            self.dropped[name] += int(dropped_D.sum())
-        split_D = np.where(new_D, self._split(encoded.hashes_D, new_D), -1)
+            self._fresh.append(hashes_D[new_D])
+        used_D = new_D & used(self._seed, encoded.hashes_D, part.share)
+        if not part.repeat:
+            for name, dropped_D in (("empty", empty_D), ("short", short_D), ("duplicate", kept_D & ~new_D)):
+                self.dropped[name] += int(dropped_D.sum())
+            if part.share < 1:
+                self.dropped["weight"] = self.dropped.get("weight", 0) + int((new_D & ~used_D).sum())
+        split_D = np.where(used_D, self._split(encoded.hashes_D, used_D), -1)
+        if part.repeat:
+            split_D[split_D > 0] = -1
         split_n = split_D[numbers_n]
         split_T = np.repeat(split_n, encoded.lengths_n)
         for split in range(len(SPLITS)):
             numbers = np.cumsum(split_D == split) - 1
             chosen_n = split_n == split
             if chosen_n.any():
-                self._put(
-                    split, encoded.ids_T[split_T == split], encoded.lengths_n[chosen_n], numbers[numbers_n[chosen_n]]
-                )
+                documents_n = numbers[numbers_n[chosen_n]]
+                self._put(split, encoded.ids_T[split_T == split], encoded.lengths_n[chosen_n], documents_n, part)
 
     def _add_long(self, encoded: Encoded, part: Part) -> None:
         if part.first:
-            self._long_split = int(self._split(encoded.hashes_D, np.ones(1, dtype=np.bool_))[0])
+            used_D = used(self._seed, encoded.hashes_D, part.share)
+            split = int(self._split(encoded.hashes_D, used_D)[0])
+            self._long_split = split if used_D[0] and not (split and part.repeat) else -1
             self._long_begun = False
-        if len(encoded.ids_T):
+        if len(encoded.ids_T) and self._long_split >= 0:
             # -1 is the document before those of this call: these sentences continue it
             document = -1 if self._long_begun else 0
-            self._put(self._long_split, encoded.ids_T, encoded.lengths_n, np.full(len(encoded.lengths_n), document))
+            documents_n = np.full(len(encoded.lengths_n), document)
+            self._put(self._long_split, encoded.ids_T, encoded.lengths_n, documents_n, part)
             self._long_begun = True
 
     def _split(self, hashes_D: npt.NDArray[np.uint64], kept_D: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
@@ -136,7 +161,9 @@ class Sink:
             self._kept += int(kept_D.sum())
         return (draws_D < self._threshold).astype(np.int64)
 
-    def _put(self, split: int, ids_T: Any, lengths_n: Any, documents_n: Any) -> None:
+    def _put(self, split: int, ids_T: Any, lengths_n: Any, documents_n: Any, part: Part) -> None:
+        counts = documents_n[-1] + 1, len(ids_T), (ids_T == self._unknown).sum()
+        self._by_input[part.input] += np.array(counts, dtype=np.int64)
         self._writers[split].add(ids_T, lengths_n, documents_n)
         self._counts[split] += np.bincount(ids_T, minlength=len(self._counts[split]))
 
@@ -154,13 +181,20 @@ class Sink:
         for writer in self._writers:
             writer.abandon()
 
-    def close(self, unknown: int) -> dict[str, dict[str, Any]]:
-        """Completes both splits and returns the manifest's entry of each. `unknown` is the id of [UNK]."""
+    def by_input(self) -> list[dict[str, Any]]:
+        """Returns the numbers of documents and tokens of each input, and the share of its tokens that is [UNK]."""
+        return [
+            {"documents": documents, "tokens": tokens, "unknown_rate": unknown / max(tokens, 1)}
+            for documents, tokens, unknown in self._by_input.tolist()
+        ]
+
+    def close(self) -> dict[str, dict[str, Any]]:
+        """Completes both splits and returns the manifest's entry of each."""
         train_V = self._counts[0]
         entries: dict[str, dict[str, Any]] = {}
         for name, writer, counts_V in zip(SPLITS, self._writers, self._counts, strict=True):
             entry = writer.close()
-            entry["unknown_rate"] = float(counts_V[unknown]) / max(entry["tokens"], 1)
+            entry["unknown_rate"] = float(counts_V[self._unknown]) / max(entry["tokens"], 1)
             entry["unigram_entropy"] = entropy(counts_V)
             entry["unigram_cross_entropy"] = cross_entropy(counts_V, train_V)
             entries[name] = entry

@@ -122,11 +122,10 @@ class Plan:
 
 def make_parts(
     config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], workers: int, progress: Progress
-) -> tuple[dict[str, dict[str, Any]], list[Source], list[str]]:
+) -> tuple[dict[str, dict[str, Any]], list[Source]]:
     """Runs the steps before `tokens` as far as `config.stages` names them.
 
-    Returns the counts of each step, what to read after the last of them, in the order of the inputs, and a hash of
-    all that determines the content of each.
+    Returns the counts of each step, and what to read after the last of them, in the order of the inputs.
 
     Args:
         inputs: `file`, `bytes` and `sha256` of each input file.
@@ -160,10 +159,10 @@ def make_parts(
         counts["deduplicate"] = {**counts[plan.step], **nothing, **lists.counts()}
         keys = [_hash([key, lists.hash_of(number)]) for number, key in enumerate(keys)]
     sources = [
-        Source(unit.source, unit.bytes, _reader(path, lists, number))
+        Source(unit.source, unit.bytes, _reader(path, lists, number), keys[number])
         for number, (unit, path) in enumerate(zip(units, paths, strict=True))
     ]
-    return counts, sources, keys
+    return counts, sources
 
 
 def _reader(path: Path, lists: Lists | None, number: int) -> Callable[[Callable[[int], None]], Iterator[Piece]]:

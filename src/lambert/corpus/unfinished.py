@@ -107,13 +107,14 @@ class Unfinished:
         tokenizer.save(learnt, self.folder)
         replace_files({self.keep / _LEARNT: sha256(self.folder / tokenizer.JSON).encode()})
 
-    def sink(self, vocabulary: int, seed: int, threshold: float, min_tokens: int) -> Sink:
-        """Returns the Sink of the corpus, which continues from what an earlier one saved, if that is not damaged."""
+    def sink(self, **settings: Any) -> Sink:
+        """Returns the Sink of the corpus with these `settings`, which continues from what an earlier one saved, if that
+        is not damaged."""
         try:
-            return Sink(self.folder, vocabulary, seed, threshold, min_tokens, self.keep)
+            return Sink(self.folder, keep=self.keep, **settings)
         except DataError:
             (self.keep / STATE).unlink()
-            return Sink(self.folder, vocabulary, seed, threshold, min_tokens, self.keep)
+            return Sink(self.folder, keep=self.keep, **settings)
 
     def size(self) -> int:
         """Returns the number of bytes that are written."""
