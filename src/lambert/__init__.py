@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lambert.inference.text_model import load as load
     from lambert.library import evaluate as evaluate
     from lambert.library import finetune as finetune
+    from lambert.library import peek as peek
     from lambert.library import prepare as prepare
     from lambert.library import pretrain as pretrain
     from lambert.library import updates as updates
@@ -48,7 +49,7 @@ __version__ = "0.1.0"
 forget_current_folder()
 
 _MODULES = {
-    "library": ("prepare", "pretrain", "finetune", "evaluate", "updates"),
+    "library": ("prepare", "peek", "pretrain", "finetune", "evaluate", "updates"),
     "inference.text_model": ("load", "TextModel"),
     "runs.result": ("Result",),
     "engine.step": ("Step",),

@@ -16,7 +16,9 @@ from lambert import cli
 from lambert.core import settings as tables
 from lambert.core.errors import UsageError
 from lambert.core.files import json_text, write_atomic
+from lambert.corpus import peek as preview
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.peek import Peeked
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
 from lambert.runs.result import Result
@@ -39,6 +41,12 @@ def prepare(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any
     """Converts raw text to a tokenizer and token shards, as `lambert prepare`. The folder of the result is the
     corpus."""
     return preparation.run(_settings("prepare", recipe, settings))
+
+
+def peek(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> list[Peeked]:
+    """Returns ten documents of the inputs after each step, as `lambert prepare --peek` shows them, with the settings of
+    `prepare`. Nothing is written, and `out` is not needed."""
+    return preview.peek(_settings("prepare", recipe, {**settings, "peek": True}))
 
 
 def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: Any) -> Result:

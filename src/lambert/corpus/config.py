@@ -114,6 +114,9 @@ class PrepareConfig:
     """Seed that selects the held-out documents and the sample for the vocabulary."""
     verify: Path | None = None
     """Instead of preparing anything, checks all hashes and counts of the corpus in this folder."""
+    peek: bool = False
+    """Writes nothing, and shows ten documents of the inputs after each step: what `clean` does with them, their
+    sentences and their tokens."""
     workers: int = 0
     """Number of processes that split and encode text; the output does not depend on it. 0: one per core, at most 6, and
     one for small input."""
@@ -125,6 +128,8 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         lacking = [name for name, value in (("--input", self.input), ("--out", self.out.parts)) if not value]
+        if self.peek and self.verify is None and self.input:
+            lacking = []
         if lacking and self.verify is None:
             raise UsageError(
                 f"prepare requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
@@ -138,6 +143,11 @@ class PrepareConfig:
         if self.verify is not None and len(lacking) < 2:
             raise UsageError("verify checks a corpus and prepares nothing: leave out input and out.")
         for entry in self.input:
+            if is_remote(entry) and self.peek:
+                raise UsageError(
+                    f"{public(str(entry))} is remote, and peek reads local files: fetch it with steps = extract, then "
+                    "peek at the files in the folder fetch of the work folder."
+                )
             if is_remote(entry) and not self.stages:
                 raise UsageError(
                     f"{public(str(entry))} is remote: set steps = extract, tokens, which keep what is fetched."
@@ -147,11 +157,11 @@ class PrepareConfig:
                 raise UsageError(f"steps = {name!r} is unknown.{nearest(name, list(STAGES))}")
         if "clean" in self.stages and not self.cleaners:
             raise UsageError("steps = clean needs functions: set clean, such as clean = normalise.")
-        if self.cleaners and not self.stages:
+        if self.cleaners and not self.stages and not self.peek:
             raise UsageError(f"clean = {', '.join(self.cleaners)} needs steps: set steps = extract, clean, tokens.")
         if self.deduplicate != DeduplicateConfig() and self.makes_corpus and not self.deduplicates:
             raise UsageError("deduplicate is set without its step: set steps = extract, deduplicate, tokens.")
-        if self.stages and self.out.resolve() in (self.work_folder.resolve(), *self.work_folder.resolve().parents):
+        if self.stages and not self.peek and self.out.resolve() in _with_parents(self.work_folder.resolve()):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
         if ":" not in self.format:
@@ -196,7 +206,7 @@ class PrepareConfig:
 
     def decides(self) -> dict[str, Any]:
         """Returns the settings that determine the corpus, given the content of the input files."""
-        without = {"input", "checksums", "out", "workers", "tokenizer", "steps", "work", "verify"}
+        without = {"input", "checksums", "out", "workers", "tokenizer", "steps", "work", "verify", "peek"}
         without |= {name for name, used in (("clean", self.clean), ("deduplicate", self.deduplicates)) if not used}
         without |= set() if self.weights else {"weights"}
         for name, step in FILTERS.items():
@@ -207,6 +217,10 @@ class PrepareConfig:
         if "decontaminate" in values:
             values["decontaminate"] = FILTERS["decontaminate"].settings(self)  # with the hashes of the files
         return values | ({"clean": [*self.cleaners]} if self.clean else {})
+
+
+def _with_parents(path: Path) -> tuple[Path, ...]:
+    return path, *path.parents
 
 
 def _names(entries: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,15 +1,18 @@
 """`lambert prepare`: converts raw text to a tokenizer and token shards."""
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.peek import peek
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.verification import verify
 from lambert.engine.progress import progress
 from lambert.engine.signals import CONTINUE, START_AGAIN, graceful_stop
 from lambert.runs.result import Result, Say, silent
+from lambert.verbs.peeked import shown
 
 __all__ = ["PrepareConfig", "run"]
 
@@ -17,11 +20,16 @@ __all__ = ["PrepareConfig", "run"]
 def run(config: PrepareConfig, say: Say = silent) -> Result:
     """Prepares the corpus, shows progress on stderr, and says what was kept and dropped.
 
-    With `config.verify`, only checks a corpus. Raises SavedAndStopped after a signal.
+    With `config.verify`, only checks a corpus; with `config.peek`, only shows some documents. Raises SavedAndStopped
+    after a signal.
     """
     if config.verify is not None:
         _verify(config.verify, say)
         return Result(config.verify)
+    if config.peek:
+        for line in shown(peek(config), width=shutil.get_terminal_size((100, 24)).columns):
+            say(line)
+        return Result(config.out)
     status, again = " before the end; no corpus was written", START_AGAIN
     if config.stages:
         status, again = "; the parts that are complete are kept", CONTINUE
