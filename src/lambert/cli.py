@@ -56,7 +56,7 @@ class Verb:
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
-Runs = Annotated[list[Path], Parameter(help="Run folders.")]
+Runs = Annotated[list[Path], Parameter(help="Run folders, or prepared corpora.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 VERBS = {
@@ -70,7 +70,7 @@ VERBS = {
     "bench": Verb("bench", "BenchConfig", "Speed of each kind of work, share of this device's ceiling, memory, peers."),
     "launch": Verb("launch", "LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
     "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
-    "report": Verb("report", "ReportConfig", "Run folders to one self-contained HTML page.", takes="runs"),
+    "report": Verb("report", "ReportConfig", "Run folders and corpora to one self-contained HTML page.", takes="runs"),
     "doctor": Verb("doctor", "DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""),
 }
 

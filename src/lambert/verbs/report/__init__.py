@@ -1,11 +1,11 @@
-"""`lambert report`: one HTML page about one or more runs, without network access."""
+"""`lambert report`: one HTML page about runs and prepared corpora, without network access."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -18,15 +18,18 @@ from lambert.verbs.report.curves import COLOURS, draw
 from lambert.verbs.report.folders import Run, read
 from lambert.verbs.report.sections import advice, charts, differences, endings, final_numbers
 
+if TYPE_CHECKING:
+    from lambert.verbs.report.corpus import CorpusPage
+
 
 @dataclass(frozen=True, slots=True)
 class ReportConfig:
-    """One HTML page about one or more runs."""
+    """One HTML page about runs and prepared corpora."""
 
     runs: Annotated[tuple[Path, ...], Parameter(parse=False)] = ()
-    """Run folders written by pretrain and finetune."""
+    """Run folders written by pretrain and finetune, and corpora written by prepare."""
     out: Path | None = None
-    """The page to write. Not set: report.html in the run folder, or in the current folder for several runs."""
+    """The page to write. Not set: report.html in the folder, or in the current folder for several."""
     chain: bool = False
     """Draw each run after the previous one, as stages of one training, instead of over one another."""
 
@@ -34,25 +37,37 @@ class ReportConfig:
 def run(config: ReportConfig, say: Say = silent) -> Path:
     """Writes the page and returns its path.
 
-    Raises UsageError without runs or without the required packages, DataError if a folder contains no run.
+    Raises UsageError without folders or without the required packages, DataError if a folder contains neither a run
+    nor a corpus.
     """
     if missing := [package for package in ("matplotlib", "jinja2") if find_spec(package) is None]:
         raise UsageError(f"report needs {' and '.join(missing)}: pip install 'lambert-bert[report]'.")
     if not config.runs:
-        raise UsageError("report needs a run folder: lambert report runs/NAME.")
+        raise UsageError("report needs a run folder or a corpus: lambert report runs/NAME.")
     folders = list(dict.fromkeys(folder.resolve() for folder in config.runs))
-    runs = [read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
-    out = config.out or (config.runs[0] if len(runs) == 1 else Path()) / "report.html"
+    named = [*zip(folders, _names(folders), strict=True)]
+    runs = [read(folder, name) for folder, name in named if not _is_corpus(folder)]
+    corpora = []
+    for folder, name in named:
+        if _is_corpus(folder):
+            from lambert.verbs.report import corpus  # imports torch
+
+            corpora.append(corpus.read(folder, name, runs))
+    out = config.out or (config.runs[0] if len(folders) == 1 else Path()) / "report.html"
     check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning and b"--run-" in beginning, "report")
     page = (
-        render(runs, chain=config.chain).encode("utf-8", "replace").decode()
+        render(runs, corpora, chain=config.chain).encode("utf-8", "replace").decode()
     )  # JSON may contain half a surrogate pair
     write_atomic(out, page)
     say(f"report  {out}")
     return out
 
 
-def render(runs: Sequence[Run], *, chain: bool = False) -> str:
+def _is_corpus(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file()
+
+
+def render(runs: Sequence[Run], corpora: Sequence["CorpusPage"] = (), *, chain: bool = False) -> str:
     """Returns the page as HTML."""
     import jinja2
 
@@ -62,11 +77,13 @@ def render(runs: Sequence[Run], *, chain: bool = False) -> str:
     starts = [sum(run.updates for run in runs[:number]) if chain else 0 for number in range(len(runs))]
     title = next((str(run.summary["title"]) for run in runs if run.summary.get("title")), None)
     return template.render(
-        title=title or " · ".join(run.name for run in runs),
+        title=title or " · ".join([*(page.name for page in corpora), *(run.name for run in runs)]),
         written=time.strftime("%Y-%m-%d %H:%M"),
         names=[run.name for run in runs],
         colours=COLOURS,
-        notices=[notice for run in runs for notice in run.notices + advice(run) + ranks.advice(run)],
+        corpora=corpora,
+        notices=[notice for page in corpora for notice in page.notices]
+        + [notice for run in runs for notice in run.notices + advice(run) + ranks.advice(run)],
         summaries=[block for run in runs for block in _blocks(run)],
         charts=[
             {"title": chart.title, "values": endings(chart, len(runs)), "svg": draw(chart)}

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -12,6 +12,8 @@ MOST_POINTS = 400
 """Maximum number of points of a curve; longer curves are averaged over equal intervals."""
 COLOURS = 6
 """Number of colours of the page; the seventh run has the first colour again, dashed."""
+INK, GRID, RUNS = "#fe0200", "#fe0201", tuple(f"#fe01{number:02x}" for number in range(COLOURS))
+"""Unique colours, which `svg` replaces by the page's variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +42,11 @@ class Chart:
 
 def draw(chart: Chart) -> str:
     """Returns the chart as an SVG element with the page's colour variables, which have light and dark values."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    # Unique colours, replaced by the page's variables below.
-    ink, grid, runs = "#fe0200", "#fe0201", [f"#fe01{number:02x}" for number in range(COLOURS)]
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": chart.title,
-        "font.size": 9,
-        "axes.edgecolor": grid,
-        "axes.linewidth": 0.8,
-    }
-    with mpl.rc_context(style):
-        figure = Figure(figsize=(5.4, 2.7), layout="constrained")
-        axes = figure.add_subplot()
+    def plot(axes: Any) -> None:
         for line in chart.lines:
-            look: dict[str, Any] = {"color": runs[line.run % COLOURS], "linestyle": "-" if line.run < COLOURS else "--"}
+            look: dict[str, Any] = {"color": RUNS[line.run % COLOURS], "linestyle": "-" if line.run < COLOURS else "--"}
             xs, ys = zip(*_thin(line.points), strict=True)
             if line.held_out:
                 axes.plot(xs, ys, **look | {"linestyle": ":"}, linewidth=1.1, marker="o", markersize=3.6)
@@ -71,24 +60,44 @@ def draw(chart: Chart) -> str:
             axes.set_yscale("log")
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value, chart.form)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value, chart.form)))
         if chart.from_zero:
             axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value, ",.0f")))
-        axes.set_xlabel("updates", color=ink)
-        axes.tick_params(which="both", color=grid, labelcolor=ink, length=3)
-        axes.grid(axis="y", color=grid, linewidth=0.6)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value, ",.0f")))
+        axes.set_xlabel("updates", color=INK)
+
+    return svg(chart.title, plot)
+
+
+def svg(title: str, plot: Callable[[Any], None]) -> str:
+    """Returns what `plot` draws on axes of matplotlib as an SVG element with the page's colour variables."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": title,
+        "font.size": 9,
+        "axes.edgecolor": GRID,
+        "axes.linewidth": 0.8,
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(5.4, 2.7), layout="constrained")
+        axes = figure.add_subplot()
+        plot(axes)
+        axes.tick_params(which="both", color=GRID, labelcolor=INK, length=3)
+        axes.grid(axis="y", color=GRID, linewidth=0.6)
         axes.spines[["top", "right", "left"]].set_visible(False)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue()[text.getvalue().index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", svg, count=5)
-    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
-    svg = svg.replace(ink, "currentColor").replace(grid, "var(--line)")
-    for number, colour in enumerate(runs):
-        svg = svg.replace(colour, f"var(--run-{number})")
-    return svg.replace("<svg", '<svg role="img" aria-hidden="true"', 1)
+    found = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue()[text.getvalue().index("<svg") :], flags=re.DOTALL)
+    found = re.sub(r' (xmlns(:xlink)?|version|width|height)="[^"]*"', "", found, count=5)
+    found = re.sub(r' id="[\w.]+_\d+"', "", found)
+    found = found.replace(INK, "currentColor").replace(GRID, "var(--line)")
+    for number, colour in enumerate(RUNS):
+        found = found.replace(colour, f"var(--run-{number})")
+    return found.replace("<svg", '<svg role="img" aria-hidden="true"', 1)
 
 
 def _thin(points: list[tuple[int, float]]) -> list[tuple[float, float]]:
@@ -104,7 +113,8 @@ def _smooth(values: Sequence[float]) -> list[float]:
     return [fmean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
 
 
-def _compact(value: float, form: str) -> str:
+def compact(value: float, form: str) -> str:
+    """Returns the label of a tick: 1.5k, 2M, 40%."""
     if "%" in form:
         return f"{100 * value:.3g}%"
     if abs(value) >= 1e4:

@@ -1,0 +1,233 @@
+"""The part of a report about a prepared corpus: what came in, what was dropped, what is there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lambert.core.settings import dotted
+from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
+from lambert.corpus import tokenizer
+from lambert.verbs.prepare import warnings
+from lambert.verbs.report import histogram
+from lambert.verbs.report.cells import cell, table
+from lambert.verbs.report.corpus_inputs import inputs_table
+from lambert.verbs.report.corpus_packing import Packed
+from lambert.verbs.report.corpus_sample import SampledSplit, piece_counts, sampled
+from lambert.verbs.report.folders import Run
+
+UNKNOWN_IS_HIGH = 0.005
+"""Share of unknown pieces from which the page gives advice."""
+MOST_PIECES = 60
+"""Number of the most frequent pieces on the page."""
+MOST_INPUTS = 50
+"""Number of input files that the page names with their hashes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A row of the counts of the steps."""
+
+    label: str
+    documents: int
+    characters: int | None
+    note: str = ""
+
+
+@dataclass(slots=True)
+class CorpusPage:
+    """The values of the page about one corpus."""
+
+    name: str
+    notices: list[str]
+    facts: list[tuple[str, list[str]]]
+    bars: list[Bar]
+    dropped: dict[str, Any]
+    unreadable: list[str]
+    samples: list[tuple[str, list[dict[str, str]]]]
+    """For each reason, kept documents first, the sampled documents."""
+    settings: list[tuple[str, list[str]]]
+    hashes: list[tuple[str, list[str]]]
+    charts: list[dict[str, Any]] = field(default_factory=list)
+    coverage: list[tuple[str, list[str]]] = field(default_factory=list)
+    pieces: list[tuple[str, str]] = field(default_factory=list)
+    inputs: dict[str, Any] = field(default_factory=dict)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    sampled: str = ""
+    """Of how much the lengths and tables were computed, if not of everything."""
+
+
+def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
+    """Returns the page about a prepared corpus, with the epochs that these runs make of it. Raises DataError if a file
+    of it is missing or damaged."""
+    manifest = read_manifest(folder)
+    learnt = tokenizer.load(folder)
+    split = Split(folder)
+    found = CorpusPage(
+        name=name,
+        notices=[f"{name}: {text}" for text in _notices(manifest)],
+        facts=_facts(manifest),
+        bars=_bars(manifest),
+        dropped=table("Dropped", ["Step", "Reason", "Documents", "Share of those read"], [*_dropped(manifest)]),
+        unreadable=list(manifest["documents"]["unreadable"]),
+        samples=_samples(manifest.get("steps", {})),
+        settings=[(label, [cell(value)]) for label, value in dotted(manifest["settings"]).items()],
+        hashes=_hashes(manifest),
+        inputs=inputs_table(manifest, learnt),
+    )
+    if not split.tokens:
+        return found
+    sample = sampled(split)
+    found.charts = [
+        {"title": title, "values": histogram.quantiles(lengths), "svg": histogram.draw(title, lengths)}
+        for title, lengths in (
+            ("Tokens of a document", sample.document_lengths),
+            ("Tokens of a sentence", sample.sentence_lengths),
+        )
+    ]
+    _add_coverage(found, split, learnt)
+    packed = Packed(sample)
+    found.tables = [block for block in (packed.padding_table(), packed.epochs_table(runs)) if block["rows"]]
+    found.sampled = _described(sample)
+    return found
+
+
+def _described(sample: SampledSplit) -> str:
+    if sample.share == 1:
+        return ""
+    return (
+        f"Computed from a sample of {sample.documents[-1] + 1:,} documents with {sample.share:.1%} of the tokens, from "
+        "equal distances in the corpus."
+    )
+
+
+def _notices(manifest: Mapping[str, Any]) -> Iterator[str]:
+    yield from (text.removeprefix("warning: ") for text in warnings(dict(manifest)))
+    rate = manifest["splits"]["train"].get("unknown_rate", 0.0)
+    if rate > UNKNOWN_IS_HIGH:
+        yield f"{rate:.2%} of the tokens are unknown. The vocabulary may be for another language or script."
+
+
+def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    def row(label: str, key: str, form: str = ",") -> tuple[str, list[str]]:
+        splits = [manifest["splits"][name] for name in SPLITS]
+        return label, [format(split[key], form) if key in split and split["documents"] else "" for split in splits]
+
+    return [
+        row("Documents", "documents"),
+        row("Sentences", "sentences"),
+        row("Tokens", "tokens"),
+        ("Bytes of shards", [f"{_bytes(manifest['splits'][name]) / 1e6:,.1f} MB" for name in SPLITS]),
+        row("Unknown tokens", "unknown_rate", ".3%"),
+        row("Unigram entropy, nats", "unigram_entropy", ".3f"),
+        row("Unigram cross-entropy, nats", "unigram_cross_entropy", ".3f"),
+    ]
+
+
+def _bytes(split: Mapping[str, Any]) -> int:
+    return sum(int(shard["bytes"]) for shard in split["shards"])
+
+
+def _bars(manifest: Mapping[str, Any]) -> list[Bar]:
+    """Returns the numbers of documents and characters after each step."""
+    documents = manifest["documents"]
+    size = sum(entry["bytes"] for entry in manifest["inputs"])
+    note = f"{len(manifest['inputs']):,} {'file' if len(manifest['inputs']) == 1 else 'files'}, {size / 1e6:,.1f} MB"
+    bars = [
+        Bar(step, counts["documents"] - counts["unreadable"], counts["characters"])
+        for step, counts in manifest.get("steps", {}).items()
+    ]
+    if not bars:
+        bars = [Bar("read", documents["read"] - documents["dropped"]["unreadable"], None)]
+    bars[0] = Bar(bars[0].label, bars[0].documents, bars[0].characters, f"from {note}")
+    tokens = sum(split["tokens"] for split in manifest["splits"].values())
+    return [*bars, Bar("tokens", documents["kept"], None, f"{tokens:,} tokens")]
+
+
+def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yields the rows of the table of what was dropped, changed and passed over."""
+    documents, steps = manifest["documents"], manifest.get("steps", {})
+    first = next(
+        iter(steps.values()), {"documents": documents["read"], "unreadable": documents["dropped"]["unreadable"]}
+    )
+    read = max(first["documents"], 1)
+
+    def row(step: str, reason: str, count: int) -> list[str]:
+        return [step, reason, f"{count:,}", f"{count / read:.2%}"]
+
+    for reason, count in documents.get("passed_over", {}).items():
+        yield ["extract" if steps else "read", f"passed over: {reason}", f"{count:,}", ""]
+    if first["unreadable"]:
+        yield row("extract" if steps else "read", "unreadable", first["unreadable"])
+    for step, counts in steps.items():
+        if step == "extract":
+            continue
+        yield from (row(step, reason, count) for reason, count in counts["dropped"].items() if count)
+        yield from (
+            row(step, f"changed by {name}", count) for name, count in counts.get("changed", {}).items() if count
+        )
+        yield from ([step, f"found: {name}", f"{count:,}", ""] for name, count in counts.get("found", {}).items())
+        if counts.get("lines_removed"):
+            yield [step, "repeated paragraphs removed", f"{counts['lines_removed']:,}", ""]
+    reasons = {
+        "empty": "empty",
+        "short": f"fewer than {manifest['settings'].get('min_tokens', '?')} tokens",
+        "duplicate": "exact duplicate",
+    }
+    for name, reason in reasons.items():
+        if documents["dropped"].get(name):
+            yield row("tokens", reason, documents["dropped"][name])
+
+
+def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, str]]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for counts in steps.values():
+        for reason, samples in counts.get("samples", {}).items():
+            if samples:
+                found[reason] = [
+                    {name: cell(sample.get(name)) for name in ("source", "place", "text")} for sample in samples
+                ]
+    return sorted(found.items(), key=lambda item: item[0] != "kept")
+
+
+def _add_coverage(page: CorpusPage, split: Split, learnt: Any) -> None:
+    counts_V = piece_counts(split)
+    total = int(counts_V.sum())
+    specials = tokenizer.specials(learnt)
+    used = np.count_nonzero(counts_V)
+    share = "" if total == split.tokens else f", in {total:,} tokens"
+    order = np.argsort(-counts_V, kind="stable")
+    half = int(np.searchsorted(np.cumsum(counts_V[order]), total / 2)) + 1
+    page.coverage = [
+        ("Pieces of the vocabulary", [f"{split.vocabulary:,}"]),
+        ("Pieces that occur", [f"{used:,} ({used / split.vocabulary:.1%}{share})"]),
+        ("Pieces that occur fewer than 10 times", [f"{np.count_nonzero((counts_V < 10) & (counts_V > 0)):,}"]),
+        ("Most frequent pieces that are half of the tokens", [f"{half:,}"]),
+        ("Tokens that continue a word (##)", [f"{counts_V[specials.continuation_V].sum() / total:.1%}"]),
+        ("Tokens that are unknown", [f"{counts_V[specials.unk] / total:.3%}"]),
+    ]
+    page.pieces = [
+        (str(learnt.id_to_token(int(piece))), f"{counts_V[piece] / total:.2%}")
+        for piece in order[:MOST_PIECES]
+        if counts_V[piece]
+    ]
+
+
+def _hashes(manifest: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.get("versions", {}).items())
+    given = manifest.get("tokenizer", "")
+    rows = [
+        ("Manifest, SHA-256", str(manifest.get("manifest_sha256", ""))),
+        ("Content of the shards, SHA-256", content_hash(manifest)),
+        ("tokenizer.json, SHA-256", str(manifest["tokenizer_sha256"])),
+        ("Tokenizer", "learnt from this corpus" if given == "train" else f"given: {given}"),
+        ("Versions", versions),
+    ]
+    rows += [
+        (entry["file"], f"{entry['bytes']:,} bytes, {entry['sha256']}") for entry in manifest["inputs"][:MOST_INPUTS]
+    ]
+    if len(manifest["inputs"]) > MOST_INPUTS:
+        rows.append((f"{len(manifest['inputs']) - MOST_INPUTS:,} more input files", "in manifest.json"))
+    return [(label, [text]) for label, text in rows if text]

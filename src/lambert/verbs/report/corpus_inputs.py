@@ -1,0 +1,64 @@
+"""What a tokenizer does with the beginning of each input file of a corpus."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lambert.core.errors import LambertError
+from lambert.corpus import tokenizer
+from lambert.corpus.encoding import Encoder
+from lambert.corpus.readers import Layout, read
+from lambert.verbs.report.cells import table
+
+FILES = 24
+"""Maximum number of input files that are read."""
+CHARACTERS = 1 << 17
+"""Characters that are read of a file, at least, if it has so many."""
+
+
+def inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
+    """Returns a table of the documents at the beginning of each input file, as they are before any filter; of at most
+    `FILES` files, at equal distances in their list."""
+    entries, settings = manifest["inputs"], manifest["settings"]
+    chosen = [entries[len(entries) * n // min(FILES, len(entries))] for n in range(min(FILES, len(entries)))]
+    encode = Encoder(learnt.to_str(), settings.get("language", "en"), settings.get("lines", "auto"), 16 << 20)
+    unknown = tokenizer.specials(learnt).unk
+    rows = [_row(entry, settings, encode, unknown) for entry in chosen]
+    columns = ["Input", "MB", "Documents", "Characters", "Tokens", "Characters of a token", "Unknown"]
+    return table("Inputs", columns, rows)
+
+
+def _row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder, unknown: int) -> list[str]:
+    path = Path(entry["file"])
+    head = [str(path), f"{entry['bytes'] / 1e6:,.1f}"]
+    try:
+        if path.stat().st_size != entry["bytes"]:
+            return [f"{path} (has changed)", head[1], *[""] * 5]
+        texts = list(_beginning(path, settings))
+    except OSError:
+        return [f"{path} (is gone)", head[1], *[""] * 5]
+    except LambertError as error:
+        return [f"{path} ({error})", head[1], *[""] * 5]
+    encoded = encode(texts)
+    tokens, characters = len(encoded.ids_T), sum(map(len, texts))
+    rate = np.count_nonzero(encoded.ids_T == unknown) / max(tokens, 1)
+    return [
+        *head, f"{len(texts):,}", f"{characters:,}", f"{tokens:,}", f"{characters / max(tokens, 1):.2f}", f"{rate:.3%}"
+    ]  # fmt: skip
+
+
+def _beginning(path: Path, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the first documents of a file, the last of them cut."""
+    kind = settings.get("format", "auto")
+    if ":" in kind:
+        return  # a page must not run code that a manifest names
+    layout = Layout(settings.get("documents", "file"), settings.get("text_field", "text"))
+    left = CHARACTERS
+    for piece in read(path, layout, kind):
+        if piece.text:
+            yield piece.text[:left]
+            left -= len(piece.text)
+        if left <= 0:
+            return

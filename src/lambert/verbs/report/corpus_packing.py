@@ -1,0 +1,131 @@
+"""What pre-training makes of a prepared corpus: sequences, padding, updates and epochs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from lambert.core.batch import Ints
+from lambert.core.errors import DataError
+from lambert.core.shards import Split
+from lambert.data.packing import FullPlan, Outline, PackingConfig
+from lambert.data.pairs import PairPlan
+from lambert.verbs.report.cells import table
+from lambert.verbs.report.corpus_sample import SampledSplit
+from lambert.verbs.report.folders import Run
+
+BATCH = 32
+"""Sequences of a padded batch with which flat batches are compared (our choice; a common size on one device)."""
+LAYOUTS = (("pairs", 128), ("pairs", 512), ("full", 128), ("full", 512))
+"""Modes and lengths that the page shows for every corpus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What decides how many epochs a run makes."""
+
+    name: str
+    mode: str
+    length: int
+    batch_size: int
+    steps: int
+
+
+RECIPES = (
+    Recipe("bert-base-128", "pairs", 128, 256, 900_000),
+    Recipe("bert-base-512", "pairs", 512, 256, 100_000),
+    Recipe("bert-large-128", "pairs", 128, 256, 900_000),
+    Recipe("bert-large-512", "pairs", 512, 256, 100_000),
+    Recipe("lamb-large-128", "pairs", 128, 65_536, 7_038),
+    Recipe("lamb-large-512", "pairs", 512, 32_768, 1_563),
+    Recipe("mini-laptop", "full", 128, 128, 1_200),
+)
+"""The recipes for pre-training in recipes/."""
+
+
+class Packed:
+    """The lengths of the sequences of an epoch, for each mode and length, from the plans of pre-training."""
+
+    def __init__(self, sample: SampledSplit) -> None:
+        self._outline, self._share = Outline(cast(Split, sample)), sample.share
+        self._lengths: dict[tuple[str, int], Ints | str] = {}
+
+    def lengths(self, mode: str, length: int) -> Ints | str:
+        """Returns the tokens of each sequence of the sample, or why it cannot be packed."""
+        if (mode, length) not in self._lengths:
+            config = PackingConfig(mode=cast(Any, mode), sequence_length=length)
+            try:
+                plan: Any = (
+                    FullPlan(self._outline, config) if mode == "full" else PairPlan(self._outline, config, 42, 0)
+                )
+                self._lengths[mode, length] = plan.rows(np.arange(plan.size)).lengths()
+            except DataError as error:
+                self._lengths[mode, length] = str(error)
+        return self._lengths[mode, length]
+
+    def sequences(self, mode: str, length: int) -> int:
+        """Returns the number of sequences of an epoch of the whole split; 0 if it cannot be packed."""
+        found = self.lengths(mode, length)
+        return 0 if isinstance(found, str) else round(len(found) / self._share)
+
+    def padding_table(self) -> dict[str, Any]:
+        """Returns the table of the padding that flat batches do not have."""
+        rows = []
+        for mode, length in LAYOUTS:
+            found = self.lengths(mode, length)
+            if not isinstance(found, str):
+                shares = [f"{share:.1%}" for share in padding(found, length)]
+                rows.append([mode, length, f"{self.sequences(mode, length):,}", f"{found.mean():,.1f}", *shares, "0%"])
+        columns = ["Mode", "Length", "Sequences of an epoch", "Mean tokens", "To the length", f"In batches of {BATCH}",
+                   "The same, sorted by length", "Flat batches"]  # fmt: skip
+        note = (
+            "Sequences as pre-training packs them. Padding would fill these shares of all positions if each sequence "
+            f"were padded to the length, or to the longest of its batch of {BATCH}, shuffled or sorted by length. Flat "
+            "batches contain no padding."
+        )
+        return table("Padding", columns, rows) | {"note": note}
+
+    def epochs_table(self, runs: Iterable[Run]) -> dict[str, Any]:
+        """Returns the table of the epochs that the recipes, and these runs, make of the corpus."""
+        rows = []
+        for recipe in (*RECIPES, *(found for run in runs if (found := _recipe(run)))):
+            if size := self.sequences(recipe.mode, recipe.length):
+                epochs = recipe.steps * recipe.batch_size / size
+                rows.append(
+                    [recipe.name, recipe.mode, recipe.length, f"{recipe.batch_size:,}", f"{recipe.steps:,}",
+                     f"{size:,}", _short(size / recipe.batch_size), _short(epochs)]
+                )  # fmt: skip
+        columns = ["Recipe", "Mode", "Length", "Batch", "Updates", "Sequences of an epoch", "Updates of an epoch",
+                   "Epochs of the run"]  # fmt: skip
+        note = "Updates x batch / sequences of an epoch. The recipes are those of the folder recipes/."
+        return table("Epochs of this corpus in a run", columns, rows) | {"note": note}
+
+
+def padding(lengths: Ints, length: int) -> tuple[float, float, float]:
+    """Returns the share of padding in all positions if sequences with these lengths are padded to `length`, to the
+    longest of each `BATCH` consecutive ones, and to the same after sorting by length."""
+    real = int(lengths.sum())
+    order = np.random.default_rng(0).permutation(len(lengths))
+    batches = [_padded(lengths[order]), _padded(np.sort(lengths))]
+    return cast(
+        tuple[float, float, float], tuple(1 - real / positions for positions in (length * len(lengths), *batches))
+    )
+
+
+def _padded(lengths: Ints) -> int:
+    """Returns the number of positions of consecutive batches, each padded to its longest sequence."""
+    starts = np.arange(0, len(lengths), BATCH)
+    sizes = np.diff(starts, append=len(lengths))
+    return int((np.maximum.reduceat(lengths, starts) * sizes).sum())
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _recipe(run: Run) -> Recipe | None:
+    names = ("packing.mode", "packing.sequence_length", "train.batch_size", "train.steps")
+    values: Sequence[Any] = [run.config.get(name) for name in names]
+    numbers = all(type(value) is int and value > 0 for value in values[1:])
+    return Recipe(run.name, *values) if values[0] in ("pairs", "balanced", "full") and numbers else None

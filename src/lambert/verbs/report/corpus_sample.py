@@ -1,0 +1,80 @@
+"""Numbers about the tokens and lengths of a prepared corpus, from samples of bounded size."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lambert.core.batch import Ints
+from lambert.core.shards import Split
+
+TOKENS = 1 << 26
+"""Maximum number of tokens that are counted (our choice: some 128 MiB, read in half a second)."""
+SENTENCES = 1 << 20
+"""Maximum number of sentences whose lengths are read, and that are packed (our choice: some seconds)."""
+STRETCHES = 16
+"""A sample consists of so many parts, at equal distances in the corpus."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSplit:
+    """Whole documents of a split, renumbered from 0: what `Outline` reads of a Split."""
+
+    corpus: Path
+    name: str
+    ends: Ints
+    """Number of the token after the last one of each sentence [sentences]."""
+    documents: Ints
+    """Number of the document of each sentence [sentences]."""
+    tokens: int
+    share: float
+    """Sampled share of the tokens of the split; 1.0: all of them."""
+
+    @property
+    def document_lengths(self) -> Ints:
+        """The tokens of each document."""
+        last = np.flatnonzero(np.diff(self.documents, append=-1))
+        return np.diff(self.ends[last], prepend=0)
+
+    @property
+    def sentence_lengths(self) -> Ints:
+        """The tokens of each sentence."""
+        return np.diff(self.ends, prepend=0)
+
+
+def sampled(split: Split, sentences: int = SENTENCES) -> SampledSplit:
+    """Returns all documents of a split, or documents of about `sentences` sentences if it has more."""
+    total = len(split.ends)
+    if total <= sentences:
+        ends, documents = np.array(split.ends), np.array(split.documents)
+        return SampledSplit(split.corpus, split.name, ends, documents, split.tokens, 1.0)
+    size = sentences // STRETCHES
+    lengths, changes = [], []
+    for stretch in range(STRETCHES):
+        low = total * stretch // STRETCHES
+        ends, documents = split.ends[low : low + size], split.documents[low : low + size]
+        before = int(split.ends[low - 1]) if low else 0
+        own, begins = np.diff(ends, prepend=before), np.diff(documents, prepend=-1 if low == 0 else documents[0]) > 0
+        starts = np.flatnonzero(begins)
+        if len(starts) > 1:  # else it is inside of one long document
+            own, begins = own[starts[0] : starts[-1]], begins[starts[0] : starts[-1]]
+        begins[0] = True
+        lengths.append(own)
+        changes.append(begins)
+    ends = np.cumsum(np.concatenate(lengths))
+    documents = np.cumsum(np.concatenate(changes)) - 1
+    tokens = int(ends[-1])
+    return SampledSplit(split.corpus, split.name, ends, documents, tokens, tokens / split.tokens)
+
+
+def piece_counts(split: Split, most: int = TOKENS) -> Ints:
+    """Returns how often each piece [V] occurs in a split, or in `most` of its tokens if it has more."""
+    counts_V = np.zeros(split.vocabulary, dtype=np.int64)
+    blocks = max(1, -(-min(split.tokens, most) // (1 << 20)))
+    size = min(split.tokens, most) // blocks + 1
+    for block in range(blocks):
+        low = split.tokens * block // blocks
+        counts_V += np.bincount(split.take(low, min(low + size, split.tokens)), minlength=split.vocabulary)[
+            : split.vocabulary
+        ]
+    return counts_V
