@@ -8,6 +8,7 @@ import numpy as np
 
 from lambert.core.errors import LambertError
 from lambert.corpus import tokenizer
+from lambert.corpus.addresses import is_remote
 from lambert.corpus.encoding import Encoder
 from lambert.corpus.readers import Layout, read
 from lambert.verbs.report.cells import table
@@ -31,6 +32,8 @@ def inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
 
 
 def _row(entry: Mapping[str, Any], settings: Mapping[str, Any], encode: Encoder, unknown: int) -> list[str]:
+    if is_remote(entry["file"]):
+        return [f"{entry['file']} (is remote)", f"{entry['bytes'] / 1e6:,.1f}", *[""] * 5]
     path = Path(entry["file"])
     head = [str(path), f"{entry['bytes'] / 1e6:,.1f}"]
     try:
