@@ -54,6 +54,7 @@ def test_inputs_are_used_as_often_as_their_weights_say(inputs: Path) -> None:
     assert set(mixed) <= set(plain)
     assert len(heldout) == len(set(heldout))
     assert set(heldout) <= set(documents_of(inputs / "once", "heldout"))
+    assert manifest["documents"]["repeated"] == len(mixed) - len(set(mixed))
     assert manifest["documents"]["dropped"]["weight"] == 400 - manifest["sources"][1]["documents"]
     assert sum(entry["documents"] for entry in manifest["sources"]) == len(mixed) + len(heldout)
     assert sum(entry["tokens"] for entry in manifest["sources"]) == sum(map(len, mixed + heldout))

@@ -243,6 +243,7 @@ def _write(
         "documents": {
             "read": documents.read,
             "kept": kept,
+            "repeated": sink.repeated,
             "dropped": dropped,
             "unreadable": documents.named,
             "passed_over": dict(sorted(documents.passed_over.items())),

@@ -55,6 +55,8 @@ class Sink:
         """What the last call of `save` was given, or None."""
         self.dropped = state["dropped"] if state else {"empty": 0, "short": 0, "duplicate": 0}
         self.removed = state["removed"] if state else 0
+        self.repeated: int = state["repeated"] if state else 0
+        """Number of documents that were added again."""
         self._unknown = unknown
         self._by_input = np.array(state["inputs"] if state else np.zeros((inputs, 3)), dtype=np.int64)
         drawn: tuple[float, float, int] = state["drawn"] if state else (1.0, 0.0, 0)
@@ -96,8 +98,8 @@ class Sink:
         self._fresh = []
         self._seen_hash.update(data)
         state = {
-            "progress": progress, "dropped": self.dropped, "removed": self.removed, "splits": splits,
-            "inputs": self._by_input.tolist(), "drawn": [self._least, self._most, self._kept],
+            "progress": progress, "dropped": self.dropped, "removed": self.removed, "repeated": self.repeated,
+            "splits": splits, "inputs": self._by_input.tolist(), "drawn": [self._least, self._most, self._kept],
             "seen": len(self._seen), "seen_sha256": self._seen_hash.hexdigest(),
         }  # fmt: skip
         replace_files({self._keep / STATE: json.dumps(with_hash(state)).encode()})
@@ -164,6 +166,7 @@ class Sink:
     def _put(self, split: int, ids_T: Any, lengths_n: Any, documents_n: Any, part: Part) -> None:
         counts = documents_n[-1] + 1, len(ids_T), (ids_T == self._unknown).sum()
         self._by_input[part.input] += np.array(counts, dtype=np.int64)
+        self.repeated += int(counts[0]) if part.repeat else 0
         self._writers[split].add(ids_T, lengths_n, documents_n)
         self._counts[split] += np.bincount(ids_T, minlength=len(self._counts[split]))
 

@@ -106,11 +106,12 @@ def summary(manifest: dict[str, Any]) -> list[str]:
     documents = manifest["documents"]
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in documents["dropped"].items() if count) or "none"
     size = sum(entry["bytes"] for entry in manifest["inputs"])
+    repeated = f", {count:,} of them repeats" if (count := documents.get("repeated")) else ""
     passed = manifest["files_passed_over"]["count"]
     lines = [
         f"files      {len(manifest['inputs']):,} ({size / 1e6:,.1f} MB)"
         + (f", {passed:,} of another kind" if passed else ""),
-        f"documents  {documents['kept']:,} kept of {documents['read']:,}; dropped: {dropped}",
+        f"documents  {documents['kept']:,} kept of {documents['read']:,}{repeated}; dropped: {dropped}",
     ]
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
         lines.append(f"  passed over, since they are no documents: {over}")
