@@ -67,6 +67,7 @@ def test_every_document_comes_back_from_one_split(texts: Path, config: Make, sto
     assert json.loads((cfg.out / "manifest.json").read_text()) == manifest
     assert manifest["documents"] == {
         "read": 12,
+        "repeated": 0,
         "kept": 12,
         "dropped": {"unreadable": 0, "empty": 0, "short": 0, "duplicate": 0},
         "unreadable": [],
