@@ -10,7 +10,7 @@ import pytest
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.lock import lock_folder
-from lambert.corpus import parts, stages
+from lambert.corpus import parts, stages, workers
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.filters.decontamination import Decontaminate
 from lambert.corpus.filters.gopher import Gopher
@@ -65,8 +65,8 @@ def test_the_steps_give_the_bytes_of_the_single_pass(inputs: Path, workers: int)
 
 
 def test_parts_do_not_depend_on_the_number_of_workers(inputs: Path) -> None:
-    for workers in (1, 3):
-        prepare(config(inputs, f"out{workers}", steps=("extract,clean",), clean=("normalise",), workers=workers))
+    for count in (1, 3):
+        prepare(config(inputs, f"out{count}", steps=("extract,clean",), clean=("normalise",), workers=count))
     assert content(inputs.parent / "out1.work") == content(inputs.parent / "out3.work")
 
 
@@ -273,3 +273,46 @@ def test_versions_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch, inputs: P
     monkeypatch.setitem(stages.VERSIONS, "extract", stages.VERSIONS["extract"] + 1)
     prepare(chosen)
     assert not before.items() & made(chosen.work_folder / "extract").items()
+
+
+def test_progress_is_told_within_a_part(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "TELL_SECONDS", 0.0)
+    size = sum(path.stat().st_size for path in inputs.iterdir())
+    notes: dict[str, list[int]] = {}
+
+    def note(done: int, total: int, step: str) -> None:
+        assert 0 <= done <= total
+        assert total == size or step in (
+            "dividing",
+            "writing tokens",
+            "reading for the vocabulary",
+            "learning the vocabulary",
+        )
+        notes.setdefault(step, []).append(done)
+
+    prepare(config(inputs, "corpus", steps=("extract,clean,tokens",), clean=("normalise",)), note)
+    for step in ("hashing inputs", "extract", "clean"):
+        assert notes[step] == sorted(notes[step])
+        assert notes[step][-1] == size
+    assert len(notes["extract"]) > 100
+    assert len(notes["clean"]) > 100
+    assert notes["extract"][0] == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_shares_are_told_from_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    code = """class Halves:
+    tell = None
+
+    def __call__(self, item):
+        self.tell(0.5)
+        return 2 * item
+"""
+    (tmp_path / "halves_for_a_test.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    target = __import__("halves_for_a_test").Halves
+    told: list[tuple[int, float]] = []
+    found = workers.run([1, 2, 3], count, target, (), told=lambda item, share: told.append((item, share)))
+    assert list(found) == [(1, 2), (2, 4), (3, 6)]
+    assert sorted(told) == [(1, 0.5), (2, 0.5), (3, 0.5)]

@@ -95,7 +95,41 @@ def test_a_new_task_has_its_own_time_left(monkeypatch: pytest.MonkeyPatch, capsy
         bar.update("write", 0.0, 4.0)
         now[0] += 10
         bar.update("write", 1.0, 4.0)
-    assert capsys.readouterr().err.splitlines() == ["write: 0/4 (0%) MB", "write: 1/4 (25%) MB, 30 s left"]
+    assert capsys.readouterr().err.splitlines() == [
+        "read: 1 MB in 1 min 0 s, 0.0 MB/s", "write: 1/4 (25%) MB, 0.1 MB/s, 30 s left", "write: 1 MB in 10 s, 0.1 MB/s"
+    ]  # fmt: skip
+
+
+def test_long_tasks_print_few_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with progress(None, "read", unit="MB", seconds=10, summary=False) as bar:
+        for second in range(36_000):
+            now[0] = float(second)
+            bar.update("read", second * 20.0, 720_000.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert 20 < len(lines) < 80
+    assert all("20.0 MB/s" in line for line in lines)
+    assert lines[-1] == "read: 719,980 MB in 9 h 59 min, 20.0 MB/s"
+
+
+def test_a_terminal_keeps_a_line_of_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen, now = Terminal(), [100.0]
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    with progress(None, "read", unit="MB", summary=False) as bar:
+        monkeypatch.setattr("lambert.engine.progress.time.monotonic", lambda: now[0])
+        for task in ("extract", "clean"):
+            bar.update(task, 0.0, 8.0)
+            now[0] += 4
+            bar.update(task, 8.0, 8.0)
+    for task in ("extract", "clean"):
+        assert f"{task}: 8 MB in 4 s, 2.0 MB/s" in screen.getvalue()
 
 
 def test_counts_are_whole_numbers() -> None:

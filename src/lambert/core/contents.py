@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from lambert.core.randomness import Stream, key, permuted
 BLOCK_BYTES = 2**20
 SAMPLE_BLOCKS = 64
 """Number of blocks in a random sample of a corpus. Reading them takes about a tenth of a second."""
+_TOLD_BYTES = 8 * 2**20
 _DIGITS = 8  # hexadecimal digits of the SHA-256 that are kept for each block
 SUMS = "SHA256SUMS"
 _MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt")
@@ -62,10 +63,17 @@ class HashedFile:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256(path: Path, tell: Callable[[int], None] | None = None) -> str:
+    """Returns the SHA-256 of a file in hexadecimal digits. `tell` is called with the number of bytes read so far."""
+    with path.open("rb", buffering=0) as file:
+        if tell is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        found, done = hashlib.sha256(), 0
+        while data := file.read(_TOLD_BYTES):
+            found.update(data)
+            done += len(data)
+            tell(done)
+        return found.hexdigest()
 
 
 def digests(path: Path) -> tuple[str, str]:

@@ -100,10 +100,13 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
             rensa()
     inputs: list[dict[str, Any]] = []
     stamps = []
+    done, size = 0, sum(map(files.size_of, found))
     for file in found:
         try:
             stamps.append(HashedFile(file, "").stamp())
-            inputs.append({"file": str(file), "bytes": file.stat().st_size, "sha256": sha256(file)})
+            hashed = sha256(file, lambda count: progress(done + count, size, "hashing inputs"))  # noqa: B023
+            inputs.append({"file": str(file), "bytes": file.stat().st_size, "sha256": hashed})
+            done += inputs[-1]["bytes"]
         except OSError as error:
             raise DataError(f"{file} cannot be read: {error.strerror}.") from error
     head = {

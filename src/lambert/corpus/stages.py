@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from lambert.core.contents import HashedFile, misfit, sha256
@@ -29,7 +30,8 @@ from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
 from lambert.corpus.parts import disk_errors, read_part, write_part
 from lambert.corpus.readers import KIND, READERS, Layout, Piece
 from lambert.corpus.slices import Slice, SliceReader, divide
-from lambert.corpus.workers import Target, run
+from lambert.corpus.streams import EXPANSION
+from lambert.corpus.workers import Target, nobody, run, told
 
 Progress = Callable[[int, int, str], None]
 """Called with the bytes done, the total bytes and the name of the current step."""
@@ -72,13 +74,15 @@ class Extract:
 
     def __init__(self, folder: Path, layout: Layout, kind: str) -> None:
         self._folder, self._read = folder, SliceReader(layout, kind)
+        self.tell: Callable[[float], None] = nobody
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         named: list[str] = []
         passed_over: dict[str, int] = {}
 
         def pieces() -> Iterator[Piece]:
-            for piece in self._read(Path(unit.source), unit.part):
+            expected = unit.bytes * EXPANSION.get(Path(unit.source).suffix.lower(), 1.0)
+            for piece in told(self._read(Path(unit.source), unit.part), expected, self.tell):
                 if piece.passed_over:
                     passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
                     continue
@@ -96,13 +100,16 @@ class Clean:
 
     def __init__(self, before: Path, folder: Path, config: PrepareConfig) -> None:
         self._before, self._folder, self._filters = before, folder, chain(config.cleaners, config)
+        self.tell: Callable[[float], None] = nobody
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         ledger = Ledger()
         more: dict[str, Any] = {"named": [], "passed_over": {}}
 
         def pieces() -> Iterator[Piece]:
-            yield from filtered(read_part(_part(self._before, unit.before)), self._filters, ledger)
+            path = _part(self._before, unit.before)
+            expected = json.loads(path.with_suffix(".json").read_bytes())["characters"]
+            yield from filtered(told(read_part(path), expected, self.tell), self._filters, ledger)
             more.update(ledger.record())
 
         return _write(self._folder, unit, pieces(), more)
@@ -200,9 +207,12 @@ def _divided(
                 if kept["hash"] == _hash(kept["slices"]):
                     found[entry["file"]] = [Slice(*values) for values in kept["slices"]]
         missing = [entry["file"] for entry in inputs if entry["file"] not in found]
-        for done, (source, slices) in enumerate(run(missing, workers, Divide, (layout, config.format)), 1):
+        sizes = {entry["file"]: int(entry["bytes"]) for entry in inputs}
+        done, total = 0, sum(sizes[source] for source in missing)
+        for source, slices in run(missing, workers, Divide, (layout, config.format)):
             found[source] = slices
-            progress(done, len(missing), "dividing")
+            done += sizes[source]
+            progress(done, total, "dividing")
             if len(slices) == 1:
                 continue
             values = [astuple(part) for part in slices]
@@ -252,11 +262,20 @@ def _run_step(
         # the largest first, so that no process waits for one alone; those of a file in order, since it is read forwards
         missing.sort(key=lambda unit: (-unit.bytes, unit.source, unit.part.begin))
         total = sum(unit.bytes for unit in units)
-        done = total - sum(unit.bytes for unit in missing)
-        for unit, record in run(missing, workers, plan.target, plan.arguments, waiting=len(missing)):
+        before = total - sum(unit.bytes for unit in missing)
+        done = dict.fromkeys((unit.key for unit in missing), 0)
+        lock = Lock()
+
+        def tell(unit: Unit, share: float) -> None:
+            with lock:
+                done[unit.key] = int(share * unit.bytes)
+                progress(before + sum(done.values()), total, plan.step)
+
+        if missing:
+            progress(before, total, plan.step)
+        for unit, record in run(missing, workers, plan.target, plan.arguments, waiting=len(missing), told=tell):
             records[unit.key] = record
-            done += unit.bytes
-            progress(done, total, plan.step)
+            tell(unit, 1.0)
     return [records[unit.key] for unit in units]
 
 

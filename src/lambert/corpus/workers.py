@@ -15,18 +15,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lambert.core.errors import LambertError, MachineError
 from lambert.corpus.encoding import Encoded, Encoder
+from lambert.corpus.pieces import Piece
 
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=tuple[list[str], Any])
 Target = Callable[..., Callable[[Any], Any]]
 """A class of this package, whose objects are called with one item after the other."""
 
+TELL_SECONDS = 0.5
+"""Seconds between two calls of `tell`."""
 LEXICON_BYTES = 192 << 20  # divided among the processes, which keeps their total memory below 1 GB
 
 
@@ -47,6 +51,7 @@ class _Process:
             env=environment,
             start_new_session=True,  # the parent process handles interrupts
         )
+        self.tell: Callable[[float], None] = nobody
         self._send((target.__module__, target.__name__, arguments))
 
     def _send(self, message: Any) -> None:
@@ -58,7 +63,9 @@ class _Process:
         assert self._process.stdout is not None
         try:
             self._send(item)
-            result, error = pickle.load(self._process.stdout)
+            while isinstance(answer := pickle.load(self._process.stdout), float):
+                self.tell(answer)
+            result, error = answer
         except (EOFError, OSError, pickle.UnpicklingError) as problem:
             raise MachineError(
                 "A process that prepares text ended before its work (out of memory?). Try workers = 1."
@@ -84,29 +91,35 @@ def encode(batches: Iterable[Batch], workers: int, arguments: tuple[str, str, st
 def run(
     items: Iterable[Item], workers: int, target: Target, arguments: tuple[Any, ...],
     message: Callable[[Item], Any] = lambda item: item, waiting: int = 2,
+    told: Callable[[Item, float], None] | None = None,
 ) -> Iterator[tuple[Item, Any]]:  # fmt: skip
     """Yields each item, in order, with the result of `target(*arguments)(message(item))`.
 
     With `workers` = 1 this process computes the results; otherwise `workers` worker processes do, each with an object
     of its own. At most `workers` + `waiting` items are in memory. A LambertError of a worker is raised here.
+
+    With `told`, the objects have an attribute `tell`, a function that they call with the share of the current item that
+    is done; `told` is then called with the item and this share, in several threads.
     """
     local = threading.local()
     started: list[_Process] = []
 
-    def compute(given: Any) -> Any:
+    def compute(item: Item, given: Any) -> Any:
         if not hasattr(local, "target"):
             if workers == 1:
                 local.target = target(*arguments)
             else:
                 local.target = _Process(target, arguments)
                 started.append(local.target)
+        if told is not None:
+            local.target.tell = partial(told, item)
         return local.target(given)
 
     pending: deque[tuple[Item, Future[Any]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="prepare")
     try:
         for item in items:
-            pending.append((item, pool.submit(compute, message(item))))
+            pending.append((item, pool.submit(compute, item, message(item))))
             if len(pending) >= workers + waiting:
                 first, future = pending.popleft()
                 yield first, future.result()
@@ -119,6 +132,21 @@ def run(
         for process in started:
             process.close()
         pool.shutdown(wait=True)
+
+
+def nobody(share: float) -> None:
+    """The `tell` of an object until `run` sets another one."""
+
+
+def told(pieces: Iterator[Piece], expected: float, tell: Callable[[float], None]) -> Iterator[Piece]:
+    """Yields the pieces, and tells now and then which share of the expected number of characters they have."""
+    done, spoke = 0, time.monotonic()
+    for piece in pieces:
+        yield piece
+        done += len(piece.text)
+        if (now := time.monotonic()) - spoke >= TELL_SECONDS:
+            spoke = now
+            tell(min(done / max(expected, 1.0), 0.99))
 
 
 def ahead(make: Callable[[], Iterator[Item]], depth: int = 2) -> Iterator[Item]:
@@ -171,6 +199,13 @@ def _serve() -> None:
     inward, outward = sys.stdin.buffer, sys.stdout.buffer
     module, name, arguments = pickle.load(inward)
     target = getattr(import_module(module), name)(*arguments)
+
+    def tell(share: float) -> None:
+        pickle.dump(float(share), outward, protocol=5)
+        outward.flush()
+
+    if hasattr(target, "tell"):
+        target.tell = tell
     while True:
         try:
             item = pickle.load(inward)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 PLAIN_SECONDS = 10.0
 """Interval between two plain lines."""
+TASK_SHARE = 0.1
+"""Share of the time that a task has taken, after which `update` prints its next plain line: long tasks print few."""
 COUNTS = ("examples", "words", "questions")
 """Endings of the names of scores that are counts."""
 
@@ -44,6 +46,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         self.total, self.description, self.unit, self.quiet = total, description, unit, quiet
         self.done, self._before, self._seconds, self._summary = done, done, seconds, summary
         self.details, self._measured = "", measured
+        self._interval, self._paced = seconds, False
         self._bar: Bar | None = None
 
     def __enter__(self) -> Self:
@@ -56,6 +59,8 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._end_task()
         if self._bar is not None:
             self._refresh()
             self._bar.stop()
@@ -63,11 +68,30 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             _say(f"{self._plain()}, done in {duration(time.monotonic() - self._began)}")
 
     def update(self, description: str, done: float, total: float) -> None:
-        """Shows the work done and the total of a task, which may be another one than before."""
+        """Shows the work done, the total and the mean speed of a task, which may be another one than before. When a
+        task has taken some time, a line about it remains."""
+        now = time.monotonic()
         if description != self.description:
-            self.description, self._began, self._before = description, time.monotonic(), done
+            self._end_task()
+            self.description, self._began, self._before, self.details = description, now, done, ""
         self.done, self.total = done, total
-        self.show()
+        self._interval = max(self._seconds, TASK_SHARE * (now - self._began))
+        self._paced = True
+        self.show(self._speed(now))
+
+    def _speed(self, now: float) -> str:
+        made, seconds = self.done - self._before, now - self._began
+        return f"{made / seconds:,.1f} {self.unit}/s" if made > 0 and seconds > 0 else ""
+
+    def _end_task(self) -> None:
+        """Leaves a line about a task that `update` has shown, if it took some time."""
+        now = time.monotonic()
+        speed = self._speed(now)
+        if self._paced and speed and now - self._began >= (1.0 if self._bar is not None else self._seconds):
+            made = f"{self.done - self._before:,.0f} {self.unit}"
+            self.note(f"{self.description}: {made} in {duration(now - self._began)}, {speed}")
+            self._spoke = now
+        self._paced = False
 
     def advance(self, count: float = 1, details: str = "") -> None:
         """Adds `count` units to the work done, and shows `details` (current numbers) beside the bar."""
@@ -79,7 +103,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         self.details = details or self.details
         if self._bar is not None:
             self._refresh()
-        elif not self.quiet and time.monotonic() - self._spoke >= self._seconds:
+        elif not self.quiet and time.monotonic() - self._spoke >= self._interval:
             self._spoke = time.monotonic()
             left = self.seconds_left
             after = f", {duration(left)} left" if left is not None else ""
