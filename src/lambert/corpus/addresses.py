@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SECRET = re.compile(r"sig|token|key|credential|secret|passw|auth|expires|x-amz|x-goog|policy", re.IGNORECASE)
@@ -21,7 +21,8 @@ def public(url: str) -> str:
     parts = urlsplit(url)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     query = urlencode([(name, value) for name, value in pairs if not _SECRET.search(name)])
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, query, ""))
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f"{shown}?{query}" if query else shown
 
 
 def name_of(url: str) -> str:

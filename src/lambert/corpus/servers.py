@@ -1,4 +1,5 @@
-"""The servers of remote inputs: HTTP with the standard library, and what fsspec knows (S3, Google, Azure, SSH, ...)."""
+"""The servers of remote inputs: HTTP with the standard library, data sets of the Hugging Face Hub by name, and what
+fsspec knows (S3, Google, Azure, SSH, ...)."""
 
 import base64
 import http.client
@@ -15,6 +16,7 @@ from lambert import __version__
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.corpus.addresses import public
 from lambert.corpus.fetch import Body, Source, Unavailable
+from lambert.corpus.hub import SCHEME, Hub
 from lambert.corpus.readers import SUFFIXES
 from lambert.corpus.streams import inner_suffix
 
@@ -25,7 +27,10 @@ _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
 def source_of(url: str) -> Source:
     """Returns the kind of server of a URL."""
-    return Http() if urlsplit(url).scheme.lower() in ("http", "https") else Fsspec()
+    scheme = urlsplit(url).scheme.lower()
+    if scheme == SCHEME:
+        return Hub()
+    return Http() if scheme in ("http", "https") else Fsspec()
 
 
 class Http:
