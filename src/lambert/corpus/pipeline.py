@@ -101,6 +101,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
     inputs: list[dict[str, Any]] = []
     stamps = []
     done, size = 0, sum(map(files.size_of, found))
+    progress(0, size, "hashing inputs")
     for file in found:
         try:
             stamps.append(HashedFile(file, "").stamp())

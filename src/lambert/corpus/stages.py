@@ -166,16 +166,20 @@ def make_parts(
         counts["deduplicate"] = {**counts[plan.step], **nothing, **lists.counts()}
         keys = [_hash([key, lists.hash_of(number)]) for number, key in enumerate(keys)]
     sources = [
-        Source(unit.source, unit.bytes, _reader(path, lists, number), keys[number])
-        for number, (unit, path) in enumerate(zip(units, paths, strict=True))
+        Source(unit.source, unit.bytes, _reader(unit, record["characters"], path, lists, number), keys[number])
+        for number, (unit, record, path) in enumerate(zip(units, records, paths, strict=True))
     ]
     return counts, sources
 
 
-def _reader(path: Path, lists: Lists | None, number: int) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
-    if lists is None:
-        return lambda tell: read_part(path)
-    return lambda tell: remaining(read_part(path), lists.of(number))
+def _reader(
+    unit: Unit, characters: int, path: Path, lists: Lists | None, number: int
+) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
+    def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
+        found = told(read_part(path), characters, lambda share: tell(int(share * unit.bytes)))
+        return found if lists is None else remaining(found, lists.of(number))
+
+    return pieces
 
 
 class Divide:

@@ -74,6 +74,8 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         if description != self.description:
             self._end_task()
             self.description, self._began, self._before, self.details = description, now, done, ""
+            if self._bar is not None:
+                self._bar.reset(self._bar.task_ids[0], total=None)
         self.done, self.total = done, total
         self._interval = max(self._seconds, TASK_SHARE * (now - self._began))
         self._paced = True

@@ -164,7 +164,8 @@ def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
     for step, counts in steps.items():
         if step == "extract":
             continue
-        yield from (row(step, reason, count) for reason, count in counts["dropped"].items() if count)
+        dropped = sorted(counts["dropped"].items(), key=lambda item: -item[1])
+        yield from (row(step, reason, count) for reason, count in dropped if count)
         yield from (
             row(step, f"changed by {name}", count) for name, count in counts.get("changed", {}).items() if count
         )
