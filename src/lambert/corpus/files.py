@@ -2,9 +2,11 @@
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
 from lambert.core.unsupported import LABELLED, refuse_archive, refuse_corpus
 from lambert.corpus.arrow import dataset_files, is_dataset
@@ -67,6 +69,26 @@ def find_sources(
 def text_bytes(files: Sequence[Path]) -> int:
     """Returns an estimate of the bytes of text in the files, based on their sizes."""
     return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) for file in files))
+
+
+def hashed(
+    found: Sequence[Path], progress: Callable[[int, int, str], None]
+) -> tuple[list[dict[str, Any]], list[tuple[int, int, int] | None]]:
+    """Returns `file`, `bytes` and `sha256` of each file, and the `HashedFile.stamp` of each before it was read. Raises
+    DataError if one cannot be read."""
+    inputs: list[dict[str, Any]] = []
+    stamps: list[tuple[int, int, int] | None] = []
+    done, total = 0, sum(map(size_of, found))
+    progress(0, total, "hashing inputs")
+    for file in found:
+        try:
+            stamps.append(HashedFile(file, "").stamp())
+            digest = sha256(file, lambda count: progress(done + count, total, "hashing inputs"))  # noqa: B023
+            inputs.append({"file": str(file), "bytes": file.stat().st_size, "sha256": digest})
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}.") from error
+        done += inputs[-1]["bytes"]
+    return inputs, stamps
 
 
 def size_of(file: Path) -> int:

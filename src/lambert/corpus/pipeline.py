@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lambert import __version__
-from lambert.core.contents import HashedFile, sha256
+from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.lock import lock_folder
@@ -98,18 +98,7 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         chain(config.cleaners, config)
         if config.deduplicates:
             rensa()
-    inputs: list[dict[str, Any]] = []
-    stamps = []
-    done, size = 0, sum(map(files.size_of, found))
-    progress(0, size, "hashing inputs")
-    for file in found:
-        try:
-            stamps.append(HashedFile(file, "").stamp())
-            hashed = sha256(file, lambda count: progress(done + count, size, "hashing inputs"))  # noqa: B023
-            inputs.append({"file": str(file), "bytes": file.stat().st_size, "sha256": hashed})
-            done += inputs[-1]["bytes"]
-        except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}.") from error
+    inputs, stamps = files.hashed(found, progress)
     head = {
         "format_version": FORMAT_VERSION,
         "settings": config.decides(),

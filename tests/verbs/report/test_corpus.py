@@ -63,6 +63,7 @@ def test_the_page_of_a_single_pass(single: Path, tmp_path: Path) -> None:
         f"Tokens {split.tokens:,}", f"{len(split.ends):,}", "exact duplicate 1", "fewer than 8 tokens 1",
         "unreadable 1", "line 63", "Tokens of a document", "Tokens of a sentence", "Most frequent pieces",
         "bert-base-128 pairs 128", "rows.jsonl", "vocabulary 150", "from 1 file",
+        f"rows.jsonl 1 60 {sum(Split(single, name).tokens for name in ('train', 'heldout')):,} 100.0% 0.000%",
     ):  # fmt: skip
         assert expected in text, expected
     assert "Samples" not in text

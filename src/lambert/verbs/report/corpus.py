@@ -48,6 +48,7 @@ class CorpusPage:
     unreadable: list[str]
     samples: list[tuple[str, list[dict[str, str]]]]
     """For each reason, kept documents first, the sampled documents."""
+    sources: dict[str, Any]
     settings: list[tuple[str, list[str]]]
     hashes: list[tuple[str, list[str]]]
     charts: list[dict[str, Any]] = field(default_factory=list)
@@ -75,6 +76,7 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
         samples=_samples(manifest.get("steps", {})),
         settings=[(label, [cell(value)]) for label, value in dotted(manifest["settings"]).items()],
         hashes=_hashes(manifest),
+        sources=_sources(manifest),
         inputs=inputs_table(manifest, learnt),
     )
     if not split.tokens:
@@ -143,7 +145,8 @@ def _bars(manifest: Mapping[str, Any]) -> list[Bar]:
         bars = [Bar("read", documents["read"] - documents["dropped"]["unreadable"], None)]
     bars[0] = Bar(bars[0].label, bars[0].documents, bars[0].characters, f"from {note}")
     tokens = sum(split["tokens"] for split in manifest["splits"].values())
-    return [*bars, Bar("tokens", documents["kept"], None, f"{tokens:,} tokens")]
+    repeated = f", {documents['repeated']:,} documents are repeats" if documents.get("repeated") else ""
+    return [*bars, Bar("tokens", documents["kept"], None, f"{tokens:,} tokens{repeated}")]
 
 
 def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -176,10 +179,22 @@ def _dropped(manifest: Mapping[str, Any]) -> Iterator[list[str]]:
         "empty": "empty",
         "short": f"fewer than {manifest['settings'].get('min_tokens', '?')} tokens",
         "duplicate": "exact duplicate",
+        "weight": "left out by the weight of its input",
     }
     for name, reason in reasons.items():
         if documents["dropped"].get(name):
             yield row("tokens", reason, documents["dropped"][name])
+
+
+def _sources(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the table of what each entry of `input` gives."""
+    total = max(sum(split["tokens"] for split in manifest["splits"].values()), 1)
+    rows = [
+        [entry["input"], entry["weight"], f"{entry['documents']:,}", f"{entry['tokens']:,}",
+         f"{entry['tokens'] / total:.1%}", f"{entry['unknown_rate']:.3%}"]
+        for entry in manifest.get("sources", [])[:MOST_INPUTS]
+    ]  # fmt: skip
+    return table("Sources", ["Input", "Weight", "Documents", "Tokens", "Share of all tokens", "Unknown"], rows)
 
 
 def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, str]]]]:
