@@ -137,8 +137,11 @@ def test_a_sample_has_whole_documents_of_all_parts(single: Path, monkeypatch: py
     assert sample.documents[0] == 0
     assert set(np.diff(sample.documents).tolist()) <= {0, 1}
     assert sample.ends[-1] == sample.tokens
-    counts = corpus_sample.piece_counts(split)
-    assert counts.tolist() == np.bincount(split.take(0, split.tokens), minlength=split.vocabulary).tolist()
+    for block in (1 << 20, 100, 7):
+        monkeypatch.setattr(corpus_sample, "BLOCK", block)
+        counts = corpus_sample.piece_counts(split)
+        assert counts.tolist() == np.bincount(split.take(0, split.tokens), minlength=split.vocabulary).tolist()
+        assert corpus_sample.piece_counts(split, 500).sum() == 500
 
 
 def test_a_sample_inside_one_document(tmp_path: Path) -> None:

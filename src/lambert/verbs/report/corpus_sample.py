@@ -10,6 +10,8 @@ from lambert.core.shards import Split
 
 TOKENS = 1 << 26
 """Maximum number of tokens that are counted (our choice: some 128 MiB, read in half a second)."""
+BLOCK = 1 << 20
+"""Tokens that are counted at a time."""
 SENTENCES = 1 << 20
 """Maximum number of sentences whose lengths are read, and that are packed (our choice: some seconds)."""
 STRETCHES = 16
@@ -70,11 +72,11 @@ def sampled(split: Split, sentences: int = SENTENCES) -> SampledSplit:
 def piece_counts(split: Split, most: int = TOKENS) -> Ints:
     """Returns how often each piece [V] occurs in a split, or in `most` of its tokens if it has more."""
     counts_V = np.zeros(split.vocabulary, dtype=np.int64)
-    blocks = max(1, -(-min(split.tokens, most) // (1 << 20)))
-    size = min(split.tokens, most) // blocks + 1
+    taken = min(split.tokens, most)
+    blocks = max(1, -(-taken // BLOCK))
     for block in range(blocks):
         low = split.tokens * block // blocks
-        counts_V += np.bincount(split.take(low, min(low + size, split.tokens)), minlength=split.vocabulary)[
-            : split.vocabulary
-        ]
+        high = low + taken * (block + 1) // blocks - taken * block // blocks
+        split.check_ids(low, high)
+        counts_V += np.bincount(split.take(low, high), minlength=split.vocabulary)
     return counts_V
