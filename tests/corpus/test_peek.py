@@ -93,6 +93,12 @@ def test_documents_are_spread_over_files_and_in_them(tmp_path: Path) -> None:
     assert places == ["line 1", *(f"line 1 from byte {size * n // 10:,}" for n in range(1, 10))]
 
 
+def test_results_in_the_input_folder_are_not_shown(rows: Path) -> None:
+    settings = {"input": rows.parent, "out": rows.parent / "corpus", "steps": "extract"}
+    lambert.prepare(**settings)
+    assert {Path(document.source).name for document in lambert.peek(**settings)} == {"rows.jsonl"}
+
+
 def test_a_few_files_of_several_kinds(rows: Path, tmp_path: Path) -> None:
     packed = tmp_path / "more.jsonl.bz2"
     packed.write_bytes(bz2.compress(rows.read_bytes()))
@@ -150,7 +156,7 @@ def test_the_command(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     run(PrepareConfig((rows,), peek=True, steps=("extract,clean,tokens",), clean=("normalise",)), said.append)
     assert sum(line.startswith("document ") for line in said) == 10
     assert capsys.readouterr() == ("", "")
-    with pytest.raises(UsageError, match="prepare requires --input"):
+    with pytest.raises(UsageError, match=r"prepare requires --input\."):
         PrepareConfig(peek=True)
     with pytest.raises(UsageError, match="is unknown"):
         peek(PrepareConfig((rows,), peek=True, clean=("nonsense",)))

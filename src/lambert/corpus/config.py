@@ -128,8 +128,8 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         lacking = [name for name, value in (("--input", self.input), ("--out", self.out.parts)) if not value]
-        if self.peek and self.verify is None and self.input:
-            lacking = []
+        if self.peek and "--out" in lacking:
+            lacking.remove("--out")
         if lacking and self.verify is None:
             raise UsageError(
                 f"prepare requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "

@@ -68,7 +68,8 @@ def peek(config: PrepareConfig, count: int = DOCUMENTS) -> list[Peeked]:
         DataError: An input cannot be read.
         UsageError: A setting is wrong.
     """
-    found, _ = files.find(config.input, text_field=config.text_field)
+    without = [config.out, config.work_folder] if config.out.parts else []
+    found, _ = files.find(config.input, without, config.text_field)
     filters = chain(config.cleaners, config)
     learnt = None
     if config.tokenizer != "train":
