@@ -61,7 +61,7 @@ def sliced(path: Path, layout: Layout, kind: str = "auto", without: int = -1) ->
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Slices of a few bytes."""
-    for name, value in {"SLICE": 50, "STREAMS": 60, "WHOLE_BELOW": 0}.items():
+    for name, value in {"SLICE": 50, "STREAMS": 60, "WHOLE_BELOW": 0, "LEAST": 1}.items():
         monkeypatch.setattr(slices, name, value)
     return monkeypatch
 
@@ -154,10 +154,16 @@ def test_a_parquet_file_is_divided_at_row_groups(tmp_path: Path, small: pytest.M
 def test_small_files_and_files_of_one_document_are_not_divided(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     (tmp_path / "b.txt").write_text("a\n", encoding="utf-8")
-    with (tmp_path / "c.jsonl").open("wb") as file:
-        file.truncate(3 * slices.SLICE)
     assert divide(tmp_path / "a.jsonl", Layout(), "auto") == [WHOLE]
     assert divide(tmp_path / "b.txt", Layout(), "auto") == [WHOLE]
-    assert divide(tmp_path / "c.jsonl", Layout(), "auto") == [
-        Slice(0, slices.SLICE), Slice(slices.SLICE, 2 * slices.SLICE), Slice(2 * slices.SLICE)
-    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "length", "count"), [(7, 7, 1), (40, 8, 5), (640, 10, 64), (6400, 64, 100)])
+def test_a_file_has_at_most_64_slices_unless_they_would_be_too_long(
+    tmp_path: Path, size: int, length: int, count: int
+) -> None:
+    with (tmp_path / "c.jsonl").open("wb") as file:
+        file.truncate(size << 20)
+    parts = divide(tmp_path / "c.jsonl", Layout(), "auto")
+    assert len(parts) == count
+    assert parts[0] == (Slice(0, length << 20) if count > 1 else WHOLE)

@@ -20,9 +20,13 @@ from lambert.corpus.readers import kind_of, open_file, pieces, separator
 from lambert.corpus.streams import BLOCK, Stream, is_damage, limited, packing, unpacked
 
 SLICE = 64 << 20
-"""Bytes of text of a slice (our choice: seconds of work, of which a kill costs one for each process)."""
+"""Most bytes of text of a slice (our choice: seconds of work, of which a kill costs one for each process)."""
 STREAMS = 16 << 20
 """The same, in bytes of a .bz2 file of several streams."""
+SLICES = 64
+"""Slices of a file at most, unless they would be longer than that; so processes have even shares of it."""
+LEAST = 8
+"""A slice has at least this part of the most bytes, which bounds the number of small parts."""
 WHOLE_BELOW = 8 << 20
 """A compressed file below this size is one slice, which saves a pass to find the length of its text."""
 END = 1 << 62
@@ -66,16 +70,22 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
             return [WHOLE]
         packed = opened is not raw
         if kind == "parquet" and not packed:
-            cuts, of = parquet_groups(opened, SLICE), "groups"
-        elif between is None or size <= (WHOLE_BELOW if packed else SLICE):
+            cuts, of = parquet_groups(opened, _share(size, SLICE)), "groups"
+        elif between is None or size <= (WHOLE_BELOW if packed else _share(size, SLICE)):
             return [WHOLE]
         elif not packed:
-            cuts, of = [*range(0, size, SLICE)], "text"
+            cuts, of = [*range(0, size, _share(size, SLICE))], "text"
         elif suffix == ".bz2" and len(starts := _streams(path)) > 1:
-            cuts, of = _apart(starts, STREAMS), "streams"
+            cuts, of = _apart(starts, _share(size, STREAMS)), "streams"
         else:
-            cuts, of = [*range(0, max(_length(stream), 1), SLICE)], "text"
+            length = max(_length(stream), 1)
+            cuts, of = [*range(0, length, _share(length, SLICE))], "text"
     return [Slice(begin, end, of) for begin, end in zip(cuts, [*cuts[1:], END], strict=True)]
+
+
+def _share(size: int, most: int) -> int:
+    """Returns the bytes of a slice of a file of `size` bytes."""
+    return min(most, max(size // SLICES, most // LEAST, 1))
 
 
 class SliceReader:
