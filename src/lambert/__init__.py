@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from lambert.core.errors import UsageError as UsageError
     from lambert.corpus.config import DeduplicateConfig as DeduplicateConfig
     from lambert.corpus.config import PrepareConfig as PrepareConfig
+    from lambert.corpus.scale import RayTasks as RayTasks
+    from lambert.corpus.scale import prepare_on_cluster as prepare_on_cluster
     from lambert.engine.step import Step as Step
     from lambert.inference.text_model import TextModel as TextModel
     from lambert.inference.text_model import load as load
@@ -51,6 +53,7 @@ forget_current_folder()
 _MODULES = {
     "library": ("prepare", "peek", "pretrain", "finetune", "evaluate", "updates"),
     "inference.text_model": ("load", "TextModel"),
+    "corpus.scale": ("prepare_on_cluster", "RayTasks"),
     "runs.result": ("Result",),
     "engine.step": ("Step",),
     "model.encoder": ("Encoder",),

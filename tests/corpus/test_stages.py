@@ -64,6 +64,34 @@ def test_the_steps_give_the_bytes_of_the_single_pass(inputs: Path, workers: int)
     assert content(inputs.parent / "single") == content(inputs.parent / "stepped")
 
 
+@pytest.mark.parametrize(("more", "weights"), [((), ()), (("clean",), (2.5,)), (("deduplicate",), (0.7,))])
+def test_the_step_encode_does_not_change_the_corpus(
+    inputs: Path, tmp_path: Path, more: tuple[str, ...], weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "deduplicate" in more:
+        pytest.importorskip("rensa")
+    monkeypatch.setattr("lambert.corpus.encoded.MARK", 1 << 14)
+    long = f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS))  # is read in several pieces
+    (inputs / "a.txt").write_text(long, encoding="utf-8")
+    copyfile(inputs / "b.jsonl", inputs / "e.jsonl")  # duplicates
+    prepare(config(inputs, "learnt"))
+    given: dict[str, Any] = {"tokenizer": str(inputs.parent / "learnt")}
+    given |= {"clean": ("normalise", "prose") if "clean" in more else (), "weights": weights}
+    one = prepare(config(inputs, "one", steps=("extract", *more, "tokens"), **given))
+    chosen = config(inputs, "two", steps=("extract", *more, "encode", "tokens"), workers=2, **given)
+    assert prepare(chosen)["documents"] == one["documents"]
+    assert content(inputs.parent / "one") == content(inputs.parent / "two")
+    before = made(chosen.work_folder / "encode")
+    assert len(before) == 5
+    prepare(dataclasses.replace(chosen, out=tmp_path / "three", work=chosen.work_folder, seed=1))
+    assert made(chosen.work_folder / "encode") == before
+
+
+def test_encode_needs_a_tokenizer(inputs: Path) -> None:
+    with pytest.raises(UsageError, match="encode needs a tokenizer"):
+        config(inputs, "out", steps=("encode",))
+
+
 def test_parts_do_not_depend_on_the_number_of_workers(inputs: Path) -> None:
     for count in (1, 3):
         prepare(config(inputs, f"out{count}", steps=("extract,clean",), clean=("normalise",), workers=count))

@@ -7,7 +7,7 @@ import pytest
 
 from lambert.core.errors import MachineError
 from lambert.core.shards import SplitWriter
-from lambert.corpus import documents, pipeline, slices, unfinished
+from lambert.corpus import documents, slices, unfinished
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.encoding import Encoder
 from lambert.corpus.pipeline import prepare
@@ -87,7 +87,8 @@ def test_what_was_saved_is_not_encoded_again(inputs: Path, monkeypatch: pytest.M
     texts: list[str] = []
     encode = Encoder.__call__
     monkeypatch.setattr(Encoder, "__call__", lambda self, given: texts.extend(given) or encode(self, given))
-    monkeypatch.setattr(pipeline, "_learn", lambda *given: pytest.fail("the vocabulary was learnt again"))
+    fail = lambda *given: pytest.fail("the vocabulary was learnt again")  # noqa: E731
+    monkeypatch.setattr("lambert.corpus.vocabulary.learn", fail)
     manifest = prepare(chosen)
     assert len(texts) == manifest["documents"]["read"] - saved
 

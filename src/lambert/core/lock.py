@@ -1,4 +1,4 @@
-"""The lock of a folder: only one process at a time can write in it."""
+"""The lock of a folder: one process at a time can write in it, or several that agree on what they write."""
 
 import contextlib
 import errno
@@ -20,9 +20,28 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _log = logging.getLogger("lambert.lock")
 
 
+class Lock:
+    """A lock that this process holds."""
+
+    def __init__(self, folder: Path, handle: int, kind: str) -> None:
+        self._folder, self._handle, self._kind = folder, handle, kind
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """A context in which other processes may share the lock. Raises UsageError at its end if one still does."""
+        with contextlib.suppress(OSError):  # on a file system without locks
+            fcntl.flock(self._handle, fcntl.LOCK_SH)
+        os.ftruncate(self._handle, 0)
+        yield
+        _take(self._folder, self._handle, self._kind, shared=False)
+
+
 @contextmanager
-def lock_folder(folder: Path, kind: str = "output folder") -> Iterator[None]:
+def lock_folder(folder: Path, kind: str = "output folder", *, shared: bool = False) -> Iterator[Lock]:
     """A context that creates `folder`, which errors call by its `kind`, and locks it.
+
+    With `shared`, other processes may hold the lock in the same way: they must not write different contents to the same
+    file.
 
     The kernel releases the lock when its process ends, however it ends, so there are no stale locks. If the file system
     has no locks, the folder counts as locked if the process named in `lock.json` is alive or on another host.
@@ -30,16 +49,17 @@ def lock_folder(folder: Path, kind: str = "output folder") -> Iterator[None]:
     Raises UsageError, which names the holder of the lock, or why the folder cannot be written, and MachineError if its
     disk is full or broken.
     """
-    handle = _locked(folder, kind)
+    handle = _locked(folder, kind, shared)
     try:
-        yield
+        yield Lock(folder, handle, kind)
     finally:
         with contextlib.suppress(OSError):  # if it fails, the next process logs who left the entry, and continues
-            os.ftruncate(handle, 0)
+            if not shared:
+                os.ftruncate(handle, 0)
         os.close(handle)
 
 
-def _locked(folder: Path, kind: str) -> int:
+def _locked(folder: Path, kind: str, shared: bool) -> int:
     try:
         make_folder(folder)
         handle = os.open(folder / "lock.json", os.O_RDWR | os.O_CREAT, 0o644)
@@ -50,14 +70,14 @@ def _locked(folder: Path, kind: str) -> int:
             ) from error
         raise UsageError(f"{folder} cannot be written: {error.strerror}. Choose another {kind}.") from error
     try:
-        _take(folder, handle, kind)
+        _take(folder, handle, kind, shared)
     except BaseException:
         os.close(handle)
         raise
     return handle
 
 
-def _take(folder: Path, handle: int, kind: str) -> None:
+def _take(folder: Path, handle: int, kind: str, shared: bool) -> None:
     text = os.pread(handle, 1000, 0).decode(errors="replace")
     try:
         holder = json.loads(text) if text else {}
@@ -66,7 +86,7 @@ def _take(folder: Path, handle: int, kind: str) -> None:
         host, pid = "?", 0
     here = socket.gethostname()
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         taken = False
     except BlockingIOError:
         taken = True
@@ -75,6 +95,8 @@ def _take(folder: Path, handle: int, kind: str) -> None:
     if taken:
         holder_text = f"process {pid} on {host}" if pid else "another process"
         raise UsageError(f"{folder} is in use by {holder_text}. Wait for it, stop it, or choose another {kind}.")
+    if shared:
+        return
     if pid:
         _log.info("Process %d on %s left %s without unlocking it; continuing in its place.", pid, host, folder)
     os.ftruncate(handle, 0)

@@ -21,7 +21,7 @@ from lambert.corpus.streams import MAX_RATIO
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
-STAGES = ("extract", "clean", "deduplicate", "tokens")
+STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
 """The steps of preparation, in their order."""
 
 
@@ -58,9 +58,9 @@ class PrepareConfig:
     by a hash of their content; with 2.5, each twice, and a half a third time. What is repeated comes after all else and
     is training data only. Unset: once."""
     steps: tuple[str, ...] = ()
-    """Steps to run, of `extract` (documents as Parquet), `clean`, `deduplicate` and `tokens` (the corpus). Each keeps
-    its results in `work`, and repeats nothing that is done. Unset: one pass from the files to the corpus, which keeps
-    nothing."""
+    """Steps to run, of `extract` (documents as Parquet), `clean`, `deduplicate`, `encode` (ids of a given tokenizer)
+    and `tokens` (the corpus). Each keeps its results in `work`, and repeats nothing that is done. Unset: one pass from
+    the files to the corpus, which keeps nothing."""
     work: Path | None = None
     """Folder for the results of `steps`. Unset: `out` with .work at its end."""
     clean: tuple[str, ...] = ()
@@ -157,6 +157,8 @@ class PrepareConfig:
                 raise UsageError(f"steps = {name!r} is unknown.{nearest(name, list(STAGES))}")
         if "clean" in self.stages and not self.cleaners:
             raise UsageError("steps = clean needs functions: set clean, such as clean = normalise.")
+        if "encode" in self.stages and self.tokenizer == "train":
+            raise UsageError("steps = encode needs a tokenizer: name one, or leave encode out.")
         if self.cleaners and not self.stages and not self.peek:
             raise UsageError(f"clean = {', '.join(self.cleaners)} needs steps: set steps = extract, clean, tokens.")
         if self.deduplicate != DeduplicateConfig() and self.makes_corpus and not self.deduplicates:

@@ -23,8 +23,8 @@ from lambert.corpus.drops import Drops
 from lambert.corpus.duplicate_lists import write_lists
 from lambert.corpus.exact_similarity import link_similar
 from lambert.corpus.near_duplicates import Index, clusters
+from lambert.corpus.plan import Make, Plan, here
 from lambert.corpus.signatures import Sign, Signed, record_hash
-from lambert.corpus.workers import run
 
 VERSION = 1
 """Increase it when the files of this step change, so that those of older versions are made again."""
@@ -65,14 +65,16 @@ class Lists:
 
 
 def deduplicate(
-    parts: Sequence[tuple[str, Path]], folder: Path, config: DeduplicateConfig, workers: int, progress: Progress
-) -> Lists:
+    parts: Sequence[tuple[str, Path]], folder: Path, config: DeduplicateConfig, workers: int, progress: Progress,
+    make: Make = here,
+) -> Lists:  # fmt: skip
     """Compares the documents of the parts with each other and returns the lists of duplicates. What is done is not
     repeated.
 
     Args:
         parts: The key and path of each part, in the order of the corpus. The key is a hash of all that determines it.
         folder: The folder of the step. The caller must keep other processes out of it.
+        make: Makes the files of the units of a plan, with a number of processes.
 
     Raises OSError if the disk refuses a write.
     """
@@ -80,7 +82,7 @@ def deduplicate(
     make_folder(folder)
     remove_all_leftovers(folder)
     signed = [Signed(key, path, folder, _name(key, least)) for key, path in parts]
-    counts = _sign(signed, folder, least, workers, progress)
+    counts = _sign(signed, folder, least, workers, progress, make)
     settings = [VERSION, config.threshold, least]
     run_key = hashlib.sha256(json.dumps([settings, [part.name for part in signed]]).encode()).hexdigest()
     lists = folder / "lists"
@@ -96,7 +98,10 @@ def _name(key: str, least: int) -> str:
     return hashlib.sha256(json.dumps([versions, key, least]).encode()).hexdigest()[:16]
 
 
-def _sign(signed: Sequence[Signed], folder: Path, least: int, workers: int, progress: Progress) -> list[int]:
+def _sign(
+    signed: Sequence[Signed], folder: Path, least: int, workers: int, progress: Progress,
+    make: Make = here,
+) -> list[int]:  # fmt: skip
     """Makes the files of parts that lack them, removes those of other parts, and returns the numbers of documents."""
     records = {part.name: record for part in signed if (record := part.complete())}
     named = {path.name for part in signed for path in (part.documents, part.lines, part.record)}
@@ -107,7 +112,7 @@ def _sign(signed: Sequence[Signed], folder: Path, least: int, workers: int, prog
     sizes = {part.name: part.path.stat().st_size for part in signed}
     missing.sort(key=lambda part: -sizes[part.name])
     done, total = sum(sizes[name] for name in records), sum(sizes.values())
-    for part, record in run(missing, workers, Sign, (least,), waiting=len(missing)):
+    for part, record in make(Plan("deduplicate", folder, Sign, (least,), {}, Signed.complete), missing, workers, None):
         records[part.name] = record
         done += sizes[part.name]
         progress(done, total, "hashing documents")

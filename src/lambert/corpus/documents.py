@@ -48,6 +48,8 @@ class Source:
     """Called with a function that takes the number of bytes read so far."""
     key: str = ""
     """A hash of all that determines its documents; empty if it is not known."""
+    encoded: Path = Path()
+    """The part of the step `encode`, if there is one."""
     input: int = 0
     share: float = 1.0
     repeat: int = 0

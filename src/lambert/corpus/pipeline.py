@@ -9,34 +9,33 @@ import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lambert import __version__
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
-from lambert.core.lock import lock_folder
-from lambert.core.randomness import Stream, key, unit
+from lambert.core.lock import Lock, lock_folder
 from lambert.core.settings import dotted
 from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
 from lambert.core.unsupported import LABELLED
-from lambert.corpus import fetch, files, sentences, tokenizer, vocabulary
+from lambert.corpus import fetch, files, tokenizer, vocabulary
 from lambert.corpus.addresses import is_remote
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.documents import Documents, file_sources, weighted
-from lambert.corpus.encoding import document_hash
+from lambert.corpus.documents import Documents, Part, file_sources, weighted
+from lambert.corpus.encoded import EncodedDocuments
+from lambert.corpus.encoding import Encoded
 from lambert.corpus.filtering import chain
 from lambert.corpus.minhash import rensa
 from lambert.corpus.parts import pyarrow
+from lambert.corpus.plan import Make, Progress, here
 from lambert.corpus.readers import Layout, check_prose
 from lambert.corpus.servers import source_of
-from lambert.corpus.splits import Sink, used
-from lambert.corpus.stages import Progress, make_parts
+from lambert.corpus.splits import Sink
+from lambert.corpus.stages import make_parts
 from lambert.corpus.streams import inner_suffix
 from lambert.corpus.unfinished import Unfinished
 from lambert.corpus.workers import ahead, encode
@@ -56,12 +55,16 @@ _PREPARED = {
 """What `prepare` reads of the manifest that it wrote, besides what every reader does."""
 
 
-def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note: None) -> dict[str, Any]:
+def prepare(
+    config: PrepareConfig, progress: Progress = lambda done, total, note: None,
+    elsewhere: Callable[[Lock], Make] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Writes the corpus to `config.out` and returns its manifest. If `config.out` already holds a corpus of the same
     settings and inputs, only returns the manifest. With `config.steps`, the documents of each step are kept in
     `config.work_folder`; without the step `tokens` only their counts are returned, as `steps`.
 
-    On an error `config.out` stays unchanged.
+    On an error `config.out` stays unchanged. `elsewhere` returns what makes the parts, given the lock of the work
+    folder; by default this machine does.
 
     Raises:
         DataError: The input cannot be used.
@@ -114,13 +117,14 @@ def prepare(config: PrepareConfig, progress: Progress = lambda done, total, note
         sources = weighted(file_sources(found, layout, config.format, stamps), input_of, config.weights)
         documents = Documents(sources, files.text_bytes(found), config.max_bad)
         return _corpus(config, head, documents, given, passed, progress)
-    with lock_folder(config.work_folder, "work folder"):
-        workers = _workers(config, files.text_bytes(found))
-        counts, parts = make_parts(config, inputs, stamps, workers, progress)
+    with lock_folder(config.work_folder, "work folder") as lock:
+        workers, make = _workers(config, files.text_bytes(found)), elsewhere(lock) if elsewhere else here
+        counts, parts = make_parts(config, inputs, stamps, given, workers, progress, make)
         if not config.makes_corpus:
             return {"inputs": head["inputs"], "steps": counts}
         parts = weighted(parts, input_of, config.weights)
-        documents = Documents(parts, files.text_bytes(found), 1.0, counts["extract"]["passed_over"])
+        kind = EncodedDocuments if "encode" in config.stages else Documents
+        documents = kind(parts, files.text_bytes(found), 1.0, counts["extract"]["passed_over"])
         if config.clean and counts["clean"]["documents"] == counts["clean"]["unreadable"]:
             dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
             raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
@@ -183,7 +187,7 @@ def _write(
             unfinished.begin(threshold)
         learnt = unfinished.tokenizer() if unfinished and given is None else given
         if learnt is None:
-            learnt = _learn(config, folder, documents, threshold, progress)
+            learnt = vocabulary.learn(config, folder, documents, threshold, progress)
         specials = tokenizer.specials(learnt)
         size: dict[str, Any] = {
             "vocabulary": specials.vocabulary, "seed": config.seed, "threshold": threshold,
@@ -198,7 +202,11 @@ def _write(
         arguments = (learnt.to_str(), config.language, config.lines)
         try:
             mark = sink.progress
-            for (_, part), encoded in encode(ahead(lambda: documents.batches(mark)), workers, arguments):  # noqa: B023
+            if isinstance(documents, EncodedDocuments):
+                batches: Iterator[tuple[tuple[Any, Part], Encoded]] = documents.encoded(mark)
+            else:
+                batches = encode(ahead(lambda: documents.batches(mark)), workers, arguments)  # noqa: B023
+            for (_, part), encoded in batches:
                 sink.add(encoded, part)
                 if part.mark and unfinished:
                     sink.save(part.mark)
@@ -245,43 +253,6 @@ def _write(
         "sources": sink.by_input(),
         "splits": splits,
     }
-
-
-def _learn(config: PrepareConfig, folder: Path, documents: Documents, threshold: float, progress: Progress) -> Any:
-    """Returns a tokenizer learnt from a sample of the documents that are not held out."""
-    lowercase = True if config.lowercase is None else config.lowercase
-    spool = folder / "sample.txt"
-    rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
-    characters = vocabulary.Characters()
-    held = False
-    with spool.open("w", encoding="utf-8", newline="\n") as out:
-        for texts, part in ahead(documents.batches):
-            found = [sentences.split(sentences.clean(t)[0], config.language, config.lines) for t in texts]
-            hashes = np.array([document_hash(own) for own in found], dtype=np.uint64)
-            if not part.long or part.first:
-                held_D = unit(key(config.seed, Stream.SPLIT, hashes)) < threshold
-                held = bool(held_D[-1:].any())
-            else:
-                held_D = np.array([held])
-            chosen_D = unit(key(config.seed, Stream.SPLIT, hashes, 1)) < rate
-            chosen_D &= used(config.seed, hashes, part.share)
-            for own in (found[d] for d in np.flatnonzero(chosen_D & ~held_D)):
-                joined = "\n".join(own)
-                characters.add(joined)
-                out.write(joined + "\n")
-            progress(documents.done, documents.total, "reading for the vocabulary")
-    progress(documents.total, documents.total, "learning the vocabulary")
-    with spool.open(encoding="utf-8", newline="\n") as lines:
-        learnt = vocabulary.train(
-            lines,
-            characters,
-            vocabulary=config.vocabulary,
-            lowercase=lowercase,
-            min_frequency=config.min_frequency,
-            alphabet=config.alphabet,
-        )
-    spool.unlink()
-    return learnt
 
 
 def _workers(config: PrepareConfig, text_bytes: int) -> int:

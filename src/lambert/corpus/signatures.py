@@ -51,6 +51,11 @@ class Signed:
     """Hash of everything that determines the files."""
 
     @property
+    def source(self) -> str:
+        """What messages name."""
+        return str(self.path)
+
+    @property
     def documents(self) -> Path:
         return self.folder / f"signatures-{self.name}.bin"
 

@@ -7,12 +7,12 @@ A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everyth
 command that was stopped, or that is given more files, does only what is missing.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -24,24 +24,27 @@ from lambert.core.registry import lookup
 from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.deduplication import Lists, deduplicate
+from lambert.corpus.division import divided
 from lambert.corpus.documents import NAMED, Source, changed, printable, too_many_bad
 from lambert.corpus.drops import remaining
+from lambert.corpus.encoded import encode_part
+from lambert.corpus.encoding import Encoder
 from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
 from lambert.corpus.parts import disk_errors, read_part, write_part
+from lambert.corpus.plan import Make, Plan, Progress, digest, here
 from lambert.corpus.readers import KIND, READERS, Layout, Piece
-from lambert.corpus.slices import Slice, SliceReader, divide
+from lambert.corpus.slices import Slice, SliceReader
 from lambert.corpus.streams import EXPANSION
-from lambert.corpus.workers import Target, nobody, run, told
+from lambert.corpus.tokenizer import fingerprint
+from lambert.corpus.workers import nobody, told
 
-Progress = Callable[[int, int, str], None]
-"""Called with the bytes done, the total bytes and the name of the current step."""
 _RECORD = {
     "key": str, "source": str, "sha256": str, "documents": int, "unreadable": int, "characters": int, "named": [str],
     "dropped": {"*": int}, "passed_over": {"*": int}, "changed": {"*": int}, "found": {"*": int},
     "samples": {"*": [{"hash": str, "place": str, "text": str}]}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 3, "clean": 2}
+VERSIONS = {"extract": 3, "clean": 2, "encode": 1}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 
@@ -60,13 +63,15 @@ class Unit:
     """Inode, size and modification time of the input file when it was hashed."""
     key: str
     """Hash of everything that determines the content of the part; before the first step, SHA-256 of the input file."""
-    before: str = ""
-    """The key of the step before."""
+    path: Path = Path()
+    """The part of the step before."""
+    number: int = 0
+    """Of the part, in the order of the corpus."""
 
-    def after(self, plan: "Plan") -> "Unit":
+    def after(self, step: str, settings: Mapping[str, Any]) -> "Unit":
         """Returns the unit with the key of its part of a step."""
-        causes = [plan.step, VERSIONS[plan.step], plan.settings, self.source, astuple(self.part), self.key]
-        return replace(self, key=_hash(causes)[:16], before=self.key)
+        causes = [step, VERSIONS[step], settings, self.source, astuple(self.part), self.key]
+        return replace(self, key=digest(causes)[:16])
 
 
 class Extract:
@@ -92,14 +97,15 @@ class Extract:
             if HashedFile(Path(unit.source), "").stamp() != unit.stamp:
                 raise changed(unit.source)
 
-        return _write(self._folder, unit, pieces(), {"named": named, "passed_over": passed_over, **Ledger().record()})
+        more = {"named": named, "passed_over": passed_over, **Ledger().record()}
+        return _write(self._folder, unit, lambda path: write_part(path, unit.source, pieces()), more)
 
 
 class Clean:
     """Writes the documents of a part that no filter drops to another part."""
 
-    def __init__(self, before: Path, folder: Path, config: PrepareConfig) -> None:
-        self._before, self._folder, self._filters = before, folder, chain(config.cleaners, config)
+    def __init__(self, folder: Path, config: PrepareConfig) -> None:
+        self._folder, self._filters = folder, chain(config.cleaners, config)
         self.tell: Callable[[float], None] = nobody
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
@@ -107,29 +113,30 @@ class Clean:
         more: dict[str, Any] = {"named": [], "passed_over": {}}
 
         def pieces() -> Iterator[Piece]:
-            path = _part(self._before, unit.before)
-            expected = json.loads(path.with_suffix(".json").read_bytes())["characters"]
-            yield from filtered(told(read_part(path), expected, self.tell), self._filters, ledger)
+            yield from filtered(_told(unit, self.tell), self._filters, ledger)
             more.update(ledger.record())
 
-        return _write(self._folder, unit, pieces(), more)
+        return _write(self._folder, unit, lambda path: write_part(path, unit.source, pieces()), more)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A step of the command."""
+class Encode:
+    """Writes the ids of the documents of a part that are no duplicates to another part."""
 
-    step: str
-    folder: Path
-    target: Target
-    arguments: tuple[Any, ...]
-    settings: Mapping[str, Any]
-    """What, besides its input, determines the content of a part."""
+    def __init__(self, folder: Path, lists: Lists | None, tokenizer_json: str, language: str, lines: str) -> None:
+        self._folder, self._lists, self._encoder = folder, lists, Encoder(tokenizer_json, language, lines)
+        self.tell: Callable[[float], None] = nobody
+
+    def __call__(self, unit: Unit) -> dict[str, Any]:
+        read = _reader(unit, self._lists)
+        source = Source(unit.source, unit.bytes, lambda _: read(lambda done: self.tell(done / max(unit.bytes, 1))))
+        more = {"passed_over": {}, **Ledger().record()}
+        return _write(self._folder, unit, lambda path: encode_part(path, source, self._encoder), more)
 
 
 def make_parts(
-    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], workers: int, progress: Progress
-) -> tuple[dict[str, dict[str, Any]], list[Source]]:
+    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], given: Any, workers: int,
+    progress: Progress, make: Make = here,
+) -> tuple[dict[str, dict[str, Any]], list[Source]]:  # fmt: skip
     """Runs the steps before `tokens` as far as `config.stages` names them.
 
     Returns the counts of each step, and what to read after the last of them, in the order of the inputs.
@@ -137,6 +144,8 @@ def make_parts(
     Args:
         inputs: `file`, `bytes` and `sha256` of each input file.
         stamps: `HashedFile.stamp` of each when it was hashed.
+        given: The tokenizer that the command names, or None.
+        make: Makes the files of the units of a plan, with a number of processes.
 
     Raises:
         UsageError: A step that is not named has not been run on these inputs.
@@ -146,115 +155,87 @@ def make_parts(
     counts: dict[str, dict[str, Any]] = {}
     units = [
         Unit(str(entry["file"]), part, int(entry["bytes"]) // len(slices), stamp, str(entry["sha256"]))
-        for entry, stamp, slices in zip(inputs, stamps, _divided(config, inputs, workers, progress), strict=True)
+        for entry, stamp, slices in zip(
+            inputs, stamps, divided(config, inputs, VERSIONS["extract"], workers, progress), strict=True
+        )
         for part in slices
     ]
-    for plan in _plans(config):
-        units = [unit.after(plan) for unit in units]
-        records = _run_step(plan, units, config.stages, workers, progress)
+    units = [replace(unit, number=number) for number, unit in enumerate(units)]
+
+    def run_step(plan: Plan) -> None:
+        nonlocal units
+        units = [unit.after(plan.step, plan.settings) for unit in units]
+        records = _run_step(plan, units, config.stages, workers, progress, make)
         counts[plan.step] = _sum(records)
+        units = [replace(unit, path=_part(plan.folder, unit.key)) for unit in units]
         if plan.step == "extract":
             named = [text for record in records for text in record["named"]]
             too_many_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
-    keys, paths = [unit.key for unit in units], [_part(plan.folder, unit.key) for unit in units]
+
+    for plan in plans(config):
+        run_step(plan)
     lists = None
     if config.deduplicates:
         folder = config.work_folder / "deduplicate"
+        parts = [(unit.key, unit.path) for unit in units]
         with disk_errors(folder):
-            lists = deduplicate(list(zip(keys, paths, strict=True)), folder, config.deduplicate, workers, progress)
+            lists = deduplicate(parts, folder, config.deduplicate, workers, progress, make)
         nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found", "samples")}
         counts["deduplicate"] = {**counts[plan.step], **nothing, **lists.counts()}
-        keys = [_hash([key, lists.hash_of(number)]) for number, key in enumerate(keys)]
-    sources = [
-        Source(unit.source, unit.bytes, _reader(unit, record["characters"], path, lists, number), keys[number])
-        for number, (unit, record, path) in enumerate(zip(units, records, paths, strict=True))
-    ]
+        units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
+    sources = [Source(unit.source, unit.bytes, _reader(unit, lists), unit.key) for unit in units]
+    if "encode" in config.stages:
+        run_step(_encoding(config, given, lists))
+        del counts["encode"]
+        sources = [replace(source, encoded=unit.path) for source, unit in zip(sources, units, strict=True)]
     return counts, sources
 
 
-def _reader(
-    unit: Unit, characters: int, path: Path, lists: Lists | None, number: int
-) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
+def _encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Plan:
+    folder, how = config.work_folder / "encode", {"language": config.language, "lines": config.lines}
+    arguments = (folder, lists, given.to_str(), *how.values())
+    return Plan(
+        "encode", folder, Encode, arguments, how | {"tokenizer": fingerprint(given)}, partial(_complete, folder)
+    )
+
+
+def _reader(unit: Unit, lists: Lists | None) -> Callable[[Callable[[int], None]], Iterator[Piece]]:
     def pieces(tell: Callable[[int], None]) -> Iterator[Piece]:
-        found = told(read_part(path), characters, lambda share: tell(int(share * unit.bytes)))
-        return found if lists is None else remaining(found, lists.of(number))
+        found = _told(unit, lambda share: tell(int(share * unit.bytes)))
+        return found if lists is None else remaining(found, lists.of(unit.number))
 
     return pieces
 
 
-class Divide:
-    """Divides an input file into slices."""
-
-    def __init__(self, layout: Layout, kind: str) -> None:
-        self._layout, self._kind = layout, kind
-
-    def __call__(self, source: str) -> list[Slice]:
-        return divide(Path(source), self._layout, self._kind)
+def _told(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
+    expected = json.loads(unit.path.with_suffix(".json").read_bytes())["characters"]
+    return told(read_part(unit.path), expected, tell)
 
 
-def _divided(
-    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], workers: int, progress: Progress
-) -> list[list[Slice]]:
-    """Returns the slices of each input file, which are kept in the folder of the step `extract`, because finding them
-    may need the whole file."""
-    folder = config.work_folder / "extract"
+def plans(config: PrepareConfig) -> list[Plan]:
+    """Returns the steps that write texts, up to the last one that the command names."""
     layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
-    found: dict[str, list[Slice]] = {}
-    paths: dict[str, Path] = {}
-    with disk_errors(folder):
-        make_folder(folder)
-        for entry in inputs:
-            causes = [VERSIONS["extract"], asdict(layout), config.format, entry["file"], entry["sha256"]]
-            paths[entry["file"]] = path = folder / f"slices-{_hash(causes)[:16]}.json"
-            with suppress(OSError, ValueError, TypeError, RecursionError):
-                kept = json.loads(path.read_bytes())
-                if kept["hash"] == _hash(kept["slices"]):
-                    found[entry["file"]] = [Slice(*values) for values in kept["slices"]]
-        missing = [entry["file"] for entry in inputs if entry["file"] not in found]
-        sizes = {entry["file"]: int(entry["bytes"]) for entry in inputs}
-        done, total = 0, sum(sizes[source] for source in missing)
-        for source, slices in run(missing, workers, Divide, (layout, config.format)):
-            found[source] = slices
-            done += sizes[source]
-            progress(done, total, "dividing")
-            if len(slices) == 1:
-                continue
-            values = [astuple(part) for part in slices]
-            kept = json.dumps({"slices": values, "hash": _hash(values)})
-            replace_files({paths[source]: kept.encode()})
-        for path in folder.glob("slices-*.json"):
-            if path not in paths.values() and "extract" in config.stages:
-                path.unlink()
-    return [found[entry["file"]] for entry in inputs]
-
-
-def _plans(config: PrepareConfig) -> list[Plan]:
-    """Returns the steps up to the last one that the command names."""
-    layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
-    folders = {step: config.work_folder / step for step in VERSIONS}
     reader = code_hash(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
-    plans = [
-        Plan(
-            "extract", folders["extract"], Extract, (folders["extract"], layout, config.format),
-            {**asdict(layout), "format": config.format, "code": reader},
-        ),
-        Plan(
-            "clean", folders["clean"], Clean, (folders["extract"], folders["clean"], config),
-            {"clean": decides(config.cleaners, config)},
-        ),
-    ]  # fmt: skip
-    last = "clean" if config.cleaners and ("clean" in config.stages or config.makes_corpus) else "extract"
-    return plans if last == "clean" else plans[:1]
+    settings = {**asdict(layout), "format": config.format, "code": reader}
+    folder = config.work_folder / "extract"
+    found = [Plan("extract", folder, Extract, (folder, layout, config.format), settings, partial(_complete, folder))]
+    if config.cleaners and (config.makes_corpus or {"clean", "encode"}.intersection(config.stages)):
+        folder, settings = config.work_folder / "clean", {"clean": decides(config.cleaners, config)}
+        found.append(Plan("clean", folder, Clean, (folder, config), settings, partial(_complete, folder)))
+    return found
 
 
 def _run_step(
-    plan: Plan, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress
-) -> list[dict[str, Any]]:
+    plan: Plan, units: Sequence[Unit], named: Sequence[str], workers: int, progress: Progress,
+    make: Make = here,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Makes the parts that are missing and returns the records of all. Removes other parts."""
     with disk_errors(plan.folder):
         make_folder(plan.folder)
         remove_all_leftovers(plan.folder)
-        records = {unit.key: record for unit in units if (record := _complete(plan.folder, unit))}
+        with ThreadPoolExecutor(workers) as pool:
+            found = zip(units, pool.map(plan.complete, units), strict=True)
+            records = {unit.key: record for unit, record in found if record}
         missing = [unit for unit in units if unit.key not in records]
         if missing and plan.step not in named:
             raise UsageError(
@@ -277,7 +258,7 @@ def _run_step(
 
         if missing:
             progress(before, total, plan.step)
-        for unit, record in run(missing, workers, plan.target, plan.arguments, waiting=len(missing), told=tell):
+        for unit, record in make(plan, missing, workers, tell):
             records[unit.key] = record
             tell(unit, 1.0)
     return [records[unit.key] for unit in units]
@@ -287,22 +268,20 @@ def _part(folder: Path, key: str) -> Path:
     return folder / f"part-{key}.parquet"
 
 
-def _write(folder: Path, unit: Unit, pieces: Iterator[Piece], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a part and then its record, each complete or absent, and returns the record. `more` are entries of the
-    record, which are complete when `pieces` ends."""
+def _write(
+    folder: Path, unit: Unit, write: Callable[[Path], Mapping[str, Any]], more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Writes a part and then its record, each complete or absent, and returns the record. Entries of the record are
+    what `write` returns, which writes the file, and `more`, which is complete then."""
     path = _part(folder, unit.key)
     with disk_errors(path):
         with atomic_file(path) as temporary:
-            counts = write_part(temporary, unit.source, pieces)
+            counts = write(temporary)
         record = {"key": unit.key, "source": unit.source, "sha256": sha256(path), **counts, **more}
-        record["record_sha256"] = _hash(record)
+        record["record_sha256"] = digest(record)
         described = json.dumps(record) + "\n"
         replace_files({path.with_suffix(".json"): described.encode()})
     return record
-
-
-def _hash(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
@@ -313,7 +292,7 @@ def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
         if misfit(record, _RECORD):
             return None
         own = {name: value for name, value in record.items() if name != "record_sha256"}
-        whole = record["record_sha256"] == _hash(own) and record["sha256"] == sha256(path)
+        whole = record["record_sha256"] == digest(own) and record["sha256"] == sha256(path)
     except (OSError, ValueError, RecursionError):
         return None
     return dict(record) if whole and record["key"] == unit.key else None

@@ -1,6 +1,7 @@
 """Learns WordPiece vocabularies."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,14 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from lambert.core.errors import UsageError
+from lambert.core.randomness import Stream, key, unit
+from lambert.corpus import sentences
+from lambert.corpus.config import PrepareConfig
+from lambert.corpus.documents import Documents
+from lambert.corpus.encoding import document_hash
+from lambert.corpus.splits import used
 from lambert.corpus.tokenizer import CONTINUATION, SPECIAL_PIECES, build
+from lambert.corpus.workers import ahead
 
 
 class Characters:
@@ -81,3 +89,46 @@ def train(
     learner.train_from_iterator(texts, trainer)
     ids = learner.get_vocab(with_added_tokens=True)
     return build(sorted(ids, key=ids.__getitem__), lowercase=lowercase)
+
+
+def learn(
+    config: PrepareConfig,
+    folder: Path,
+    documents: Documents,
+    threshold: float,
+    progress: Callable[[int, int, str], None],
+) -> Any:
+    """Returns a tokenizer learnt from a sample of the documents that are not held out."""
+    lowercase = True if config.lowercase is None else config.lowercase
+    spool = folder / "sample.txt"
+    rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
+    characters = Characters()
+    held = False
+    with spool.open("w", encoding="utf-8", newline="\n") as out:
+        for texts, part in ahead(documents.batches):
+            found = [sentences.split(sentences.clean(t)[0], config.language, config.lines) for t in texts]
+            hashes = np.array([document_hash(own) for own in found], dtype=np.uint64)
+            if not part.long or part.first:
+                held_D = unit(key(config.seed, Stream.SPLIT, hashes)) < threshold
+                held = bool(held_D[-1:].any())
+            else:
+                held_D = np.array([held])
+            chosen_D = unit(key(config.seed, Stream.SPLIT, hashes, 1)) < rate
+            chosen_D &= used(config.seed, hashes, part.share)
+            for own in (found[d] for d in np.flatnonzero(chosen_D & ~held_D)):
+                joined = "\n".join(own)
+                characters.add(joined)
+                out.write(joined + "\n")
+            progress(documents.done, documents.total, "reading for the vocabulary")
+    progress(documents.total, documents.total, "learning the vocabulary")
+    with spool.open(encoding="utf-8", newline="\n") as lines:
+        learnt = train(
+            lines,
+            characters,
+            vocabulary=config.vocabulary,
+            lowercase=lowercase,
+            min_frequency=config.min_frequency,
+            alphabet=config.alphabet,
+        )
+    spool.unlink()
+    return learnt

@@ -1,0 +1,180 @@
+"""Runs the steps of `prepare` that make parts on many machines, with an executor of datatrove or with Ray.
+
+An executor only calls `MakeParts` with the number of a task. The ledger is the records of our parts: what is missing is
+found before, and checked after, an executor runs, whatever the executor says of its tasks. So the corpus does not
+depend on the executor or on the number of tasks.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from lambert import __version__
+from lambert.core.errors import DataError, LambertError, MachineError, UsageError
+from lambert.core.files import remove_all_leftovers, replace_files
+from lambert.core.lock import Lock, lock_folder
+from lambert.corpus.config import PrepareConfig
+from lambert.corpus.pipeline import prepare
+from lambert.corpus.plan import Plan, Units
+from lambert.corpus.stages import plans
+
+_PACKAGES = ("pyarrow", "sentencex", "tokenizers")
+"""Packages whose version may change the bytes of a part."""
+
+RETRIES = 3
+"""How often Ray runs a task again whose worker was lost (the default of Ray)."""
+
+
+class Executor(Protocol):
+    """Runs `pipeline[0](None, rank, tasks)` for each rank below `tasks`, on any machine and in any order."""
+
+    def run(self) -> Any:
+        """Returns when every task has ended. Tasks that failed need not be reported."""
+
+
+class MakeParts:
+    """Makes the files of the units whose number modulo the number of tasks is that of the task: a step of a pipeline of
+    datatrove.
+
+    The work folder and the input files must have the same paths on all machines. Files that exist are not made again. A
+    unit that fails does not stop the others; the reason is written beside the parts.
+    """
+
+    def __init__(self, config: PrepareConfig, plan: Plan, units: Units) -> None:
+        self._config, self._plan, self._units = config, plan, tuple(units)
+        self._folder, self._versions = os.getcwd(), _versions()
+
+    def __repr__(self) -> str:
+        return f"lambert prepare, step {self._plan.step}, {len(self._units):,} parts"
+
+    def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Makes the files of task `rank` of `world_size` tasks. `data` is not used."""
+        plan, make = self._plan, None
+        with chdir(self._folder), lock_folder(self._config.work_folder, "work folder", shared=True):
+            for unit in self._units[rank::world_size]:
+                if plan.complete(unit):
+                    continue
+                try:
+                    if make is None:
+                        self._check()
+                        make = plan.target(*plan.arguments)
+                    make(unit)
+                except Exception as error:
+                    reason = str(error) if isinstance(error, LambertError) else f"{type(error).__name__}: {error}"
+                    with suppress(OSError):
+                        replace_files({_failure(plan, unit): json.dumps(reason).encode()})
+
+    def _check(self) -> None:
+        """Raises MachineError if this machine would make other files than the one where the command was given."""
+        here, host, remedy = _versions(), platform.node(), "Install the same on all machines."
+        differ = [f"{name} {here[name]}, not {own}" for name, own in self._versions.items() if here[name] != own]
+        if differ:
+            raise MachineError(f"{host} has {', '.join(differ)}. {remedy}")
+        if self._plan.settings != {plan.step: plan.settings for plan in plans(self._config)}.get(
+            self._plan.step, self._plan.settings
+        ):
+            raise MachineError(f"{host} has another version of the functions of step {self._plan.step}. {remedy}")
+
+
+class RayTasks:
+    """An executor of Ray tasks, for example `functools.partial(RayTasks, memory=2 << 30)`. A task whose worker or
+    machine is lost is run again.
+
+    datatrove's RayPipelineExecutor (0.10.1) forks a process inside each Ray worker, and waits forever if this process
+    is killed, for example because memory ran out.
+    """
+
+    def __init__(self, pipeline: Sequence[MakeParts], tasks: int, memory: int = 1 << 30, **unused: Any) -> None:
+        """`memory` is the number of bytes that Ray reserves for a task, besides a core."""
+        self._step, self._tasks, self._memory = pipeline[0], tasks, memory
+
+    def run(self) -> None:
+        """Runs the tasks in the cluster of `ray.init`. Raises the error of the first task that failed, when all have
+        ended."""
+        import ray
+
+        step = ray.put(self._step)
+        task = ray.remote(_task).options(num_cpus=1, memory=self._memory, max_retries=RETRIES)
+        pending = [task.remote(step, rank, self._tasks) for rank in range(self._tasks)]
+        ray.wait(pending, num_returns=len(pending))
+        ray.get(pending)
+
+
+def _task(step: MakeParts, rank: int, tasks: int) -> None:
+    step(None, rank, tasks)
+
+
+def prepare_on_cluster(config: PrepareConfig, executor: Callable[..., Executor], tasks: int) -> dict[str, Any]:
+    """Makes the parts of `config.steps` with an executor, and the rest in this process. Returns what `prepare` returns;
+    the same call continues after a failure.
+
+    Args:
+        executor: Called with `pipeline`, `tasks`, `logging_dir` and `skip_completed`; returns an Executor. For example
+            `functools.partial(LocalPipelineExecutor, workers=8)`.
+        tasks: Number of tasks for each step, at most.
+
+    Raises:
+        DataError: Parts are missing after a step; the message names the first input file and the reason.
+        UsageError, MachineError: As `prepare`.
+    """
+    if not config.stages:
+        raise UsageError("steps is empty: name the steps, such as extract, clean, tokens.")
+    return prepare(config, elsewhere=partial(partial, _make, config, executor, tasks))
+
+
+def _make(
+    config: PrepareConfig, executor: Callable[..., Executor], tasks: int, lock: Lock, plan: Plan, units: Units,
+    workers: int, tell: Callable[[Any, float], None] | None,
+) -> list[tuple[Any, dict[str, Any]]]:  # fmt: skip
+    """Makes the files of units with an executor and returns the units with their records."""
+    if not units:
+        return []
+    for path in plan.folder.glob("failed-*.json"):
+        path.unlink()
+    logs = config.work_folder / "logs" / plan.step
+    step, count = MakeParts(config, plan, units), min(tasks, len(units))
+    problem: Exception | None = None
+    with lock.shared():
+        try:
+            executor(pipeline=[step], tasks=count, logging_dir=str(logs.absolute()), skip_completed=False).run()
+        except Exception as error:  # the files tell what is missing
+            problem = error
+    remove_all_leftovers(plan.folder)
+    with ThreadPoolExecutor(workers) as pool:
+        records = list(pool.map(plan.complete, units))
+    missing = [unit for unit, record in zip(units, records, strict=True) if record is None]
+    if missing:
+        reason = _reason(plan, missing[0]) or _last_line(problem) or f"its task ended early; see {logs}"
+        raise DataError(
+            f"{missing[0].source}: {reason} ({plan.step} lacks {len(missing):,} of {len(units):,} parts; the same "
+            "command makes only these.)"
+        ) from problem
+    return [(unit, record) for unit, record in zip(units, records, strict=True) if record]
+
+
+def _failure(plan: Plan, unit: Any) -> Path:
+    return plan.folder / f"failed-{unit.key}.json"
+
+
+def _reason(plan: Plan, unit: Any) -> str:
+    try:
+        return str(json.loads(_failure(plan, unit).read_bytes()))
+    except (OSError, ValueError):
+        return ""
+
+
+def _last_line(problem: Exception | None) -> str:
+    """Returns what went wrong; Ray's messages begin with a traceback."""
+    lines = str(problem or "").strip().splitlines()
+    return f"{type(problem).__name__}: {lines[-1]}" if lines else ""
+
+
+def _versions() -> dict[str, str]:
+    return {"lambert": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES}
