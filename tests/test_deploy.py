@@ -28,6 +28,17 @@ for task in 0 1; do
 done
 exit $LEFT
 """
+SBATCH = """#!/bin/bash
+script="${@: -1}"
+grep '^#SBATCH' "$script" >> options.txt
+echo >> options.txt
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+for task in $(seq 0 "$last"); do
+    SLURM_JOB_ID=17 SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=node1 RUN_OFFSET=0 bash "$script" >> slurm.log 2>&1
+done
+echo "Submitted batch job 17"
+"""
+"""It runs the tasks of an array one after the other, and waits as with the option --wait."""
 JOB = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "gpu[07-08]", "SLURM_NTASKS": "2"}
 
 
@@ -79,6 +90,36 @@ def test_slurm_asks_for_a_signal_that_is_handled() -> None:
     assert "#SBATCH --ntasks-per-node=1\n" in text
     options = re.findall(r"^#SBATCH (\S+)", text, re.MULTILINE)
     assert all(re.fullmatch(r"--[a-z-]+(=\S+)?", option) for option in options)
+
+
+def test_slurm_prepares_the_corpus_of_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("datatrove")
+    command(tmp_path, "sbatch", SBATCH)
+    command(tmp_path, "srun", '#!/bin/bash\nwhile [[ $1 == -* ]]; do [[ $1 == -n ]] && shift; shift; done\nexec "$@"\n')
+    command(tmp_path, "scontrol", '#!/bin/bash\necho "$3"\n')
+    for number in range(3):
+        text = "".join(f"River {number}{line} runs under an old stone bridge.\n" for line in range(99))
+        (tmp_path / f"{number}.txt").write_text(text)
+    names = [f"{number}.txt" for number in range(3)]
+    shared = ["--documents", "line", "--vocabulary", "120", "--min-tokens", "2", "--steps", "extract,tokens"]
+    arguments = [part for name in names for part in ("--input", name)] + shared
+    variables = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    for program in (["-m", "lambert", "prepare", "--out", "one"],
+                    [DEPLOY / "prepare_slurm.py", "--partition", "cpu", "--tasks", "2", "--out", "many"]):  # fmt: skip
+        done = subprocess.run([sys.executable, *program, *arguments], env=os.environ | variables, cwd=tmp_path,
+                              capture_output=True, text=True, check=False, timeout=HANGS)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "many" / "manifest.json").read_text() == (tmp_path / "one" / "manifest.json").read_text()
+    options, *_ = (tmp_path / "options.txt").read_text().split("\n\n")
+    asked = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in options.splitlines())
+    assert (asked["array"], asked["partition"], asked["mem-per-cpu"], asked["cpus-per-task"]) == (
+        "0-1",
+        "cpu",
+        "2G",
+        "1",
+    )
+    assert {"wait", "requeue"} <= asked.keys()
+    assert all(re.fullmatch(r"#SBATCH --[a-z-]+(=\S+)?", line) for line in options.splitlines())
 
 
 def test_torchrun_knows_the_options(tmp_path: Path) -> None:
