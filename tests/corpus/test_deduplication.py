@@ -1,6 +1,7 @@
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -186,7 +187,8 @@ def test_unreadable_documents_are_kept_for_the_next_step(tmp_path: Path) -> None
     pieces = [*bad, Piece("a b", "row 3"), *damaged, Piece("a b", "row 5")]
     write_part(tmp_path / "part", "in", pieces)
     lists = deduplicate([("k", tmp_path / "part")], tmp_path / "work", DeduplicateConfig(), 1, lambda *_: None)
-    assert list(remaining(read_part(tmp_path / "part"), lists.of(0))) == pieces[:-1]
+    found = remaining(read_part(tmp_path / "part"), lists.of(0))
+    assert [replace(piece, id="") for piece in found] == pieces[:-1]
 
 
 def test_repeated_paragraphs_stay_in_one_document(run: Run) -> None:

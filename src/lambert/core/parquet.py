@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from lambert.core.errors import UsageError
@@ -43,10 +43,12 @@ def _pyarrow() -> tuple[Any, Any]:
         raise UsageError("Reading Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
 
 
-def parquet_rows(stream: BinaryIO, column: str = "", groups: tuple[int, int] | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a Parquet file as dictionaries, with all columns or one, of all row groups or of those from
-    `groups[0]` to `groups[1]` - 1. Raises NotParquet, and UsageError if
-    pyarrow is not installed.
+def parquet_rows(
+    stream: BinaryIO, column: str = "", groups: tuple[int, int] | None = None, more: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a Parquet file as dictionaries, with all columns, or one and those of `more` that exist; of
+    all row groups, or of those from `groups[0]` to `groups[1]` - 1. Raises NotParquet, and UsageError if pyarrow is not
+    installed.
 
     A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which every
     row refers. The first is refused. For the second, the number of rows in a batch follows from the longest text.
@@ -61,7 +63,10 @@ def parquet_rows(stream: BinaryIO, column: str = "", groups: tuple[int, int] | N
         leaves = [file.schema.column(number) for number in range(len(file.schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level]
         dictionaries = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=texts)
-        chosen: dict[str, Any] = {"columns": [column] if column else None, "use_threads": False}
+        chosen: dict[str, Any] = {
+            "columns": list(dict.fromkeys([column, *(name for name in more if name in names)])) if column else None,
+            "use_threads": False,
+        }
         first_group, last_group = groups or (0, file.num_row_groups)
         for group in range(first_group, min(last_group, file.num_row_groups)):
             first = next(dictionaries.iter_batches(1, row_groups=[group], **chosen), None)

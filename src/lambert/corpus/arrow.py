@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.pieces import Layout, Piece, text_piece
+from lambert.corpus.pieces import Layout, Piece, row_piece
 
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
@@ -80,13 +80,21 @@ def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
             yield Piece("", "row 1", error=f"has no column {layout.text_field!r} (columns: {names})")
             return
         stream.seek(begin)
-        for batch in ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=[column], use_threads=False)):
-            for number, value in enumerate(batch.column(0), number + 1):  # noqa: B020 (it goes on from batch to batch)
-                yield text_piece(value.as_py(), layout.text_field, f"row {number}")
+        fields = sorted(
+            {column, *(found for name in layout.metadata if (found := reader.schema.get_field_index(name)) >= 0)}
+        )
+        for batch in ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=fields, use_threads=False)):
+            for number, row in enumerate(_rows(batch), number + 1):  # noqa: B020 (it goes on from batch to batch)
+                yield row_piece(row, layout, f"row {number}")
     except (arrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
         yield Piece("", f"row {number + 1}", error=f"is damaged or not Arrow ({' '.join(str(error).split())[:300]})")
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any]]:
+    for values in zip(*batch.columns, strict=True):
+        yield dict(zip(batch.schema.names, (value.as_py() for value in values), strict=True))
 
 
 def _unusable(ipc: Any, stream: BinaryIO, begin: int) -> str:

@@ -15,7 +15,7 @@ from lambert.corpus.filters.decontamination import Decontaminate
 from lambert.corpus.filters.fineweb import FineWeb
 from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.filters.repetition import Repetition
-from lambert.corpus.readers import READERS
+from lambert.corpus.readers import READERS, Layout
 from lambert.corpus.sentences import LINES
 from lambert.corpus.streams import MAX_RATIO
 
@@ -92,6 +92,9 @@ class PrepareConfig:
     """The documents of a plain text file: the whole `file`, text between blank lines (`blank-line`), or each `line`."""
     text_field: str = "text"
     """The field of JSON lines or column of Parquet, CSV or Arrow that holds the text."""
+    metadata: tuple[str, ...] = ()
+    """Fields of JSON lines or columns of Parquet, CSV or Arrow that the documents between steps keep beside the text.
+    Titles and addresses of wikis and web archives are kept without being named."""
     max_ratio: int = MAX_RATIO
     """A compressed file that expands to more than 64 MiB and more than so many times its size is not read further."""
     lines: str = "auto"
@@ -182,6 +185,11 @@ class PrepareConfig:
             raise UsageError(f"language = {self.language!r} is not an ISO 639 code such as en or de.")
 
     @property
+    def layout(self) -> Layout:
+        """The settings of the readers."""
+        return Layout(self.documents, self.text_field, _names(self.metadata), max_ratio=self.max_ratio)
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The names in `steps`, which may also be joined by commas."""
         return _names(self.steps)
@@ -208,7 +216,7 @@ class PrepareConfig:
 
     def decides(self) -> dict[str, Any]:
         """Returns the settings that determine the corpus, given the content of the input files."""
-        without = {"input", "checksums", "out", "workers", "tokenizer", "steps", "work", "verify", "peek"}
+        without = {"input", "checksums", "metadata", "out", "workers", "tokenizer", "steps", "work", "verify", "peek"}
         without |= {name for name, used in (("clean", self.clean), ("deduplicate", self.deduplicates)) if not used}
         without |= set() if self.weights else {"weights"}
         for name, step in FILTERS.items():

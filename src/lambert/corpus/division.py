@@ -32,7 +32,7 @@ def divided(
     """Returns the slices of each input file, which are kept in the folder of the step `extract`, because finding them
     may need the whole file."""
     folder = config.work_folder / "extract"
-    layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
+    layout = config.layout
     found: dict[str, list[Slice]] = {}
     paths: dict[str, Path] = {}
     with disk_errors(folder):

@@ -5,7 +5,7 @@ belong to which part. Parts are not written again, because the lists change when
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ def remaining(pieces: Iterable[Piece], drops: Drops) -> Iterator[Piece]:
                 lines = piece.text.split("\n")
                 text = "\n".join(own for at, own in enumerate(lines, start=line) if at not in removed)
                 line += len(lines)
-                piece = Piece(text, piece.place, piece.last, piece.error)  # noqa: PLW2901
+                piece = replace(piece, text=text)  # noqa: PLW2901
             yield piece
         if piece.last:
             following = next(dropped, None) if number == following else following

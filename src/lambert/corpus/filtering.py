@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,7 @@ def filtered(pieces: Iterable[Piece], filters: Chain, ledger: Ledger) -> Iterato
             if new is not None:
                 if first and not piece.error:
                     ledger.sample(KEPT, piece, data, SAMPLED["all"])
-                yield piece if new is data else Piece(new.decode(), piece.place, piece.last, piece.error)
+                yield piece if new is data else replace(piece, text=new.decode())
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[tuple[list[Piece], bool]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 from xml.parsers import expat
 
-from lambert.corpus.pieces import PIECE, Layout, Piece
+from lambert.corpus.pieces import PIECE, Layout, Piece, described
 from lambert.corpus.streams import BLOCK, Stream
 from lambert.corpus.wikitext import Wikitext
 
@@ -255,11 +255,11 @@ def _short(title: str) -> str:
 def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
     """Yields an article. One longer than MediaWiki allows is converted in parts that end with a paragraph, which bounds
     the memory for any markup."""
-    start, title = 0, f"{page.title}\n\n"
+    start, title, about = 0, f"{page.title}\n\n", described({"title": page.title})
     while len(page.text) - start > PIECE:
         cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
         cut = cut if cut >= 0 else start + PIECE
-        yield Piece(f"{title}{wikitext.plain(page.text[start:cut])}\n\n", place, last=False)
+        yield Piece(f"{title}{wikitext.plain(page.text[start:cut])}\n\n", place, last=False, metadata=about)
         start, title = cut, ""
     text = wikitext.plain(page.text[start:])
-    yield Piece(title + text if text else "", place)
+    yield Piece(title + text if text else "", place, metadata=about)

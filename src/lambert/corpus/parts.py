@@ -8,6 +8,7 @@ import errno
 import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ choice, which bounds the memory of a reader)."""
 GROUP_ROWS = 4096
 """A row group ends after so many rows (our choice)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-COLUMNS = ("text", "source", "place", "last", "error")
-"""Of a row: the text; the input file and the line or row where the piece begins; whether the document ends with it; and
-why the document cannot be used, empty if it can."""
+COLUMNS = ("text", "id", "source", "place", "metadata", "last", "error")
+"""Of a row: the text; the id of the document; the input file and the line or row where the piece begins; what else the
+input says about the document, as JSON; whether the document ends with it; and why the document cannot be used, empty if
+it can."""
 
 
 def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, int]:
@@ -39,7 +41,7 @@ def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, in
     counts = {"documents": 0, "unreadable": 0, "characters": 0}
     source = source.encode(errors="backslashreplace").decode()  # a file name may hold bytes that are no UTF-8
     rows: list[tuple[Any, ...]] = []
-    size, inside = 0, False
+    size, inside, own = 0, False, ""
     with (
         path.open("wb") as file,
         parquet.ParquetWriter(file, schema, compression="zstd", compression_level=3, store_schema=False) as writer,
@@ -54,11 +56,13 @@ def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, in
             counts["documents"] += not inside
             counts["unreadable"] += bool(piece.error)
             counts["characters"] += len(piece.text)
-            inside = not piece.last
+            inside_before, inside = inside, not piece.last
             if rows and (size + len(piece.text) > GROUP_CHARACTERS or len(rows) == GROUP_ROWS):
                 flush()
                 size = 0
-            rows.append((piece.text, source, piece.place, piece.last, piece.error))
+            if not inside_before:
+                own = piece.id or blake2b(piece.text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+            rows.append((piece.text, own, source, piece.place, piece.metadata, piece.last, piece.error))
             size += len(piece.text)
         if rows or not counts["documents"]:
             flush()
@@ -70,11 +74,15 @@ def read_part(path: Path) -> Iterator[Piece]:
     try:
         with path.open("rb") as file:
             for row in parquet_rows(file):
-                yield Piece(row["text"], row["place"], row["last"], row["error"])
+                yield _piece(row)
     except NotParquet as error:
         raise DataError(f"{path} {error}. Delete it, and run its step again.") from error
     except (OSError, KeyError) as error:
         raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
+
+
+def _piece(row: dict[str, Any]) -> Piece:
+    return Piece(row["text"], row["place"], row["last"], row["error"], row["metadata"], row["id"])
 
 
 def read_documents(path: Path, documents: npt.NDArray[np.int64]) -> Iterator[Piece]:
@@ -91,9 +99,11 @@ def read_documents(path: Path, documents: npt.NDArray[np.int64]) -> Iterator[Pie
                 rows = np.flatnonzero(np.isin(own, documents))
                 first = int(own[-1]) + bool(last[-1]) if len(own) else first
                 if len(rows):
-                    table = file.read_row_group(group, columns=["text", "place", "last", "error"]).take(rows)
+                    table = file.read_row_group(
+                        group, columns=["text", "id", "place", "metadata", "last", "error"]
+                    ).take(rows)
                     for row in table.to_pylist():
-                        yield Piece(row["text"], row["place"], row["last"], row["error"])
+                        yield _piece(row)
     except (arrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
 

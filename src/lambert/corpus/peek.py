@@ -83,7 +83,7 @@ def peek(config: PrepareConfig, count: int = DOCUMENTS) -> list[Peeked]:
 
 def _documents(path: Path, config: PrepareConfig, count: int) -> list[Piece]:
     """Returns the first piece of each of `count` documents of a file, or of fewer if it has fewer."""
-    layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
+    layout = config.layout
     places = _places(path, layout, config.format, count)
     read = SliceReader(layout, config.format)
     pieces: list[Piece] = []

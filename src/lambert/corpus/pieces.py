@@ -1,6 +1,8 @@
 """What readers take and yield."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 PIECE = 2 << 20
@@ -17,6 +19,10 @@ class Piece:
     """False if the next piece of the file continues the same document."""
     error: str = ""
     """Why the document cannot be used; empty if it can."""
+    metadata: str = ""
+    """What else the input says about the document, as a JSON object; empty if nothing is kept."""
+    id: str = ""
+    """First 16 digits of the BLAKE2b hash of the text (of its first piece) when it was extracted; empty before that."""
     passed_over: str = ""
     """Why this is no document and no error, such as 'redirect'; counted, but not as read."""
 
@@ -29,10 +35,18 @@ class Layout:
     """The documents of a plain text file: the whole 'file', text between blank lines ('blank-line'), or each 'line'."""
     text_field: str = "text"
     """The field (JSON lines) or column (Parquet, CSV, Arrow) that holds the text."""
+    metadata: tuple[str, ...] = ()
+    """Fields (JSON lines) or columns (Parquet, CSV, Arrow) that are kept as metadata."""
     groups: tuple[int, int] | None = None
     """The first row group of a Parquet file to read, and the first not to read. None: all."""
     max_ratio: int = 100
     """How many times its size a compressed file may expand to."""
+
+
+def row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
+    """Returns a row, which has the field of the text, as a document."""
+    piece = text_piece(row[layout.text_field], layout.text_field, place)
+    return replace(piece, metadata=described(row, layout.metadata)) if layout.metadata else piece
 
 
 def text_piece(text: Any, field: str, place: str) -> Piece:
@@ -46,6 +60,13 @@ def text_piece(text: Any, field: str, place: str) -> Piece:
     except UnicodeEncodeError:
         return Piece("", place, error="contains half of a surrogate pair, which is not a character")
     return Piece(with_newlines(text), place)
+
+
+def described(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """Returns the values with these names, or all, as the metadata of a document. Values that JSON does not know become
+    text."""
+    chosen = values if names is None else {name: values[name] for name in names if name in values}
+    return json.dumps(chosen, ensure_ascii=True, default=str) if chosen else ""
 
 
 def with_newlines(text: str) -> str:

@@ -32,7 +32,7 @@ from lambert.corpus.filtering import chain
 from lambert.corpus.minhash import rensa
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.plan import Make, Progress, here
-from lambert.corpus.readers import Layout, check_prose
+from lambert.corpus.readers import check_prose
 from lambert.corpus.servers import source_of
 from lambert.corpus.splits import Sink
 from lambert.corpus.stages import make_parts
@@ -112,7 +112,7 @@ def prepare(
             for entry, weight in zip(config.input, config.weights or [1.0] * len(config.input), strict=True)
         ],
     }
-    layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
+    layout = config.layout
     if not config.stages:
         sources = weighted(file_sources(found, layout, config.format, stamps), input_of, config.weights)
         documents = Documents(sources, files.text_bytes(found), config.max_bad)

@@ -7,6 +7,7 @@ else of a line, else of a word. A document that cannot be read is yielded as a p
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -19,7 +20,7 @@ from lambert.corpus.gutenberg import book_reader, is_book
 from lambert.corpus.html import read_html
 from lambert.corpus.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.mediawiki import UTF16, is_dump, read_mediawiki
-from lambert.corpus.pieces import PIECE, Layout, Piece, text_piece, with_newlines
+from lambert.corpus.pieces import PIECE, Layout, Piece, described, row_piece, with_newlines
 from lambert.corpus.streams import BLOCK, Stream, TooLarge, binary, is_damage, unpacked
 from lambert.corpus.tables import column, read_csv
 from lambert.corpus.warc import read_warc
@@ -34,6 +35,7 @@ _BLANK_LINE = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 _LINE_END = re.compile(rb"\n")
 _WIKI_END = re.compile(rb"</doc>\s*")
 _WIKI_START = re.compile(r"\s*<doc [^\n]*>[ \t]*\n?")
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _SNIFF = b"<doc "
 
 
@@ -56,7 +58,9 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     for raw, number, last in _parts(stream, _WIKI_END):
         if raw.strip() or not last:
             piece = _decoded(raw.rstrip() if last else raw, number, last)
-            yield Piece(_WIKI_START.sub("", piece.text, count=1), piece.place, piece.last, piece.error)
+            begin = _WIKI_START.match(piece.text)
+            about = described(dict(_ATTRIBUTE.findall(begin[0]))) if begin else ""
+            yield replace(piece, text=piece.text[begin.end() if begin else 0 :], metadata=about)
 
 
 def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
@@ -76,15 +80,15 @@ def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         except (ValueError, RecursionError) as error:
             yield Piece("", f"line {number}", error=f"is not JSON ({getattr(error, 'msg', error)})")
         else:
-            yield _field(row, layout.text_field, f"line {number}")
+            yield _field(row, layout, f"line {number}")
 
 
 def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
     number = 0
     try:
-        for number, row in enumerate(parquet_rows(stream, layout.text_field, layout.groups), 1):
-            yield _field(row, layout.text_field, f"row {number}")
+        for number, row in enumerate(parquet_rows(stream, layout.text_field, layout.groups, layout.metadata), 1):
+            yield _field(row, layout, f"row {number}")
     except NotParquet as error:
         yield Piece("", f"row {number + 1}", error=str(error))
 
@@ -307,10 +311,11 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
 
 
-def _field(row: Any, field: str, place: str) -> Piece:
+def _field(row: Any, layout: Layout, place: str) -> Piece:
+    field = layout.text_field
     if not isinstance(row, dict):
         return Piece("", place, error="is not a JSON object")
     if field not in row:
         names = ", ".join(map(str, list(row)[:8]))
         return Piece("", place, error=f"has no field {field!r} (fields: {names})")
-    return text_piece(row[field], field, place)
+    return row_piece(row, layout, place)

@@ -44,7 +44,7 @@ _RECORD = {
     "samples": {"*": [{"hash": str, "place": str, "text": str}]}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 3, "clean": 2, "encode": 1}
+VERSIONS = {"extract": 4, "clean": 3, "encode": 1}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 
@@ -214,7 +214,7 @@ def _told(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
 
 def plans(config: PrepareConfig) -> list[Plan]:
     """Returns the steps that write texts, up to the last one that the command names."""
-    layout = Layout(config.documents, config.text_field, max_ratio=config.max_ratio)
+    layout = config.layout
     reader = code_hash(lookup(READERS, config.format, "format", KIND)) if ":" in config.format else ""
     settings = {**asdict(layout), "format": config.format, "code": reader}
     folder = config.work_folder / "extract"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
-from lambert.corpus.pieces import Layout, Piece, with_newlines
+from lambert.corpus.pieces import Layout, Piece, row_piece
 
 FIELD = 16 << 20
 """Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
@@ -31,7 +31,6 @@ def read_csv(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         yield Piece("", "line 1", error=problem)
         return
     names = _cells(first, separator)
-    wanted = names.index(layout.text_field)
     lines = _Lines(stream)
     while not lines.ended:
         rows = csv.reader(lines, delimiter=separator, quoting=_quoting(separator), strict=True)
@@ -45,7 +44,7 @@ def read_csv(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
             if row is None:
                 break
             if row:
-                yield _document(row, wanted, len(names), f"line {begin}")
+                yield _document(row, names, layout, f"line {begin}")
 
 
 def column(first: str, text_field: str) -> tuple[str, str]:
@@ -111,10 +110,12 @@ def _reason(error: Exception) -> str:
     return text if isinstance(error, _Unusable) else f"is no row ({text})"
 
 
-def _document(row: list[str], wanted: int, cells: int, place: str) -> Piece:
+def _document(row: list[str], names: list[str], layout: Layout, place: str) -> Piece:
+    cells = len(names)
     if len(row) != cells:
         return Piece("", place, error=f"has {len(row)} cells where the first line has {cells}")
-    text = row[wanted]
+    values = dict(zip(names, row, strict=True))
+    text = values[layout.text_field]
     if invalid := _SURROGATE.search(text):
         return Piece("", place, error=f"is not UTF-8 text (byte 0x{ord(invalid[0]) - 0xDC00:02x})")
-    return Piece(with_newlines(text), place)
+    return row_piece(values, layout, place)

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from lambert.corpus.html import PAGE, page_text
 from lambert.corpus.http_body import Undecodable, decoded
-from lambert.corpus.pieces import Layout, Piece, with_newlines
+from lambert.corpus.pieces import Layout, Piece, described, with_newlines
 from lambert.corpus.streams import BLOCK
 
 RECORD = 32 << 20
@@ -47,7 +47,8 @@ def read_warc(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
             if url := record.headers.get("warc-target-uri", "").strip("<>"):
                 place += f" ({_short(url)})"
             text, over = _document(record)
-            yield Piece(with_newlines(text), place, passed_over=over)
+            about = {"url": url, "date": record.headers.get("warc-date", "")} if url and text else {}
+            yield Piece(with_newlines(text), place, metadata=described(about), passed_over=over)
         except (_Damaged, Undecodable) as error:
             yield Piece("", place, error=str(error))
 
