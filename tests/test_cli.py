@@ -57,6 +57,8 @@ def values(kind: Any, name: str) -> st.SearchStrategy[Any]:
         return instances(kind)
     if get_origin(kind) is Literal:
         return st.sampled_from(get_args(kind))
+    if kind == str | Path:
+        return values(str, name)
     if isinstance(kind, UnionType):
         inner = next(part for part in get_args(kind) if part is not type(None))
         return st.none() | values(inner, name)
@@ -151,3 +153,9 @@ def test_training_imports_nothing_that_only_others_need(corpus: Path, small: dic
 
 def test_doctor_prints_json(lambert: Lambert) -> None:
     assert any(finding["what"] == "torch" for finding in json.loads(lambert("doctor", "--json").out))
+
+
+@pytest.mark.parametrize("tokens", [["report", "x"], ["doctor"], ["prepare", "--input=x", "--out=y"]])
+def test_settings_can_be_read_where_pydantic_was_imported(tokens: list[str]) -> None:
+    pytest.importorskip("pydantic")  # cyclopts then validates with it
+    assert cli.settings(tokens)

@@ -317,9 +317,11 @@ def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> C
         return run(config or kind(), say=_SAY)
 
     command: Any = {"recipe": with_recipe, "runs": with_runs, "verb": with_verb, "": flags_only}[verb.takes]
-    command.__annotations__["config"] = Annotated[kind, Parameter(name="*")]
+    optional = not any(field.default is field.default_factory for field in dataclasses.fields(kind))
+    # cyclopts validates None too, where pydantic has been imported
+    command.__annotations__["config"] = Annotated[kind | None if optional else kind, Parameter(name="*")]
     command.__doc__ = verb.line
-    if not any(field.default is field.default_factory for field in dataclasses.fields(kind)):
+    if optional:
         command.__kwdefaults__ = {"config": None}
     return cast(Callable[..., Any], command)
 

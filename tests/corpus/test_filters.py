@@ -318,7 +318,7 @@ def test_shared_sequences_are_those_of_plain_words(
 
 
 def test_an_evaluation_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    for name, content in (("a.json", b"{"), ("a.jsonl", b"\xff\n"), ("a.gz", b"no gzip")):
+    for name, content in (("a.json", b"{"), ("a.jsonl", b"\xff\n"), ("a.gz", b"\x1f\x8b\x08 no gzip")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"{name} cannot be read as an evaluation file"):
             Decontamination(Decontaminate((tmp_path / name,)))(Batch(["text"]))

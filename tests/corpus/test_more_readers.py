@@ -52,6 +52,8 @@ def test_a_row_that_cannot_be_read_affects_no_other(tmp_path: Path) -> None:
 
 
 def test_long_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv, "field_size_limit", csv.field_size_limit)
+    own = csv.field_size_limit(1 << 17)  # other libraries raise it
     before = csv.field_size_limit()
     long = "x" * (before + 1)
     assert found(tmp_path / "a.csv", f"text\n{long}\nb\n".encode()) == [long, "b"]
@@ -61,6 +63,7 @@ def test_long_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line for line in lines if not line.startswith("<")][:2] == ["short", "b"]
     assert any("longer than" in line for line in lines)
     assert lines[-1] == "last"
+    csv.field_size_limit(own)
 
 
 @pytest.mark.parametrize("header", ["sentence,label", "sentence\tlabel", "only"])

@@ -9,7 +9,6 @@ import gzip
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -27,6 +26,9 @@ KILLS = int(os.environ.get("LAMBERT_TEST_KILLED_PREPARATIONS", "20"))
 pytestmark = pytest.mark.timeout(120 + 30 * KILLS)
 FAULTS = ("kill", "kill", "lose a worker", "stop", "full disk")
 SMALL = """
+import os, resource
+most = int(os.environ["LAMBERT_TEST_FILE_BYTES"])
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 from lambert.corpus import documents, slices
 slices.SLICE, slices.STREAMS, slices.WHOLE_BELOW, documents.MARK = 150_000, 30_000, 20_000, 200_000
 """
@@ -79,16 +81,12 @@ class Command:
         ]
 
     def start(self, file_bytes: int = 0) -> "subprocess.Popen[str]":
-        def limit() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
         return subprocess.Popen(
             [sys.executable, "-m", "lambert", *self._arguments],
-            env=self._environment,
+            env=self._environment | {"LAMBERT_TEST_FILE_BYTES": str(file_bytes or -1)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=limit if file_bytes else None,  # noqa: PLW1509
         )
 
     def content(self) -> dict[str, bytes]:

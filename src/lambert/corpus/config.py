@@ -138,11 +138,11 @@ class PrepareConfig:
                 f"prepare requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
                 "prepare --help` explains it."
             )
+        if not all(0 < weight <= MOST_REPEATED for weight in self.weights):
+            raise UsageError(f"weights = {list(self.weights)}: each must be above 0 and at most {MOST_REPEATED}.")
         if self.weights and len(self.weights) != len(self.input):
             given, needed = len(self.weights), len(self.input)
             raise UsageError(f"weights has {given} numbers for {needed} inputs: give one for each.")
-        if not all(0 < weight <= MOST_REPEATED for weight in self.weights):
-            raise UsageError(f"weights = {list(self.weights)}: each must be above 0 and at most {MOST_REPEATED}.")
         if self.verify is not None and len(lacking) < 2:
             raise UsageError("verify checks a corpus and prepares nothing: leave out input and out.")
         for entry in self.input:

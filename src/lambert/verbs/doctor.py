@@ -24,6 +24,13 @@ EXTRAS = {
     "parquet": ("pyarrow",),
     "hf": ("transformers",),
     "zstd": ("backports.zstd",),
+    "language": ("py3langid",),
+    "dedup": ("rensa",),
+    "corpus": ("datatrove",),
+    "ray": ("ray",),
+    "web": ("brotli", "resiliparse"),
+    "remote": ("fsspec",),
+    "hub": ("datasets",),
 }
 """The distributions of each optional extra, as in pyproject.toml."""
 BUILT_IN = {"backports.zstd": "compression.zstd"}

@@ -30,11 +30,11 @@ class Repetition:
     """Share of characters in sequences of 5 to 10 words that occurred before, without overlaps."""
 
     def __post_init__(self) -> None:
+        ranges = dict.fromkeys(("lines", "paragraphs", "line_characters", "paragraph_characters"), "[0, 1]")
+        check(self, "gopher_repetition.", top="[0, 1]", repeated="[0, 1]", **ranges)
         for name, count in (("top", 3), ("repeated", 6)):
             if len(getattr(self, name)) != count:
                 raise UsageError(f"gopher_repetition.{name} needs {count} values, not {len(getattr(self, name))}.")
-        ranges = dict.fromkeys(("lines", "paragraphs", "line_characters", "paragraph_characters"), "[0, 1]")
-        check(self, "gopher_repetition.", top="[0, 1]", repeated="[0, 1]", **ranges)
 
 
 def gopher_repetition(batch: Batch, rules: Repetition) -> Outcome:
