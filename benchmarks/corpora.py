@@ -120,12 +120,15 @@ def main() -> None:
     parser.add_argument("--steps", default="extract,clean,tokens")
     parser.add_argument("--clean", nargs="*", default=CHEAP)
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--no-bare", action="store_true", help="leave out the library; MB are then those of the files")
     parser.add_argument("--peers", help="a Python with datatrove, datasets and tokenizers")
     arguments = parser.parse_args()
     bare = [sys.executable, "-c", BARE, str(arguments.tokenizer), *map(str, arguments.files)]
     for number in range(arguments.rounds):
         alone = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        library = json.loads(subprocess.run(bare, env=alone, capture_output=True, check=True, text=True).stdout)
+        library: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in arguments.files)}
+        if not arguments.no_bare:
+            library = json.loads(subprocess.run(bare, env=alone, capture_output=True, check=True, text=True).stdout)
         row: dict[str, Any] = {
             "round": number,
             "steps": arguments.steps,
@@ -138,8 +141,10 @@ def main() -> None:
             row[f"prepare_{workers}"] = found | {
                 "MB_per_second": round(size / found["seconds"], 2),
                 "MB_per_processor_second": round(size / found["processor_seconds"], 2),
-                "times_bare_a_core": round(library["processor_seconds"] / found["processor_seconds"], 2),
             }
+            if not arguments.no_bare:
+                ratio = library["processor_seconds"] / found["processor_seconds"]
+                row[f"prepare_{workers}"]["times_bare_a_core"] = round(ratio, 2)
         if {1, 2} <= set(arguments.processes):
             row["one_to_two"] = round(row["prepare_1"]["seconds"] / row["prepare_2"]["seconds"], 2)
         for name in PEERS if arguments.peers else ():

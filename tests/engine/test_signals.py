@@ -142,6 +142,17 @@ def test_a_request_that_a_library_swallowed_is_remembered() -> None:
         politely(work)
 
 
+def test_a_library_that_turns_the_signal_into_an_error_is_stopped_too() -> None:
+    def work(request: StopRequest) -> None:
+        try:
+            ask()
+        except Interrupted as error:  # as a compiled module does that is interrupted while it is imported
+            raise SystemError("returned a result with an exception set") from error
+
+    with pytest.raises(SavedAndStopped):
+        politely(work)
+
+
 def test_an_error_in_patience_stays_that_error() -> None:
     def work(request: StopRequest) -> None:
         ask()
