@@ -165,22 +165,15 @@ def graceful_stop(
         try:
             yield request
             request._deferred = True
-        except BaseException as error:
-            if not _is_interruption(error):
+        except (Interrupted, Exception) as error:
+            # Libraries that were interrupted, for example while they are imported, fail in other ways, also later.
+            if not isinstance(error, Interrupted) and (request._deferred or not request._received):
                 raise
             request._deferred = True
             traceback.clear_frames(error.__traceback__)  # closes generators, and with them their threads and processes
             raise request._error(request.status, request._again) from None
         finally:
             request._deferred = True
-
-
-def _is_interruption(error: BaseException | None) -> bool:
-    """Returns whether an exception is an Interrupted or was caused by one: compiled modules that are interrupted while
-    they are imported raise SystemError."""
-    while error is not None and not isinstance(error, Interrupted):
-        error = error.__cause__
-    return error is not None
 
 
 @contextmanager
