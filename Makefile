@@ -1,6 +1,7 @@
 # make demo   raw text to a scored model in minutes      make test   the tests
 # make lint   ruff, mypy                                 make setup  the environment only
-# make test-cluster  ranks that are killed, hung, cut off or not alike (minutes; the network's need root)
+# make test-cluster  ranks that are killed, hung, cut off or not alike (minutes; the network's need root), and preparation
+#                    that is killed at random instants
 # make test-crash  every crash, failure of the disk and damaged file, and random kills (hours on two cores)
 # make test-fuzz  10,000 examples of each test that makes up input
 # make test-gpu  the tests that need a GPU
@@ -55,7 +56,7 @@ test: $(VENV)/setup-dev
 
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
 CLUSTER := $(addprefix tests/faults/test_,cluster.py unlike_ranks.py unlike_disks.py lost_ranks.py uneven_ranks.py \
-	network.py)
+	network.py killed_preparation.py)
 test-cluster: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FLAGS) $(CLUSTER)
 
