@@ -126,8 +126,10 @@ def test_killed_at_random_instants_it_ends_in_the_same_bytes(texts: Path, tmp_pa
             command.clear()
             ended += 1
             continue
-        assert process.returncode in {"kill": (-9,), "stop": (75,)}.get(fault, (4,)), (fault, size, said)
-        assert fault == "kill" or len(said.strip().splitlines()[-1]) < 400
+        # SIGTERM ends Python itself while it starts, before it has imported anything
+        codes = {"kill": (-9,), "stop": (75,) if said else (-15,)}.get(fault, (4,))
+        assert process.returncode in codes, (fault, size, said)
+        assert not said or fault == "kill" or len(said.strip().splitlines()[-1]) < 400
         assert command.content() in ({}, whole)
         faults[fault] = faults.get(fault, 0) + 1
     print(f"\n{faults}; {ended} commands ended", flush=True)
