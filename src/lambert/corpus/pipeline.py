@@ -89,8 +89,9 @@ def prepare(
     )  # fmt: skip
     found, input_of = list(chosen), {str(file): number for file, number in chosen.items()}
     if config.format == "auto":
+        named = set(map(Path, config.input))
         for file in found:
-            if file in map(Path, config.input) or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
+            if file in named or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
                 check_prose(file, config.text_field)
     given = None
     if config.tokenizer != "train":
