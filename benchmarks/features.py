@@ -30,7 +30,7 @@ import numpy as np
 import tokenizers
 import torch
 
-from lambert.corpus import tokenizer as lambert_tokenizer
+from lambert.corpus.tokens import tokenizer as lambert_tokenizer
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.squad import Squad
 

@@ -20,7 +20,7 @@ import numpy as np
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.filtering import Ledger, chain, filtered
 from lambert.corpus.filters.decontamination import Decontaminate
-from lambert.corpus.readers import Layout, Piece, read
+from lambert.corpus.reading.readers import Layout, Piece, read
 
 CHEAP = ("normalise", "gopher", "gopher-repetition", "c4", "fineweb", "personal-data")
 OTHERS = ("language", "decontaminate", "prose")

@@ -22,7 +22,7 @@ from lambert.corpus.filters.fineweb import FineWeb, fineweb
 from lambert.corpus.filters.gopher import Gopher, gopher
 from lambert.corpus.filters.outcome import Outcome
 from lambert.corpus.filters.repetition import Repetition, gopher_repetition
-from lambert.corpus.sentences import split
+from lambert.corpus.tokens.sentences import split
 
 
 def datatrove_filters(spacy: bool) -> dict[str, Any]:

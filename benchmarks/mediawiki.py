@@ -22,8 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lambert.corpus.readers import Layout, read
-from lambert.corpus.streams import unpacked
+from lambert.corpus.reading.readers import Layout, read
+from lambert.corpus.reading.streams import unpacked
 
 
 def extract(dump: Path, out: Path) -> None:

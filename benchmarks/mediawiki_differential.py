@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from lambert.corpus.readers import Layout, read
+from lambert.corpus.reading.readers import Layout, read
 
 WORD = re.compile(r"\w+")
 PLACEHOLDER = re.compile(r"(?:formula|codice)_\d+")

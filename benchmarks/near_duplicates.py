@@ -28,11 +28,11 @@ import numpy as np
 import scipy.sparse
 
 from lambert.corpus.config import DeduplicateConfig
-from lambert.corpus.deduplication import deduplicate
+from lambert.corpus.duplicates.deduplication import deduplicate
+from lambert.corpus.duplicates.shingles import text_hash
 from lambert.corpus.parts import write_part
-from lambert.corpus.pieces import Piece
-from lambert.corpus.readers import Layout, read
-from lambert.corpus.shingles import text_hash
+from lambert.corpus.reading.pieces import Piece
+from lambert.corpus.reading.readers import Layout, read
 
 EDITS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """Shares of the words that are edited. The expected similarity at 0.02 is about 0.82."""

@@ -26,10 +26,10 @@ import numpy.typing as npt
 import psutil
 import tokenizers
 
-from lambert.corpus import tokenizer as lambert_tokenizer
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
-from lambert.corpus.readers import Layout, read
+from lambert.corpus.reading.readers import Layout, read
+from lambert.corpus.tokens import tokenizer as lambert_tokenizer
 
 BATCH = 1000
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from lambert.corpus import sentences, tokenizer
-from lambert.corpus.encoding import Encoder
-from lambert.corpus.readers import Layout, read
+from lambert.corpus.reading.readers import Layout, read
+from lambert.corpus.tokens import sentences, tokenizer
+from lambert.corpus.tokens.encoding import Encoder
 
 BATCH = 256  # documents
 DOCUMENT = 4000  # characters of noise, about

@@ -17,7 +17,7 @@ from commands import one_line
 from lambert import pretrain
 from lambert.core.errors import UsageError
 from lambert.core.shards import Split
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.tasks import TaskConfig, learn, predict
 
 Lambert = Callable[..., Any]

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from study import METHODS, flags_of, settings
 
 from lambert.core.shards import Split
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource

@@ -14,10 +14,12 @@ import pytest
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.shards import Split, SplitWriter
-from lambert.corpus import pipeline, readers, sentences
-from lambert.corpus import tokenizer as tk
+from lambert.corpus import pipeline
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
+from lambert.corpus.reading import readers
+from lambert.corpus.tokens import sentences
+from lambert.corpus.tokens import tokenizer as tk
 
 Make = Callable[..., PrepareConfig]
 Story = Callable[[int], str]

@@ -15,8 +15,8 @@ from lambert.corpus.config import PrepareConfig
 from lambert.corpus.filters.decontamination import Decontaminate
 from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.pipeline import prepare
-from lambert.corpus.readers import PIECE, Layout, Piece
-from lambert.corpus.slices import WHOLE
+from lambert.corpus.reading.readers import PIECE, Layout, Piece
+from lambert.corpus.reading.slices import WHOLE
 
 pytest.importorskip("pyarrow")
 
@@ -70,7 +70,7 @@ def test_the_step_encode_does_not_change_the_corpus(
 ) -> None:
     if "deduplicate" in more:
         pytest.importorskip("rensa")
-    monkeypatch.setattr("lambert.corpus.encoded.MARK", 1 << 14)
+    monkeypatch.setattr("lambert.corpus.tokens.encoded.MARK", 1 << 14)
     long = f"{WORDS}.\n\n" * (2 * PIECE // len(WORDS))  # is read in several pieces
     (inputs / "a.txt").write_text(long, encoding="utf-8")
     copyfile(inputs / "b.jsonl", inputs / "e.jsonl")  # duplicates

@@ -14,7 +14,7 @@ from odd_files import EXAMPLES, damaged, encoded, fuzz, some
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, LambertError, UsageError
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.tasks import TaskConfig, create, predict
 from lambert.tasks.config import Columns, SquadConfig
 

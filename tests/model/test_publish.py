@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lambert.core.errors import DataError
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import publish as module
 from lambert.model import weights
 from lambert.model.heads import Model

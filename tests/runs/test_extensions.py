@@ -14,7 +14,7 @@ MODULE = '''
 import torch
 from torch import nn
 
-from lambert.corpus.readers import Piece
+from lambert.corpus.reading.readers import Piece
 from lambert.model.attention import attention
 from lambert.model.heads import Head as Plain
 from lambert.verbs.convert import run_import, ImportConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lambert.core.batch import Batch
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.stream import stream
 from lambert.runs import updates
 from lambert.verbs.pretrain import texts

@@ -17,7 +17,7 @@ from commands import one_line
 from lambert import cli
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.shards import Split
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource

@@ -8,16 +8,16 @@ from typing import Any
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
-from lambert.corpus.addresses import is_remote, public
 from lambert.corpus.filters import FILTERS
 from lambert.corpus.filters.c4 import C4
 from lambert.corpus.filters.decontamination import Decontaminate
 from lambert.corpus.filters.fineweb import FineWeb
 from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.filters.repetition import Repetition
-from lambert.corpus.readers import READERS, Layout
-from lambert.corpus.sentences import LINES
-from lambert.corpus.streams import MAX_RATIO
+from lambert.corpus.reading.readers import READERS, Layout
+from lambert.corpus.reading.streams import MAX_RATIO
+from lambert.corpus.remote.addresses import is_remote, public
+from lambert.corpus.tokens.sentences import LINES
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")

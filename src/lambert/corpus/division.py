@@ -11,8 +11,8 @@ from lambert.core.files import make_folder, replace_files
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.parts import disk_errors
 from lambert.corpus.plan import Progress, digest
-from lambert.corpus.readers import Layout
-from lambert.corpus.slices import Slice, divide
+from lambert.corpus.reading.readers import Layout
+from lambert.corpus.reading.slices import Slice, divide
 from lambert.corpus.workers import run
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError
-from lambert.corpus.files import size_of
-from lambert.corpus.readers import Layout, Piece, read
+from lambert.corpus.reading.files import size_of
+from lambert.corpus.reading.readers import Layout, Piece, read
 
 BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory
 BATCH_DOCUMENTS = 1 << 14

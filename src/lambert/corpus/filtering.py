@@ -12,7 +12,7 @@ from lambert.corpus.batch import Batch
 from lambert.corpus.cleaning import CLEANERS, Cleaner, call, cleaner, code_hash
 from lambert.corpus.filters import FILTERS
 from lambert.corpus.filters.outcome import Filter, Outcome
-from lambert.corpus.readers import Piece
+from lambert.corpus.reading.readers import Piece
 
 if TYPE_CHECKING:
     from lambert.corpus.config import PrepareConfig

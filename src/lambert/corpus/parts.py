@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.parquet import NotParquet, parquet_rows
-from lambert.corpus.readers import Piece
+from lambert.corpus.reading.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20
 """A row group ends before the row with which it would have more characters, unless it has one row (our

@@ -6,12 +6,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lambert.corpus import files, sentences, tokenizer
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.filtering import Chain, Ledger, chain, filtered
-from lambert.corpus.readers import Layout, Piece, kind_of, open_file, separator
-from lambert.corpus.slices import END, WHOLE, Slice, SliceReader, divide
-from lambert.corpus.streams import Stream, unpacked
+from lambert.corpus.reading import files
+from lambert.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
+from lambert.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
+from lambert.corpus.reading.streams import Stream, unpacked
+from lambert.corpus.tokens import sentences, tokenizer
 
 DOCUMENTS = 10
 PIECES = 20

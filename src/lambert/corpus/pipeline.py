@@ -22,22 +22,24 @@ from lambert.core.lock import Lock, lock_folder
 from lambert.core.settings import dotted
 from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
 from lambert.core.unsupported import LABELLED
-from lambert.corpus import fetch, files, tokenizer, vocabulary
-from lambert.corpus.addresses import is_remote
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents, Part, file_sources, weighted
-from lambert.corpus.encoded import EncodedDocuments
-from lambert.corpus.encoding import Encoded
+from lambert.corpus.duplicates.minhash import rensa
 from lambert.corpus.filtering import chain
-from lambert.corpus.minhash import rensa
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.plan import Make, Progress, here
-from lambert.corpus.readers import check_prose
-from lambert.corpus.servers import source_of
-from lambert.corpus.splits import Sink
+from lambert.corpus.reading import files
+from lambert.corpus.reading.readers import check_prose
+from lambert.corpus.reading.streams import inner_suffix
+from lambert.corpus.remote import fetch
+from lambert.corpus.remote.addresses import is_remote
+from lambert.corpus.remote.servers import source_of
 from lambert.corpus.stages import make_parts
-from lambert.corpus.streams import inner_suffix
-from lambert.corpus.unfinished import Unfinished
+from lambert.corpus.tokens import tokenizer, vocabulary
+from lambert.corpus.tokens.encoded import EncodedDocuments
+from lambert.corpus.tokens.encoding import Encoded
+from lambert.corpus.tokens.splits import Sink
+from lambert.corpus.tokens.unfinished import Unfinished
 from lambert.corpus.workers import ahead, encode
 
 VERSION = 1

@@ -9,8 +9,8 @@ import numpy as np
 from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError
 from lambert.core.shards import SPLITS, Split, check_corpus, read_manifest
-from lambert.corpus import tokenizer
-from lambert.corpus.unigram import cross_entropy, entropy
+from lambert.corpus.tokens import tokenizer
+from lambert.corpus.tokens.unigram import cross_entropy, entropy
 
 _ROWS = 1 << 20
 _REMEDY = "Restore the corpus from a copy, or remove it and prepare it again."

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lambert.core.errors import LambertError, MachineError
-from lambert.corpus.encoding import Encoded, Encoder
-from lambert.corpus.pieces import Piece
+from lambert.corpus.reading.pieces import Piece
+from lambert.corpus.tokens.encoding import Encoded, Encoder
 
 Item = TypeVar("Item")
 Batch = TypeVar("Batch", bound=tuple[list[str], Any])

@@ -20,7 +20,7 @@ from lambert.core.errors import UsageError
 from lambert.core.registry import check_named, choose
 from lambert.core.settings import check
 from lambert.core.world import World
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.stream import split
 from lambert.distributed.agreement import compare, software
 from lambert.engine.precision import Precision

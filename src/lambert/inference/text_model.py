@@ -16,7 +16,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text
 from lambert.core.registry import choose
 from lambert.core.world import World
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
 from lambert.engine.precision import Precision

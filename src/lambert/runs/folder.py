@@ -11,7 +11,7 @@ from lambert.core import settings
 from lambert.core.errors import UsageError
 from lambert.core.files import is_temporary, write_atomic
 from lambert.core.world import World
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed import agreement
 from lambert.engine import lock
 from lambert.engine.metrics_file import METRICS

@@ -8,7 +8,7 @@ from typing import Any
 from lambert import __version__
 from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.engine.progress import score_text
 from lambert.model.families import DEFAULT, family_of
 from lambert.model.heads import Model

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.tokenizer import with_mask
+from lambert.corpus.tokens.tokenizer import with_mask
 from lambert.tasks.classify import tokenised
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import softmax

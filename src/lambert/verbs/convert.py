@@ -12,7 +12,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import remove_leftovers
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.publish import publish

@@ -7,7 +7,7 @@ from typing import Any
 
 from lambert.core.contents import sha256
 from lambert.core.settings import SEEDS, as_dict, check, dotted
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
 from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine import archive

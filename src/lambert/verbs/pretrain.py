@@ -13,7 +13,7 @@ from lambert.core.settings import SEEDS, check
 from lambert.core.shards import Split, check_corpus, content_hash, read_manifest
 from lambert.core.specials import Specials
 from lambert.core.world import World
-from lambert.corpus import tokenizer as tokenizers
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource

@@ -11,7 +11,7 @@ from lambert.core.settings import check
 from lambert.corpus.batch import Batch, Booleans
 from lambert.corpus.characters import END, QUOTE, Integers
 from lambert.corpus.filters.outcome import Outcome
-from lambert.corpus.sentences import split
+from lambert.corpus.tokens.sentences import split
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 POLICIES = (b"terms of use", b"privacy policy", b"cookie policy", b"uses cookies", b"use of cookies", b"use cookies")

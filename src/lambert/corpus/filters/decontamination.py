@@ -17,7 +17,7 @@ from lambert.core.settings import check
 from lambert.corpus.batch import Batch, Booleans, Hashes, PlainWords
 from lambert.corpus.characters import Integers
 from lambert.corpus.filters.outcome import Outcome
-from lambert.corpus.streams import is_damage, unpacked
+from lambert.corpus.reading.streams import is_damage, unpacked
 
 _ROW = 1 << 24  # maximum characters of a cell of a CSV file
 

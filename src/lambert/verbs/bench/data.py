@@ -19,11 +19,11 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import FORMAT_VERSION, Split, SplitWriter
 from lambert.core.specials import Specials
 from lambert.core.world import World
-from lambert.corpus import tokenizer as tokenizers
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents, file_sources
-from lambert.corpus.encoding import Encoder
-from lambert.corpus.readers import Layout
+from lambert.corpus.reading.readers import Layout
+from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.corpus.tokens.encoding import Encoder
 from lambert.data.masking import MaskingConfig
 from lambert.data.packing import PackingConfig
 from lambert.data.source import CorpusSource

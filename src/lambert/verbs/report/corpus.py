@@ -9,7 +9,7 @@ import numpy as np
 
 from lambert.core.settings import dotted
 from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
-from lambert.corpus import tokenizer
+from lambert.corpus.tokens import tokenizer
 from lambert.verbs.prepare import warnings
 from lambert.verbs.report import histogram
 from lambert.verbs.report.cells import cell, table

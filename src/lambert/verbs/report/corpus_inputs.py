@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from lambert.core.errors import LambertError
-from lambert.corpus import tokenizer
-from lambert.corpus.addresses import is_remote
-from lambert.corpus.encoding import Encoder
-from lambert.corpus.readers import Layout, read
+from lambert.corpus.reading.readers import Layout, read
+from lambert.corpus.remote.addresses import is_remote
+from lambert.corpus.tokens import tokenizer
+from lambert.corpus.tokens.encoding import Encoder
 from lambert.verbs.report.cells import table
 
 FILES = 24

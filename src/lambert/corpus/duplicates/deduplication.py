@@ -1,0 +1,158 @@
+"""The step `deduplicate`: compares the documents of all parts, and lists which documents and lines are duplicates.
+
+The folder of the step has files for each part (`signatures`), which are made in any process and any order, and `lists`,
+which is a function of the set of texts and is made again when a part is added.
+"""
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.core.contents import misfit, sha256
+from lambert.core.files import atomic_folder, make_folder, remove_all_leftovers
+from lambert.corpus.config import DeduplicateConfig
+from lambert.corpus.duplicates import drops, minhash
+from lambert.corpus.duplicates.drops import Drops
+from lambert.corpus.duplicates.lists import write_lists
+from lambert.corpus.duplicates.near import Index, clusters
+from lambert.corpus.duplicates.signatures import Sign, Signed, record_hash
+from lambert.corpus.duplicates.similarity import link_similar
+from lambert.corpus.plan import Make, Plan, here
+
+VERSION = 1
+"""Increase it when the files of this step change, so that those of older versions are made again."""
+_RECORD = {
+    "key": str, "parts": [{"key": str, "documents": [int], "lines": [int]}], "documents": int, "characters": int,
+    "dropped": {"*": int}, "lines_removed": int, "pairs": {"compared": int, "similar": int}, "files": {"*": str},
+    "samples": [{"dropped": str, "survivor": str}], "record_sha256": str,
+}  # fmt: skip
+_FILES = {"documents": drops.DOCUMENT, "lines": drops.LINE}
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The finished lists of a set of parts."""
+
+    folder: Path
+    record: dict[str, Any]
+
+    def of(self, part: int) -> Drops:
+        """Returns what is removed from the part with this number in the order of the corpus."""
+        return Drops(*(self._slice(name, *self.record["parts"][part][name]) for name in _FILES))
+
+    def hash_of(self, part: int) -> str:
+        """Returns a hash of what is removed from the part."""
+        found = self.of(part)
+        removed = [np.ascontiguousarray(values).tobytes() for values in (found.documents["document"], found.lines)]
+        return hashlib.sha256(b"".join([len(removed[0]).to_bytes(8, "little"), *removed])).hexdigest()
+
+    def counts(self) -> dict[str, Any]:
+        """Returns what remains, and what is dropped by reason."""
+        return {name: self.record[name] for name in ("documents", "characters", "dropped", "lines_removed")}
+
+    def _slice(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        path, dtype = self.folder / f"{name}.bin", _FILES[name]
+        return np.fromfile(path, dtype, count=end - begin, offset=begin * dtype.itemsize)
+
+
+def deduplicate(
+    parts: Sequence[tuple[str, Path]], folder: Path, config: DeduplicateConfig, workers: int, progress: Progress,
+    make: Make = here,
+) -> Lists:  # fmt: skip
+    """Compares the documents of the parts with each other and returns the lists of duplicates. What is done is not
+    repeated.
+
+    Args:
+        parts: The key and path of each part, in the order of the corpus. The key is a hash of all that determines it.
+        folder: The folder of the step. The caller must keep other processes out of it.
+        make: Makes the files of the units of a plan, with a number of processes.
+
+    Raises OSError if the disk refuses a write.
+    """
+    least = config.paragraph_characters if config.paragraphs else 0
+    make_folder(folder)
+    remove_all_leftovers(folder)
+    signed = [Signed(key, path, folder, _name(key, least)) for key, path in parts]
+    counts = _sign(signed, folder, least, workers, progress, make)
+    settings = [VERSION, config.threshold, least]
+    run_key = hashlib.sha256(json.dumps([settings, [part.name for part in signed]]).encode()).hexdigest()
+    lists = folder / "lists"
+    record = _complete(lists, run_key)
+    if record is None:
+        with atomic_folder(lists, replace=True) as new:
+            record = _write(new, run_key, signed, counts, config, workers, progress)
+    return Lists(lists, record)
+
+
+def _name(key: str, least: int) -> str:
+    versions = [VERSION, minhash.rensa().ALGORITHM_VERSION, unicodedata.unidata_version]
+    return hashlib.sha256(json.dumps([versions, key, least]).encode()).hexdigest()[:16]
+
+
+def _sign(
+    signed: Sequence[Signed], folder: Path, least: int, workers: int, progress: Progress,
+    make: Make = here,
+) -> list[int]:  # fmt: skip
+    """Makes the files of parts that lack them, removes those of other parts, and returns the numbers of documents."""
+    records = {part.name: record for part in signed if (record := part.complete())}
+    named = {path.name for part in signed for path in (part.documents, part.lines, part.record)}
+    for path in folder.iterdir():
+        if path.is_file() and path.name.startswith(("signatures-", "lines-")) and path.name not in named:
+            path.unlink()
+    missing = list({part.name: part for part in signed if part.name not in records}.values())
+    sizes = {part.name: part.path.stat().st_size for part in signed}
+    missing.sort(key=lambda part: -sizes[part.name])
+    done, total = sum(sizes[name] for name in records), sum(sizes.values())
+    for part, record in make(Plan("deduplicate", folder, Sign, (least,), {}, Signed.complete), missing, workers, None):
+        records[part.name] = record
+        done += sizes[part.name]
+        progress(done, total, "hashing documents")
+    return [records[part.name]["documents"] for part in signed]
+
+
+def _write(
+    folder: Path, key: str, signed: Sequence[Signed], counts: Sequence[int], config: DeduplicateConfig, workers: int,
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Writes the lists and their record to a new folder and returns the record."""
+
+    size = sum(part.path.stat().st_size for part in signed)
+
+    def tick(done: int, total: int) -> None:
+        progress(size * done // total, size, "comparing documents")
+
+    index = Index(signed, counts)
+    unsure = folder / "unsure"
+    found = clusters(index, config.threshold, folder, unsure)
+    compared = link_similar(index, found, unsure, config.threshold, folder, workers, tick)
+    written = write_lists(index, found, folder, paragraphs=config.paragraphs)
+    record = {
+        "key": key,
+        **written,
+        "pairs": compared,
+        "files": {path.name: sha256(path) for path in sorted(folder.iterdir())},
+    }
+    record["record_sha256"] = record_hash(record)
+    (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+    return record
+
+
+def _complete(lists: Path, key: str) -> dict[str, Any] | None:
+    """Returns the record of the lists if they are complete and those of this key, or None."""
+    try:
+        record = json.loads((lists / "record.json").read_bytes())
+        if misfit(record, _RECORD) or record["record_sha256"] != record_hash(record) or record["key"] != key:
+            return None
+        whole = record["files"] == {f"{name}.bin": sha256(lists / f"{name}.bin") for name in sorted(_FILES)}
+    except (OSError, ValueError, RecursionError):
+        return None
+    return dict(record) if whole else None

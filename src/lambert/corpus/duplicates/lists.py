@@ -1,0 +1,113 @@
+"""Writes which documents and lines are removed, from the clusters of near duplicates."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.corpus.duplicates import drops
+from lambert.corpus.duplicates.near import Clusters, Index
+from lambert.corpus.duplicates.repeated_lines import removed_lines
+from lambert.corpus.duplicates.spill import write
+from lambert.corpus.parts import read_documents
+
+SAMPLES, CHARACTERS = 10, 300
+"""Pairs of near duplicates in the record, and the first characters of each text."""
+CHUNK = 1 << 16
+"""Documents whose records are in memory at a time."""
+
+
+def write_lists(index: Index, clusters: Clusters, folder: Path, paragraphs: bool) -> dict[str, Any]:
+    """Writes `documents.bin` and `lines.bin`, and returns their part of the record: the ranges of each part, the
+    documents and characters that remain (lines that are removed included), and what is dropped by reason."""
+    dropped = np.zeros(len(index), dtype=np.bool_)
+    for ranks in _chunks(len(index)):
+        dropped[index.numbers[ranks[clusters.roots(ranks) != ranks]]] = True
+    emptied = np.zeros(len(index), dtype=np.bool_)
+    lines_bounds = _write_lines(folder, index, dropped, emptied, paragraphs)
+    counts = np.zeros(len(drops.REASONS), dtype=np.int64)
+    per_part = np.zeros(len(index.parts), dtype=np.int64)
+    characters = 0
+    with (folder / "documents.bin").open("wb") as file:
+        for part, at, records in index.records():
+            first = int(index.firsts[part]) + at
+            gone = np.flatnonzero((dropped | emptied)[first : first + len(records)])
+            ranks = index.ranks[first + gone]
+            roots = clusters.roots(ranks)
+            own = np.zeros(len(gone), dtype=drops.DOCUMENT)
+            own["document"] = at + gone
+            own["reason"] = np.where(index.keys[ranks] == index.keys[roots], drops.EXACT, drops.NEAR)
+            own["reason"][roots == ranks] = drops.EMPTIED
+            own["survivor_part"], own["survivor"] = index.located(roots)
+            write(file, own)
+            counts += np.bincount(own["reason"], minlength=len(counts))
+            per_part[part] += len(own)
+            characters += int(records["characters"].sum(dtype=np.int64) - records["characters"][gone].sum())
+    return {
+        "parts": [
+            {"key": part.key, "documents": documents, "lines": lines}
+            for part, documents, lines in zip(index.parts, _ranges(per_part), lines_bounds, strict=True)
+        ],
+        "documents": len(index) - int(counts.sum()),
+        "characters": characters,
+        "dropped": dict(zip(drops.REASONS, counts.tolist(), strict=True)),
+        "lines_removed": lines_bounds[-1][1] if lines_bounds else 0,
+        "samples": list(_samples(index, clusters)),
+    }
+
+
+def _write_lines(
+    folder: Path, index: Index, dropped: npt.NDArray[np.bool_], emptied: npt.NDArray[np.bool_], paragraphs: bool
+) -> list[list[int]]:
+    """Writes `lines.bin`, sets `emptied` for each document that has no other line with a word [by number], and returns
+    the range of each part."""
+    per_part = np.zeros(len(index.parts), dtype=np.int64)
+    with (folder / "lines.bin").open("wb") as file:
+        for some in removed_lines(index, ~dropped, folder) if paragraphs else ():
+            removed = some[np.lexsort((some["line"], some["number"]))]
+            numbers, counts = np.unique(removed["number"], return_counts=True)
+            parts, local = index.locate(numbers)
+            for part in np.unique(parts):
+                chosen = parts == part
+                lines = index.parts[part].records(local[chosen])["lines"]
+                emptied[numbers[chosen]] = lines == counts[chosen]
+            removed = removed[~emptied[removed["number"]]]
+            parts, local = index.locate(removed["number"])
+            own = np.zeros(len(removed), dtype=drops.LINE)
+            own["document"], own["line"] = local, removed["line"]
+            write(file, own)
+            per_part += np.bincount(parts, minlength=len(per_part))
+    return _ranges(per_part)
+
+
+def _samples(index: Index, clusters: Clusters) -> Iterator[dict[str, Any]]:
+    """Yields the near duplicates with the smallest content keys, each with the document that is kept."""
+    left = SAMPLES
+    for ranks in _chunks(len(index)):
+        roots = clusters.roots(ranks)
+        near = index.keys[ranks] != index.keys[roots]
+        for pair in np.stack([ranks[near], roots[near]], axis=1)[:left]:
+            texts = [_beginning(index, rank) for rank in pair]
+            first, second = index.signatures(pair)
+            yield {"dropped": texts[0], "survivor": texts[1], "estimate": round(float((first == second).mean()), 3)}
+            left -= 1
+        if not left:
+            return
+
+
+def _beginning(index: Index, rank: np.uint32) -> str:
+    (part,), (number,) = index.located(np.array([rank]))
+    piece = next(read_documents(index.parts[part].path, np.array([number])))
+    return piece.text[:CHARACTERS]
+
+
+def _chunks(count: int) -> Iterator[npt.NDArray[np.uint32]]:
+    for at in range(0, count, CHUNK):
+        yield np.arange(at, min(at + CHUNK, count), dtype=np.uint32)
+
+
+def _ranges(counts: npt.NDArray[np.int64]) -> list[list[int]]:
+    ends = np.cumsum(counts)
+    return [[int(end - count), int(end)] for end, count in zip(ends, counts, strict=True)]

@@ -1,0 +1,56 @@
+"""Sorting of more records than fit into memory: they are divided among files by the size of a 64-bit hash."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.corpus.duplicates.shingles import Hashes
+
+Records = npt.NDArray[Any]
+MEMORY = 48 << 20
+"""Bytes of records that a file should have at most. Sorting them takes some 3 times as much (our choice)."""
+
+
+def write(file: BinaryIO, records: Records) -> None:
+    """Writes an array as it is in memory. `ndarray.tofile` does not say why the disk refuses a write."""
+    file.write(np.ascontiguousarray(records).view(np.uint8).data)
+
+
+class Partitions:
+    """Records in files: the records of a file have hashes that are smaller than those of the next file."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], expected: int, memory: int = MEMORY) -> None:
+        """`expected` is the number of records; `path` is the beginning of the names of the files."""
+        count = -(-expected * dtype.itemsize // memory)
+        self._bits = max(count - 1, 0).bit_length()
+        self._dtype = dtype
+        self._paths = [path.with_name(f"{path.name}-{number}") for number in range(1 << self._bits)]
+
+    def add(self, hashes: Hashes, records: Records) -> None:
+        """Writes records [n] to the files of their hashes [n], in their order."""
+        if not self._bits:
+            parts = [records]
+        else:
+            numbers = (hashes >> np.uint64(64 - self._bits)).astype(np.int64)
+            order = np.argsort(numbers, kind="stable")
+            parts = np.split(records[order], np.searchsorted(numbers[order], range(1, len(self._paths))))
+        for path, part in zip(self._paths, parts, strict=True):
+            if len(part):
+                with path.open("ab") as file:
+                    write(file, part)
+
+    def __iter__(self) -> Iterator[Records]:
+        """Yields the records of each file, and deletes it."""
+        for path in self._paths:
+            if path.exists():
+                yield np.fromfile(path, dtype=self._dtype)
+                path.unlink()
+
+
+def spread(numbers: npt.NDArray[np.uint32], count: int) -> npt.NDArray[np.uint64]:
+    """Returns numbers below `count` as 64-bit integers of the same order that use the whole range."""
+    low = np.uint64(32)
+    return (numbers.astype(np.uint64) << low) // np.uint64(count) << low

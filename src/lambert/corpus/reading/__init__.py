@@ -1,0 +1,1 @@
+"""Readers: files of all kinds as streams of pieces of text."""

@@ -1,0 +1,130 @@
+"""Resolution of paths, folders and globs to input files."""
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lambert.core.contents import HashedFile, sha256
+from lambert.core.errors import DataError
+from lambert.core.unsupported import LABELLED, refuse_archive, refuse_corpus
+from lambert.corpus.reading.arrow import dataset_files, is_dataset
+from lambert.corpus.reading.readers import SUFFIXES, begins_as
+from lambert.corpus.reading.streams import EXPANSION, inner_suffix
+
+
+def find(
+    inputs: Sequence[str | Path], without: Sequence[Path] = (), text_field: str = "text"
+) -> tuple[list[Path], list[Path]]:
+    """Returns the files of `find_sources`, and those that are passed over."""
+    chosen, passed = find_sources(inputs, without, text_field)
+    return list(chosen), passed
+
+
+def find_sources(
+    inputs: Sequence[str | Path], without: Sequence[Path] = (), text_field: str = "text"
+) -> tuple[dict[Path, int], list[Path]]:
+    """Returns (files to read, with the number of the input that names each first; files passed over), each file once,
+    with the files of a folder sorted by name.
+
+    A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
+    at all, MediaWiki dumps, and tables that have the column `text_field` are, hidden ones are not; a glob (`*`, `?`,
+    `[`, `**`) names what it matches. Of a data set in a folder, the files that belong to it are read. Nothing below the
+    folders `without` (the output) is read. Raises DataError where something named does not exist or is an archive, a
+    device or a prepared corpus, and where nothing is left.
+    """
+    chosen: dict[Path, int] = {}
+    passed: dict[Path, None] = {}
+    apart = {os.path.realpath(folder) for folder in without}
+    for number, entry in enumerate(inputs):
+        path = Path(entry)
+        if path.exists():
+            matches = [path]
+        else:
+            matches = [Path(match) for match in sorted(glob.glob(os.path.expanduser(str(entry)), recursive=True))]
+            if not matches:
+                raise DataError(f"No such file or folder: {entry}.{_near(path)}")
+        for match in matches:
+            refuse_archive(match)
+            refuse_corpus(match)
+            if not match.is_dir() and not match.is_file():
+                raise DataError(f"{match} is no regular file (a pipe, a device or a broken link): name a file.")
+            for file in _walk(match) if match.is_dir() else [match]:
+                if file != path and apart.intersection(map(str, Path(os.path.realpath(file)).parents)):
+                    continue
+                if file == match or _is_text(file, text_field):
+                    chosen.setdefault(file, number)
+                else:
+                    passed[file] = None
+    if not chosen:
+        known = " ".join(SUFFIXES)
+        raise DataError(
+            f"No files to read in {', '.join(map(str, inputs))}: {len(passed)} with unknown suffixes. "
+            f"Known: {known}, also compressed."
+        )
+    return chosen, list(passed)
+
+
+def text_bytes(files: Sequence[Path]) -> int:
+    """Returns an estimate of the bytes of text in the files, based on their sizes."""
+    return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) for file in files))
+
+
+def hashed(
+    found: Sequence[Path], progress: Callable[[int, int, str], None]
+) -> tuple[list[dict[str, Any]], list[tuple[int, int, int] | None]]:
+    """Returns `file`, `bytes` and `sha256` of each file, and the `HashedFile.stamp` of each before it was read. Raises
+    DataError if one cannot be read."""
+    inputs: list[dict[str, Any]] = []
+    stamps: list[tuple[int, int, int] | None] = []
+    done, total = 0, sum(map(size_of, found))
+    progress(0, total, "hashing inputs")
+    for file in found:
+        try:
+            stamps.append(HashedFile(file, "").stamp())
+            digest = sha256(file, lambda count: progress(done + count, total, "hashing inputs"))  # noqa: B023
+            inputs.append({"file": str(file), "bytes": file.stat().st_size, "sha256": digest})
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}.") from error
+        done += inputs[-1]["bytes"]
+    return inputs, stamps
+
+
+def size_of(file: Path) -> int:
+    """Returns the bytes of a file; 0 if it has gone, which is noticed where it is read."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _walk(folder: Path) -> list[Path]:
+    found = []
+    for root, folders, names in os.walk(folder):
+        if is_dataset(Path(root)):
+            found += dataset_files(Path(root))
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(root) / name for name in sorted(names) if not name.startswith(".")]
+    return found
+
+
+def _is_text(file: Path, text_field: str) -> bool:
+    inner = inner_suffix(file)
+    if not file.is_file():  # opening a pipe would wait for its other end
+        return False
+    if inner.startswith(".xml"):  # parts of large dumps end in .xml-p1p41242.bz2
+        return begins_as(file, "mediawiki")
+    if inner in LABELLED:
+        return begins_as(file, "csv", text_field)
+    return inner in SUFFIXES or not inner
+
+
+def _near(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" The folder {path.parent} does not exist."
+    names = sorted(child.name for child in path.parent.iterdir() if not child.name.startswith("."))[:5]
+    folder = "The current folder" if path.parent == Path() else path.parent
+    return f" {folder} holds: {', '.join(names)}." if names else f" {folder} is empty."

@@ -1,0 +1,60 @@
+"""Reads books of Project Gutenberg without its header and licence.
+
+The lines that begin and end a book are described at
+https://www.gutenberg.org/help/faq_copyright.html and differ over the years; books from before 2000 begin after the
+"small print".
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import BinaryIO
+
+from lambert.corpus.reading.pieces import Layout, Piece
+
+HEADER = 1 << 16
+"""Characters in which the header must end; those with the small print have up to 20,000 (our choice)."""
+_SHOWN = 600
+_BOOK = re.compile(
+    r"\s*(?:\*{3} ?START OF TH|[* ]*(?:the |this is the )?project gutenberg(?:'s|\u2019s)? (?:e-?book|e-?text)\b"
+    r"|[* ]*project gutenberg(?:'s|\u2019s) [^\n]{1,200}, by )", re.IGNORECASE,
+)  # fmt: skip
+_START = re.compile(
+    r"^[ \t]*(?:\*{3} ?START OF (?:THE|THIS) PROJECT GUTENBERG [^*]{0,400}\*{3}"
+    r"|\*END[ *]*THE SMALL PRINT!?[^\n]*)[^\n]*\n?",
+    re.MULTILINE | re.IGNORECASE,
+)
+_END = re.compile(
+    r"^[ \t]*(?:\*{3} ?END OF (?:THE|THIS) PROJECT GUTENBERG|END OF (?:THE |THIS )?PROJECT GUTENBERG(?:'S|\u2019S)? )",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+def is_book(beginning: bytes) -> bool:
+    """Returns whether a text file with this beginning is a book of Project Gutenberg."""
+    return _BOOK.match(beginning[:_SHOWN].decode("utf-8-sig", "replace")) is not None
+
+
+def book_reader(
+    read_text: Callable[[BinaryIO, Layout], Iterator[Piece]],
+) -> Callable[[BinaryIO, Layout], Iterator[Piece]]:
+    """Returns a reader of books, given that of plain text."""
+
+    def read_gutenberg(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
+        pieces = read_text(stream, layout)
+        header, size = [], 0
+        for piece in pieces:
+            header.append(piece)
+            if begin := _START.search(piece.text, 0, HEADER):
+                header = [replace(piece, text=piece.text[begin.end() :].lstrip("\n"))]
+            size += len(piece.text)
+            if begin or size > HEADER:
+                break
+        for piece in chain(header, pieces):
+            if end := _END.search(piece.text):
+                yield replace(piece, text=piece.text[: end.start()].rstrip() + "\n", last=True)
+                return
+            yield piece
+
+    return read_gutenberg

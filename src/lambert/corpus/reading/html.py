@@ -1,0 +1,76 @@
+"""Extracts the main text of HTML pages with resiliparse (https://resiliparse.chatnoir.eu)."""
+
+import codecs
+import importlib
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from lambert.core.errors import UsageError
+from lambert.corpus.reading.pieces import Layout, Piece
+
+PAGE = 16 << 20
+"""Maximum bytes of a page (our choice). Common Crawl ends pages at 1 MiB, since 2025 at 5 MiB."""
+DEPTH = 2000
+"""Maximum depth of nested <div> (our choice). The time for the main text is quadratic in it: 0.1 s for 2,000."""
+_REPLACED = 1000
+"""One of so many characters may be invalid in the encoding of the page; browsers replace them too (our choice)."""
+_DIV = re.compile(rb"<(/?)div[\s/>]", re.IGNORECASE)
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
+_DECLARED = 4096
+_BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+
+def read_html(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
+    """Reads an HTML file, which is one document: its main text."""
+    data = stream.read(PAGE + 1)
+    text, problem = page_text(data)
+    yield Piece(text, "line 1", error=problem)
+
+
+def page_text(page: bytes, charset: str = "") -> tuple[str, str]:
+    """Returns (the main text of a page, "") or ("", why there is none).
+
+    Args:
+        charset: The encoding that the server named. The page is decoded as UTF-8 if it is UTF-8.
+
+    Raises UsageError if resiliparse is not installed.
+    """
+    if len(page) > PAGE:
+        return "", f"is longer than {PAGE >> 20} MiB"
+    try:
+        extract = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
+        web_name = importlib.import_module("resiliparse.parse.encoding").map_encoding_to_html5
+    except ImportError as error:
+        raise UsageError("Reading HTML needs resiliparse: pip install 'lambert-bert[web]'.") from error
+    if _depth(page) > DEPTH:
+        return "", f"has more than {DEPTH:,} nested <div>"
+    declared = _CHARSET.search(page[:_DECLARED])
+    names = [name for mark, name in _BOMS.items() if page.startswith(mark)]
+    names += [web_name(name, False) for name in (charset, declared[1].decode() if declared else "") if name]
+    text, problem = _decoded(page, [name for name in names if name])
+    if problem:
+        return "", problem
+    # Without a main part, as in a page of links, the whole page is taken.
+    return next(filter(None, (extract(text, main_content=main, alt_texts=False) for main in (True, False))), ""), ""
+
+
+def _decoded(page: bytes, names: list[str]) -> tuple[str, str]:
+    """Returns (text, "") or ("", problem). `names` are possible encodings, the most probable first."""
+    try:
+        return page.decode(names[0] if names and names[0].startswith("utf") else "utf-8"), ""
+    except UnicodeDecodeError as error:
+        if not names:
+            return "", f"is not UTF-8 text (byte 0x{page[error.start]:02x}) and names no other encoding"
+    text = page.decode("gb18030" if names[0] == "gbk" else names[0], "replace")
+    if text.count("\ufffd") > len(text) / _REPLACED:
+        return "", f"is not text in its encoding {names[0]}"
+    return text, ""
+
+
+def _depth(page: bytes) -> int:
+    depth = most = 0
+    for match in _DIV.finditer(page):
+        depth = max(0, depth - 1 if match[1] else depth + 1)
+        most = max(most, depth)
+    return most

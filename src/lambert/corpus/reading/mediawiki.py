@@ -1,0 +1,265 @@
+"""Reads the articles of a MediaWiki XML dump (https://www.mediawiki.org/wiki/Help:Export) in bounded memory.
+
+Pages are found by their tags in the bytes, since `<` is escaped in their text, and each is parsed on its own. A page
+that cannot be parsed is therefore one document that is dropped, and a declaration of entities has no effect on pages.
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+from xml.parsers import expat
+
+from lambert.corpus.reading.pieces import PIECE, Layout, Piece, described
+from lambert.corpus.reading.streams import BLOCK, Stream
+from lambert.corpus.reading.wikitext import Wikitext
+
+PAGE = 64 << 20
+"""Maximum bytes of a page. MediaWiki's own limit for a text is 2 MiB; only complete histories are longer."""
+
+_BEGIN, _END, _LAST = b"<page>", b"</page>", b"</mediawiki>"
+_UTF8, UTF16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+SEPARATOR = re.compile(b"(?=<page>)")
+"""What is between the articles of a dump."""
+_HEAD = 1 << 20  # bytes before the first page that are searched for the names of namespaces
+_FILES = {-2, 6, 14}  # media, files and categories
+
+
+def is_dump(beginning: bytes) -> bool:
+    """Returns whether a file with this beginning is a MediaWiki dump, in UTF-8 or UTF-16."""
+    if beginning.startswith(UTF16):
+        beginning = beginning[: len(beginning) & ~1].decode("utf-16", "replace").encode()
+    text = beginning.removeprefix(_UTF8).lstrip()
+    if text.startswith(b"<?xml"):
+        text = text.partition(b"?>")[2].lstrip()
+    return text.startswith((b"<mediawiki", b"<!DOCTYPE mediawiki"))
+
+
+@dataclass(slots=True)
+class _Page:
+    title: str = ""
+    model: str = ""
+    text: str = ""
+
+
+@dataclass(slots=True)
+class _Site:
+    """What the beginning of a dump says about its namespaces."""
+
+    files: set[str] = field(default_factory=set)
+    """Names for files, media and categories, in lower case."""
+    others: set[str] = field(default_factory=set)
+    """Names of all namespaces but that of the articles, in lower case, for dumps before version 0.6, which have no
+    <ns>."""
+
+
+def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
+    """Reads a MediaWiki XML dump, in UTF-8 or UTF-16: the articles, each with its title as first paragraph.
+
+    Redirects, pages of other namespaces than 0 and pages that are not wikitext are passed over.
+    """
+    pages = _pages(stream)
+    head, problem = next(pages)
+    site = _Site()
+    try:
+        if not problem:
+            site = _site(head)
+    except expat.ExpatError as error:
+        problem = f"has a broken <siteinfo> ({expat.errors.messages[error.code]})"
+    if problem:
+        yield Piece("", "line 1", error=problem)
+    wikitext = Wikitext(site.files)
+    for number, (raw, damage) in enumerate(pages, 1):
+        if reason := _by_tags(raw):
+            yield Piece("", f"page {number}", passed_over=reason)
+            continue
+        page = _Page()
+        problem = damage or _parse(raw, page)
+        place = f"page {number}{f' ({_short(page.title)})' if page.title else ''}"
+        if problem:
+            yield Piece("", place, error=problem)
+        elif reason := _by_content(page, site if b"<ns>" not in raw else _Site()):
+            yield Piece("", place, passed_over=reason)
+        else:
+            yield from _pieces(page, wikitext, place)
+
+
+def _pages(stream: BinaryIO) -> Iterator[tuple[bytes, str]]:
+    """Yields (what is before the first page, problem), then (a page, "") or (b"", problem of one) for each."""
+    read = _utf8(stream)
+    held = bytearray()
+    begun = skipping = False
+    searched = 0  # bytes of `held` without an end of a page
+    while True:
+        block = read()
+        held += block
+        if not begun:
+            start = held.find(_BEGIN, max(0, searched - len(_BEGIN)))
+            searched = len(held)
+            if start < 0 and block and len(held) < _HEAD:
+                continue
+            head = bytes(held[:start] if start >= 0 else held)
+            yield head, "" if b"<mediawiki" in head else "is not a MediaWiki dump: it does not begin with <mediawiki>"
+            del held[: max(start, 0)]
+            begun, searched = True, 0
+        position = 0
+        while (end := held.find(_END, max(position, searched - len(_END)))) >= 0:
+            start = held.find(_BEGIN, position, end)
+            position = searched = end + len(_END)
+            if skipping:
+                skipping = False
+                continue
+            if start < 0:
+                yield b"", "has an end without a beginning"
+                continue
+            last = held.rfind(_BEGIN, start, end)
+            if last != start:
+                yield b"", "has no </page>"
+            yield (bytes(held[last:position]), "") if position - last <= PAGE else (b"", _too_long())
+        del held[:position]
+        searched = len(held)
+        if len(held) > PAGE:
+            if _BEGIN in held and not skipping:
+                yield b"", _too_long()
+                skipping = True
+            del held[: len(held) - len(_END)]
+            searched = 0
+        if not block:
+            break
+    if _BEGIN in held or skipping:
+        yield b"", "has no </page>: the file is truncated"
+    elif _LAST not in held:
+        yield b"", "is missing: the file is truncated, since it ends without </mediawiki>"
+
+
+def read_head(stream: Stream) -> bytes:
+    """Returns what is before the first page of a dump."""
+    head = b""
+    while SEPARATOR.search(head) is None and len(head) < _HEAD and (block := stream.read(BLOCK)):
+        head += block
+    return head[: found.start()] if (found := SEPARATOR.search(head)) else head
+
+
+def _too_long() -> str:
+    return f"is longer than {PAGE >> 20} MiB"
+
+
+def _utf8(stream: BinaryIO) -> Callable[[], bytes]:
+    """Returns a function that reads the next block of the stream, converted from UTF-16 if it begins with its mark."""
+    first = stream.read(BLOCK)
+    if not first.startswith(UTF16):
+        blocks = iter([first])
+        return lambda: next(blocks, b"") or stream.read(BLOCK)
+    # Halves of surrogate pairs are kept, and are no UTF-8: they make their page an error, and no other.
+    decoder = codecs.getincrementaldecoder("utf-16")("surrogatepass")
+    pending = [first]
+
+    def read() -> bytes:
+        while raw := pending.pop() if pending else stream.read(BLOCK):
+            if text := decoder.decode(raw):
+                return text.encode("utf-8", "surrogatepass")
+        return b""
+
+    return read
+
+
+def _site(head: bytes) -> _Site:
+    begin, end = head.find(b"<siteinfo>"), head.find(b"</siteinfo>")
+    site = _Site()
+    if not 0 <= begin < end:
+        return site
+    key = 0
+    name: list[str] = []
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal key
+        name.clear()
+        number = attributes.get("key", "0")
+        key = int(number) if tag == "namespace" and number.lstrip("-").isdecimal() and len(number) < 9 else 0
+
+    def finish(tag: str) -> None:
+        if key and (found := "".join(name).strip().lower()):
+            site.others.add(found)
+            if key in _FILES:
+                site.files.add(found)
+
+    _parser(start, finish, name.append).Parse(head[begin : end + len(b"</siteinfo>")], True)
+    return site
+
+
+def _parse(raw: bytes, page: _Page) -> str:
+    """Fills `page` from its XML and returns "" or why it cannot be used. Of several revisions, the last one counts."""
+    found: list[str] = []
+    depth = 0
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        found.clear()
+
+    def finish(tag: str) -> None:
+        nonlocal depth
+        if depth == 2 and tag == "title":
+            page.title = "".join(found).strip()
+        elif depth == 3 and tag == "text":
+            page.text = "".join(found)
+        elif depth == 3 and tag == "model":
+            page.model = "".join(found).strip()
+        depth -= 1
+        found.clear()
+
+    try:
+        _parser(start, finish, found.append).Parse(raw, True)
+    except expat.ExpatError as error:
+        try:
+            raw.decode("utf-8")
+        except UnicodeDecodeError as invalid:
+            return f"is not UTF-8 text (byte 0x{raw[invalid.start]:02x})"
+        return f"is broken XML ({expat.errors.messages[error.code]})"
+    return ""
+
+
+def _parser(
+    start: Callable[[str, dict[str, str]], None], finish: Callable[[str], None], text: Callable[[str], None]
+) -> expat.XMLParserType:
+    parser = expat.ParserCreate("UTF-8")
+    parser.buffer_text = True
+    parser.buffer_size = 1 << 16
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, finish, text
+    return parser
+
+
+def _by_tags(raw: bytes) -> str:
+    """Returns why a page is no article, or "", by tags that its text cannot contain, without parsing it."""
+    if b"<ns>0</ns>" not in raw and b"<ns>" in raw:
+        return "other namespace"
+    return "redirect" if b"<redirect" in raw else ""
+
+
+def _by_content(page: _Page, site: _Site) -> str:
+    """Returns why a page is no article, or ""."""
+    namespace, colon, _ = page.title.partition(":")
+    if colon and namespace.lower() in site.others:
+        return "other namespace"
+    if page.text[:9].upper() == "#REDIRECT":
+        return "redirect"
+    return "" if page.model in ("", "wikitext") else "other content"
+
+
+def _short(title: str) -> str:
+    words = " ".join(title.split())
+    return words if len(words) <= 80 else f"{words[:77]}..."
+
+
+def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
+    """Yields an article. One longer than MediaWiki allows is converted in parts that end with a paragraph, which bounds
+    the memory for any markup."""
+    start, title, about = 0, f"{page.title}\n\n", described({"title": page.title})
+    while len(page.text) - start > PIECE:
+        cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
+        cut = cut if cut >= 0 else start + PIECE
+        yield Piece(f"{title}{wikitext.plain(page.text[start:cut])}\n\n", place, last=False, metadata=about)
+        start, title = cut, ""
+    text = wikitext.plain(page.text[start:])
+    yield Piece(title + text if text else "", place, metadata=about)

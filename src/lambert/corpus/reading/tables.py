@@ -1,0 +1,121 @@
+"""Reads tables (CSV, TSV) with a column of text, in bounded memory."""
+
+import csv
+import re
+from collections.abc import Iterator
+from typing import BinaryIO, Literal
+
+from lambert.corpus.reading.pieces import Layout, Piece, row_piece
+
+FIELD = 16 << 20
+"""Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
+_BOM = "\ufeff"
+_SEPARATORS = (",", "\t", ";", "|")
+_HEADER = 1 << 16
+_SURROGATE = re.compile("[\udc80-\udcff]")
+
+
+class _Unusable(Exception):
+    """Why a line cannot be used. It may be in the middle of a row, which ends with it."""
+
+
+def read_csv(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
+    """Reads a table with column names in its first line and text in the column `layout.text_field`.
+
+    Cells are separated by commas, tabs, semicolons or bars, as the first line shows. A cell in quotation marks may
+    contain line breaks, but not in a table separated by tabs, in which quotation marks are text.
+    """
+    first = stream.readline(_HEADER).decode("utf-8", "replace")
+    separator, problem = column(first, layout.text_field)
+    if problem:
+        yield Piece("", "line 1", error=problem)
+        return
+    names = _cells(first, separator)
+    lines = _Lines(stream)
+    while not lines.ended:
+        rows = csv.reader(lines, delimiter=separator, quoting=_quoting(separator), strict=True)
+        while True:
+            begin = lines.number + 1
+            try:
+                row = _next(rows)
+            except (csv.Error, _Unusable) as error:
+                yield Piece("", f"line {begin}", error=_reason(error))
+                break  # a new reader goes on with the next line
+            if row is None:
+                break
+            if row:
+                yield _document(row, names, layout, f"line {begin}")
+
+
+def column(first: str, text_field: str) -> tuple[str, str]:
+    """Returns (separator, "") of a table with this first line, or ("", why it has no column `text_field`)."""
+    for separator in _SEPARATORS:
+        if text_field in (names := _cells(first, separator)):
+            return separator, "" if names.count(text_field) == 1 else f"has two columns {text_field!r}"
+    names = max((_cells(first, separator) for separator in _SEPARATORS), key=len)
+    listed = ", ".join(name[:40] for name in names[:8])
+    return "", f"has no column {text_field!r} (columns: {listed}): name its column of text as text_field"
+
+
+def _cells(first: str, separator: str) -> list[str]:
+    try:
+        row = next(csv.reader([first.removeprefix(_BOM)], delimiter=separator, quoting=_quoting(separator)), [])
+    except csv.Error:
+        return []
+    return [name.strip() for name in row]
+
+
+def _quoting(separator: str) -> Literal[0, 3]:
+    return csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+
+
+class _Lines:
+    """The lines of a stream as text, in which bytes that are not UTF-8 are surrogates."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.number, self.ended = 1, False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._stream.readline(FIELD)
+        if not line:
+            self.ended = True
+            raise StopIteration
+        self.number += 1
+        if len(line) == FIELD and not line.endswith(b"\n"):
+            while (rest := self._stream.readline(FIELD)) and not rest.endswith(b"\n"):
+                pass
+            raise _Unusable(f"is longer than {FIELD >> 20} MiB")
+        return line.decode("utf-8", "surrogateescape")
+
+
+def _next(rows: Iterator[list[str]]) -> list[str] | None:
+    """Returns the next row, or None after the last. The limit of `csv` is that of the whole process."""
+    before = csv.field_size_limit(FIELD)
+    try:
+        return next(rows, None)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if "unexpected end" in text:
+        return "begins a cell with a quotation mark that is never closed: the rest of the file is lost"
+    if "field limit" in text:
+        return f"has a cell longer than {FIELD >> 20} Mi characters"
+    return text if isinstance(error, _Unusable) else f"is no row ({text})"
+
+
+def _document(row: list[str], names: list[str], layout: Layout, place: str) -> Piece:
+    cells = len(names)
+    if len(row) != cells:
+        return Piece("", place, error=f"has {len(row)} cells where the first line has {cells}")
+    values = dict(zip(names, row, strict=True))
+    text = values[layout.text_field]
+    if invalid := _SURROGATE.search(text):
+        return Piece("", place, error=f"is not UTF-8 text (byte 0x{ord(invalid[0]) - 0xDC00:02x})")
+    return row_piece(values, layout, place)

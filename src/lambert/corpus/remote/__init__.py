@@ -1,0 +1,1 @@
+"""Remote inputs: URLs, servers and downloads."""

@@ -1,0 +1,245 @@
+"""Fetches remote inputs into the work folder: continued after a kill, complete or absent, and compared with checksums.
+
+Each URL has a folder, named by its hash. The file that is being fetched is `NAME.part`; it is renamed when it is
+complete. `record.json` beside it says what was fetched.
+"""
+
+import errno
+import hashlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lambert.core.contents import sha256
+from lambert.core.errors import DataError, MachineError
+from lambert.core.files import make_folder, replace_files, sync
+from lambert.corpus.remote.addresses import is_remote, name_of, public
+
+TRIES = 5
+BACKOFF = 1.0
+"""Seconds before the second try; doubled before each further one (our choice)."""
+SPARE = 256 << 20
+"""Bytes of the disk that stay free (our choice)."""
+_BLOCK = 1 << 20
+_LIST = 16 << 20
+"""Maximum bytes of a list of checksums."""
+_DIGESTS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
+_SUM = re.compile(r"([0-9a-fA-F]{32,128}) [ *](.+)|\w+ \((.+)\) = ([0-9a-fA-F]{32,128})")
+Progress = Callable[[int, int, str], None]
+
+
+class Unavailable(Exception):
+    """Why a try failed, as the end of a sentence; the next one may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The content of a remote file from a byte on."""
+
+    read: Callable[[int], bytes]
+    begin: int
+    """The first byte of the content; 0 if the server does not send parts."""
+    total: int | None
+    """Bytes of the whole file, if the server says so."""
+    mark: str
+    """What the server changes when the file changes, such as its ETag; empty if it sends nothing of the kind."""
+
+
+class Source(Protocol):
+    """A kind of server."""
+
+    def open(self, url: str, begin: int, mark: str) -> AbstractContextManager[Body]:
+        """Opens a file at a byte, if it still has this mark, else at its beginning.
+
+        Raises Unavailable, or DataError if no further try can succeed.
+        """
+
+    def files(self, url: str) -> list[str]:
+        """Returns the URLs of the files that a URL names, which may be a folder or have wildcards."""
+
+
+def fetch(
+    inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Source], checksums: str, progress: Progress
+) -> tuple[list[str | Path], list[int], dict[str, str]]:
+    """Returns the inputs with remote ones replaced by files in `folder`, for each the number of the input that it
+    replaces, and the URLs by file.
+
+    Raises:
+        DataError: A file does not exist, or its checksum is wrong.
+        MachineError: A server cannot be reached or ends too early, or the disk is full.
+    """
+    found: list[str | Path] = []
+    numbers: list[int] = []
+    urls: dict[str, str] = {}
+    sums = _checksums(checksums, source_of) if checksums else None
+    for number, entry in enumerate(inputs):
+        if not is_remote(entry):
+            found.append(entry)
+            numbers.append(number)
+            continue
+        for url in source_of(str(entry)).files(str(entry)):
+            path = _fetched(url, folder, source_of(url), sums, checksums, progress)
+            found.append(path)
+            numbers.append(number)
+            urls[str(path)] = public(url)
+    return found, numbers, urls
+
+
+def _fetched(
+    url: str, folder: Path, source: Source, sums: Mapping[str, str] | None, checksums: str, progress: Progress
+) -> Path:
+    own = folder / hashlib.sha256(public(url).encode()).hexdigest()[:16]
+    path, record = own / name_of(url), own / "record.json"
+    expected = _expected(url, sums, checksums) if sums is not None else ""
+    if _complete(path, record, public(url)):
+        if expected and _digest(path, expected) != expected:
+            raise _wrong(url, path, expected, checksums)
+        return path
+    part = own / f"{path.name}.part"
+    try:
+        make_folder(own)
+        mark = _download(source, url, part, expected, progress)
+        if expected and _digest(part, expected) != expected:
+            raise _wrong(url, part, expected, checksums)
+        sync(part)
+        described = {"url": public(url), "bytes": part.stat().st_size, "sha256": sha256(part), "mark": mark}
+        part.replace(path)
+        replace_files({record: (json.dumps(described | {"checksum": expected}) + "\n").encode()})
+        (own / "part.json").unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise MachineError(f"The disk of {folder} is full. Free space, or choose another work folder.") from error
+        raise MachineError(f"{own} cannot be written: {error.strerror}. Choose another work folder.") from error
+    return path
+
+
+def _complete(path: Path, record: Path, url: str) -> bool:
+    try:
+        described = json.loads(record.read_bytes())
+        same = described["url"] == url and described["bytes"] == path.stat().st_size
+        return bool(same and described["sha256"] == sha256(path))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _download(source: Source, url: str, part: Path, expected: str, progress: Progress) -> str:
+    """Writes a file to `part`, whose bytes of a try before are kept if the file has not changed. Returns its mark."""
+    problem = ""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(BACKOFF * 2 ** (attempt - 1))
+        mark = _mark(part)
+        begin = part.stat().st_size if part.exists() and (mark or expected) else 0
+        try:
+            with source.open(url, begin, mark) as body:
+                if body.begin and (body.begin != begin or body.mark != mark):
+                    part.unlink()
+                    raise Unavailable("the file changed while it was fetched")
+                if not body.begin:
+                    part.unlink(missing_ok=True)
+                    replace_files({part.with_name("part.json"): json.dumps({"mark": body.mark}).encode()})
+                size = _write(body, part, url, progress)
+            if body.total is not None and size != body.total:
+                raise Unavailable(f"it ended after {size:,} of {body.total:,} bytes")
+            return body.mark
+        except Unavailable as error:
+            problem = str(error)
+    kept = part.stat().st_size if part.exists() else 0
+    raise MachineError(
+        f"{public(url)} cannot be fetched in {TRIES} tries: {problem}. The same command continues"
+        f"{f' after {kept:,} bytes' if kept else ''}."
+    )
+
+
+def _write(body: Body, part: Path, url: str, progress: Progress) -> int:
+    """Appends a body to `part` and returns the size of the file."""
+    with part.open("ab") as file:
+        size = file.tell()
+        _check_space(part, url, (body.total or size) - size)
+        checked = size
+        while data := body.read(_BLOCK):
+            file.write(data)
+            size += len(data)
+            if body.total is not None and size > body.total:
+                file.truncate(0)
+                raise Unavailable(f"it has more than the {body.total:,} bytes that the server named")
+            if size - checked >= SPARE // 4:
+                _check_space(part, url, 0)
+                checked = size
+            progress(size, body.total or size, f"fetching {name_of(url)}")
+    return size
+
+
+def _mark(part: Path) -> str:
+    try:
+        return str(json.loads(part.with_name("part.json").read_bytes())["mark"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _check_space(part: Path, url: str, needed: int) -> None:
+    free = shutil.disk_usage(part.parent).free
+    if free < needed + SPARE:
+        raise MachineError(
+            f"{part.parent} has {free / 1e9:.1f} GB free, and {public(url)} needs {(needed + SPARE) / 1e9:.1f} GB: "
+            "free space, or choose another work folder."
+        )
+
+
+def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]:
+    """Returns the checksums in a list by the names of the files."""
+    try:
+        if is_remote(where):
+            data = b""
+            with source_of(where).open(where, 0, "") as body:
+                while len(data) <= _LIST and (block := body.read(_BLOCK)):
+                    data += block
+        else:
+            with Path(where).open("rb") as file:
+                data = file.read(_LIST + 1)
+    except OSError as error:
+        raise DataError(f"{where} cannot be read: {error.strerror}.") from error
+    except Unavailable as error:
+        raise MachineError(f"{public(where)} cannot be fetched: {error}.") from error
+    sums = {}
+    for line in data[:_LIST].decode("utf-8", "replace").splitlines():
+        if match := _SUM.fullmatch(line.strip()):
+            name, digest = (match[2], match[1]) if match[1] else (match[3], match[4])
+            if len(digest) in _DIGESTS:
+                sums[name.rpartition("/")[2]] = digest.lower()
+    if not sums:
+        raise DataError(f"{public(where)} is no list of checksums, such as sha256sum and sha1sum write.")
+    return sums
+
+
+def _expected(url: str, sums: Mapping[str, str], checksums: str) -> str:
+    if name_of(url) not in sums:
+        raise DataError(f"{public(checksums)} has no checksum of {name_of(url)}. Name another list, or none.")
+    return sums[name_of(url)]
+
+
+def _digest(path: Path, expected: str) -> str:
+    name = _DIGESTS[len(expected)]
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()
+
+
+def _wrong(url: str, path: Path, expected: str, checksums: str) -> DataError:
+    """Removes a file with a wrong checksum."""
+    found = _digest(path, expected)
+    path.unlink()
+    return DataError(
+        f"{public(url)} has the {_DIGESTS[len(expected)].upper()} {found}, not {expected} of {public(checksums)}. The "
+        "file was deleted: give the command again, or compare the list with the file."
+    )
+
+
+def described(inputs: Sequence[Mapping[str, Any]], urls: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Returns the entries of input files, those of fetched files with their URL."""
+    return [{**entry, "file": urls.get(str(entry["file"]), entry["file"])} for entry in inputs]

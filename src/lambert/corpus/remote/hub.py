@@ -1,0 +1,73 @@
+"""Data sets of the Hugging Face Hub, streamed by the library `datasets` and kept as JSON lines."""
+
+import importlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from lambert.core.errors import DataError, UsageError
+from lambert.corpus.remote.addresses import public
+from lambert.corpus.remote.fetch import Body, Unavailable
+
+SCHEME = "datasets"
+_FORM = "datasets://OWNER/NAME?config=CONFIG&split=SPLIT"
+
+
+class Hub:
+    """Data sets by name: `datasets://OWNER/NAME?config=CONFIG&split=SPLIT&revision=COMMIT`, the path of a folder with
+    three slashes.
+
+    `config` and `revision` may be left out; `split` is train unless it is given. Fields that JSON does not know are
+    written as text. A data set has no checksum and cannot be continued in the middle; name a `revision` for a content
+    that does not change.
+    """
+
+    def files(self, url: str) -> list[str]:
+        parts = urlsplit(url)
+        path = f"{parts.path.rstrip('/')}/{_settings(url)['split']}.jsonl"
+        return [f"{SCHEME}://{parts.netloc}{path}" + (f"?{parts.query}" if parts.query else "")]
+
+    @contextmanager
+    def open(self, url: str, begin: int, mark: str) -> Iterator[Body]:
+        parts = urlsplit(url)
+        name = (parts.netloc + parts.path.rpartition("/")[0]).rstrip("/")
+        settings = _settings(url)
+        rows = self._rows(name, settings, public(url))
+        held = b""
+
+        def read(size: int) -> bytes:
+            nonlocal held
+            while len(held) < size:
+                try:
+                    row = next(rows, None)
+                except Exception as error:
+                    raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+                if row is None:
+                    break
+                held += json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
+            data, held = held[:size], held[size:]
+            return data
+
+        yield Body(read, 0, None, "")
+
+    def _rows(self, name: str, settings: dict[str, str], shown: str) -> Iterator[dict[str, Any]]:
+        try:
+            load = importlib.import_module("datasets").load_dataset
+        except ImportError as error:
+            raise UsageError(f"{shown} needs datasets: pip install 'lambert-bert[hub]'.") from error
+        try:
+            config, split, revision = (settings.get(key) for key in ("config", "split", "revision"))
+            return iter(load(name, config, split=split, revision=revision, streaming=True))
+        except (ValueError, FileNotFoundError) as error:
+            raise DataError(f"{shown} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+        except Exception as error:
+            raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+
+
+def _settings(url: str) -> dict[str, str]:
+    found = {key: values[-1] for key, values in parse_qs(urlsplit(url).query).items()}
+    if unknown := sorted(found.keys() - {"config", "split", "revision"}):
+        raise UsageError(f"{public(url)}: {unknown[0]} is unknown. The form is {_FORM}.")
+    return {"split": "train"} | found

@@ -1,0 +1,176 @@
+"""The servers of remote inputs: HTTP with the standard library, data sets of the Hugging Face Hub by name, and what
+fsspec knows (S3, Google, Azure, SSH, ...)."""
+
+import base64
+import http.client
+import importlib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from lambert import __version__
+from lambert.core.errors import DataError, LambertError, UsageError
+from lambert.corpus.reading.readers import SUFFIXES
+from lambert.corpus.reading.streams import inner_suffix
+from lambert.corpus.remote.addresses import public
+from lambert.corpus.remote.fetch import Body, Source, Unavailable
+from lambert.corpus.remote.hub import SCHEME, Hub
+
+SECONDS = 60
+"""A server that sends nothing for so long is given up (our choice)."""
+_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+
+
+def source_of(url: str) -> Source:
+    """Returns the kind of server of a URL."""
+    scheme = urlsplit(url).scheme.lower()
+    if scheme == SCHEME:
+        return Hub()
+    return Http() if scheme in ("http", "https") else Fsspec()
+
+
+class Http:
+    """A server of HTTP or HTTPS."""
+
+    def files(self, url: str) -> list[str]:
+        return [url]
+
+    @contextmanager
+    def open(self, url: str, begin: int, mark: str) -> Iterator[Body]:
+        shown = public(url)
+        try:
+            with urllib.request.urlopen(_request(url, begin, mark), timeout=SECONDS) as response:
+                yield _body(response, begin, shown)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and begin:  # nothing is left: the file is complete, or is shorter now
+                total = (error.headers.get("Content-Range") or "").rpartition("/")[2]
+                if total == str(begin):
+                    yield Body(lambda size: b"", begin, begin, mark)
+                    return
+                raise Unavailable("the file changed while it was fetched") from error
+            if error.code in _AGAIN:
+                raise Unavailable(f"the server answers {error.code} {error.reason}") from error
+            if "infinite loop" in str(error.reason or error.msg):
+                raise DataError(f"{shown} is redirected in a circle.") from error
+            raise DataError(f"{shown} cannot be fetched: the server answers {error.code} {error.reason}.") from error
+        except http.client.InvalidURL as error:
+            raise DataError(f"{shown} is no URL: {error}.") from error
+        except http.client.HTTPException as error:
+            raise Unavailable(f"the server's answer is cut off or no HTTP ({type(error).__name__})") from error
+        except OSError as error:  # also URLError
+            reason = getattr(error, "reason", None) or error
+            raise Unavailable(str(getattr(reason, "strerror", None) or reason) or "no answer") from error
+
+
+def _request(url: str, begin: int, mark: str) -> urllib.request.Request:
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    try:
+        request = urllib.request.Request(urlunsplit((parts.scheme, host, parts.path, parts.query, "")))
+    except ValueError as error:
+        raise DataError(f"{public(url)} is no URL: {error}.") from error
+    request.add_header("User-Agent", f"lambert/{__version__}")
+    request.add_header("Accept-Encoding", "identity")
+    if at:
+        name, _, password = user.partition(":")
+        token = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {token}")
+    if begin:
+        request.add_header("Range", f"bytes={begin}-")
+        if mark:
+            request.add_header("If-Range", mark)
+    return request
+
+
+def _body(response: Any, begin: int, shown: str) -> Body:
+    headers = response.headers
+    etag = headers.get("ETag") or ""
+    mark = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified") or ""
+    length = headers.get("Content-Length") or ""
+    total = int(length) if length.isdecimal() and len(length) < 16 else None
+
+    def read(size: int) -> bytes:
+        try:
+            return bytes(response.read(size))
+        except (http.client.HTTPException, OSError) as error:
+            raise Unavailable(f"the connection was lost ({type(error).__name__})") from error
+
+    if response.status != 206:
+        return Body(read, 0, total, mark)
+    unit, _, content = (headers.get("Content-Range") or "").partition(" ")
+    span, _, whole = content.partition("/")
+    first = span.partition("-")[0]
+    if unit != "bytes" or not first.isdecimal() or int(first) != begin or not whole.isdecimal():
+        raise DataError(f"{shown} cannot be continued: the server answers another part of the file than was asked for.")
+    return Body(read, begin, int(whole), mark)
+
+
+class Fsspec:
+    """A server that fsspec knows."""
+
+    def files(self, url: str) -> list[str]:
+        with _errors(url):
+            files, path = _filesystem(url)
+            if any(sign in path for sign in "*?["):
+                found = [name for name, entry in files.glob(path, detail=True).items() if entry["type"] == "file"]
+            elif files.isdir(path):
+                found = [name for name in files.find(path) if _is_text(name)]
+            else:
+                found = [path]
+            if not found:
+                raise DataError(f"No such files: {public(url)}.")
+            return [str(files.unstrip_protocol(name)) for name in sorted(found)]
+
+    @contextmanager
+    def open(self, url: str, begin: int, mark: str) -> Iterator[Body]:
+        with _errors(url):
+            files, path = _filesystem(url)
+            entry = files.info(path)
+            found = next((str(entry[key]) for key in ("ETag", "etag", "md5", "LastModified", "mtime", "created")
+                          if entry.get(key)), "")  # fmt: skip
+            file = files.open(path, "rb", cache_type="readahead", block_size=8 << 20)
+        with file:
+            begin = begin if begin and mark and found == mark and begin <= entry["size"] else 0
+            file.seek(begin)
+
+            def read(size: int) -> bytes:
+                with _errors(url):
+                    return bytes(file.read(size))
+
+            yield Body(read, begin, entry["size"], found)
+
+
+def _is_text(name: str) -> bool:
+    inner = inner_suffix(Path(name))
+    return inner in SUFFIXES or inner.startswith(".xml")
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    try:
+        found = importlib.import_module("fsspec.core").url_to_fs(url)
+        return found[0], str(found[1])
+    except ImportError as error:
+        missing = str(error).rstrip(".") if "fsspec" not in str(getattr(error, "name", "")) else "fsspec is missing"
+        raise UsageError(f"{public(url)} needs a library: {missing}; pip install 'lambert-bert[remote]'.") from error
+    except ValueError as error:
+        raise UsageError(f"{public(url)} cannot be read: {error}.") from error
+
+
+@contextmanager
+def _errors(url: str) -> Iterator[None]:
+    """Explains the exceptions of fsspec and the libraries behind it, which have no common class."""
+    try:
+        yield
+    except (LambertError, Unavailable):
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"No such file: {public(url)}.") from error
+    except PermissionError as error:
+        raise DataError(f"{public(url)} cannot be read: access is denied.") from error
+    except Exception as error:
+        raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error

@@ -1,0 +1,1 @@
+"""Tokenizers, and documents as token ids in shards."""

@@ -1,0 +1,105 @@
+"""Encoded documents on disk: the parts of the step `encode`, from which `tokens` makes the corpus without their texts.
+
+A part is a Parquet file without compression, because ids compress little and reading them is the work of one process. A
+row, in a row group of its own, is a batch of documents.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.core.errors import DataError
+from lambert.corpus.documents import MARK, NAMED, Documents, Part, Source
+from lambert.corpus.parts import pyarrow
+from lambert.corpus.tokens.encoding import Encoded, Encoder
+
+_ARRAYS = {"ids": "ids_T", "lengths": "lengths_n", "sentences": "sentences_D", "hashes": "hashes_D"}
+"""The columns with arrays, and the fields of `Encoded` that they hold."""
+_NUMBERS = ("width", "removed", "long", "first", "characters")
+
+
+def encode_part(path: Path, source: Source, encoder: Encoder) -> dict[str, Any]:
+    """Encodes the documents of a part to a new file. Returns the numbers of its documents, unreadable documents and
+    characters, and `named`, the first unreadable documents.
+
+    Raises OSError if the disk refuses a write, and DataError if the part is damaged.
+    """
+    arrow, parquet = pyarrow()
+    fields = [(name, arrow.large_binary()) for name in _ARRAYS] + [(name, arrow.int64()) for name in _NUMBERS]
+    schema = arrow.schema(fields)
+    documents = Documents([source], 0, 1.0)
+    total = 0
+    with (
+        path.open("wb") as file,
+        parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False,
+                              store_schema=False) as writer,
+    ):  # fmt: skip
+        for texts, kind in documents.batches():
+            encoded = encoder(texts)
+            size = sum(map(len, texts))
+            total += size
+            row = {name: [getattr(encoded, field).tobytes()] for name, field in _ARRAYS.items()}
+            numbers = dict(
+                zip(
+                    _NUMBERS,
+                    ([encoded.ids_T.itemsize], [encoded.removed], [int(kind.long)], [int(kind.first)], [size]),
+                    strict=True,
+                )
+            )
+            writer.write_table(arrow.table(row | numbers, schema=schema))
+    return {"documents": documents.read, "unreadable": documents.bad, "characters": total, "named": documents.named}
+
+
+def _read(path: Path) -> Iterator[tuple[Encoded, Part, int]]:
+    """Yields the batches of a part with their numbers of characters. Raises DataError if it is damaged."""
+    arrow, parquet = pyarrow()
+
+    def array(batch: Any, name: str, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.frombuffer(batch.column(name)[0].as_buffer(), kind)
+
+    try:
+        with path.open("rb") as file:
+            for batch in parquet.ParquetFile(file).iter_batches(1, use_threads=False):
+                width, removed, long, first, size = (batch.column(name)[0].as_py() for name in _NUMBERS)
+                encoded = Encoded(
+                    array(batch, "ids", f"<u{width}"), array(batch, "lengths", "<i8"), array(batch, "sentences", "<i8"),
+                    array(batch, "hashes", "<u8"), removed,
+                )  # fmt: skip
+                yield encoded, Part(long=bool(long), first=bool(first)), size
+    except (arrow.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
+
+
+class EncodedDocuments(Documents):
+    """The documents of encoded parts. The counts are those of the parts before."""
+
+    def encoded(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[tuple[None, Part], Encoded]]:
+        """Yields what `workers.encode` gives for the batches of the documents, from `mark` on."""
+        mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
+        self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
+        self.passed_over = Counter(self._passed_over_before)
+        since = 0
+        for number, source in enumerate(self.sources[mark["sources"] :], mark["sources"] + 1):
+            own = Part(input=source.input, share=source.share, repeat=source.repeat)
+            for encoded, part, size in _read(source.encoded):
+                since += size
+                yield (None, replace(own, long=part.long, first=part.first)), encoded
+            if not source.repeat:
+                record = json.loads(source.encoded.with_suffix(".json").read_bytes())
+                self.read += record["documents"]
+                self.bad += record["unreadable"]
+                self.named += record["named"][: NAMED - len(self.named)]
+            self.done += source.bytes
+            if since >= MARK:
+                yield (None, replace(own, mark=self.mark(number))), _NOTHING
+                since = 0
+
+
+_NONE = np.zeros(0, np.int64)
+_NOTHING = Encoded(np.zeros(0, np.uint16), _NONE, _NONE, np.zeros(0, np.uint64), 0)

@@ -1,0 +1,149 @@
+"""A corpus that is being written from parts. After a kill, the same command continues it; after the end, a command with
+more parts does.
+
+WORK/tokens/
+├── causes.json     hash of the settings, the keys of the parts, and `out` when the corpus is finished
+├── corpus/         the corpus as far as it is written, renamed to `out` at the end
+├── learnt          SHA-256 of the tokenizer.json in it, if it was learnt
+├── state.json      counts, and the lengths of the files at that time: what `Sink` needs to continue
+└── seen.bin        hashes of the documents in it
+"""
+
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lambert.core.contents import sha256
+from lambert.core.errors import DataError
+from lambert.core.files import atomic_folder, delete_folder, make_folder, remove_all_leftovers, replace_files, sync
+from lambert.core.shards import SPLITS, check_corpus, has_hash, with_hash
+from lambert.corpus.tokens import tokenizer
+from lambert.corpus.tokens.splits import STATE, Sink, read_state
+
+_CAUSES, _LEARNT = "causes.json", "learnt"
+
+
+class Unfinished:
+    """The folder of a corpus that is being written. One process at a time may use it.
+
+    The content of the corpus after some parts is determined by these parts, so what an earlier call wrote is used if
+    that call had the same causes and began with the same parts.
+    """
+
+    def __init__(self, keep: Path, causes: Sequence[Any], parts: Sequence[str]) -> None:
+        """`causes` is everything that determines the corpus besides the content of its `parts`, as JSON values."""
+        self.keep, self.folder, self._causes, self._parts = keep, keep / "corpus", causes, list(parts)
+
+    def begin(self, threshold: float) -> None:
+        """Creates the folder, with what an earlier call for this threshold of held-out documents wrote, if it can be
+        used. Raises OSError if the disk refuses a write."""
+        causes = hashlib.sha256(json.dumps([*self._causes, threshold], sort_keys=True).encode()).hexdigest()
+        before = self._before()
+        if before.get("causes") != causes or not self._can_continue(before):
+            self.forget()
+        make_folder(self.keep)
+        remove_all_leftovers(self.keep)
+        make_folder(self.folder)
+        described = {"causes": causes, "parts": self._parts, "out": ""}
+        if self._before() != described:
+            replace_files({self.keep / _CAUSES: json.dumps(with_hash(described)).encode()})
+
+    def _before(self) -> dict[str, Any]:
+        """Returns the description of the earlier call; empty if there is none or it is damaged."""
+        with suppress(OSError, ValueError, RecursionError):
+            values = json.loads((self.keep / _CAUSES).read_bytes())
+            if has_hash(values):
+                return {name: values[name] for name in ("causes", "parts", "out")}
+        return {}
+
+    def _can_continue(self, before: Mapping[str, Any]) -> bool:
+        """Returns whether what is there can be used. If the earlier call finished its corpus, copies the tokens of it
+        first."""
+        if before["parts"] == self._parts and not before["out"]:
+            return True
+        try:
+            state = read_state(self.keep) or {"progress": {"sources": 0}}
+            done = state["progress"]["sources"]
+            if not done or before["parts"][:done] != self._parts[:done]:
+                return False
+            if before["out"]:
+                self._copy(Path(before["out"]), {entry["file"] for entry in state["splits"]["train"]["shards"]})
+        except (DataError, OSError, KeyError, TypeError):
+            return False
+        return True
+
+    def _copy(self, corpus: Path, complete: Collection[str]) -> None:
+        """Copies the tokens of a finished corpus, its complete shards of training data as hard links where the disk
+        allows it."""
+        check_corpus(corpus)
+        for split in SPLITS:
+            make_folder(self.folder / split)
+            for path in (corpus / split).iterdir():
+                copy = self.folder / split / path.name
+                copy.unlink(missing_ok=True)
+                try:
+                    if split != SPLITS[0] or path.name not in complete:
+                        raise OSError
+                    copy.hardlink_to(path)
+                except OSError:
+                    shutil.copyfile(path, copy)
+        for path in corpus.glob("*token*"):
+            shutil.copyfile(path, self.folder / path.name)
+
+    def tokenizer(self) -> Any | None:
+        """Returns the tokenizer that was learnt for this corpus, or None."""
+        with suppress(OSError):
+            if (self.keep / _LEARNT).read_text() == sha256(self.folder / tokenizer.JSON):
+                return tokenizer.load(self.folder)
+        return None
+
+    def save(self, learnt: Any) -> None:
+        """Writes a tokenizer that was learnt for this corpus."""
+        tokenizer.save(learnt, self.folder)
+        replace_files({self.keep / _LEARNT: sha256(self.folder / tokenizer.JSON).encode()})
+
+    def sink(self, **settings: Any) -> Sink:
+        """Returns the Sink of the corpus with these `settings`, which continues from what an earlier one saved, if that
+        is not damaged."""
+        try:
+            return Sink(self.folder, keep=self.keep, **settings)
+        except DataError:
+            (self.keep / STATE).unlink()
+            return Sink(self.folder, keep=self.keep, **settings)
+
+    def size(self) -> int:
+        """Returns the number of bytes that are written."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    @contextmanager
+    def published(self, out: Path) -> Iterator[Path]:
+        """Yields the folder of the corpus, which is renamed to `out` if the block succeeds, and kept if it fails. What
+        a corpus of more parts needs to continue is kept too.
+
+        Raises OSError if the disk refuses a write, or if `out` is a folder that is not empty.
+        """
+        yield self.folder
+        for path in (*sorted(self.folder.rglob("*")), self.folder):
+            sync(path)
+        described = {**self._before(), "out": str(out.absolute())}
+        try:
+            make_folder(out.parent)
+            self.folder.rename(out)
+            sync(out.parent)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            with atomic_folder(out) as copy:  # on another file system
+                shutil.copytree(self.folder, copy, dirs_exist_ok=True)
+            delete_folder(self.folder)
+        replace_files({self.keep / _CAUSES: json.dumps(with_hash(described)).encode()})
+
+    def forget(self) -> None:
+        """Deletes everything."""
+        if self.keep.is_dir():
+            delete_folder(self.keep)

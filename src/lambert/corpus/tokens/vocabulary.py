@@ -1,0 +1,134 @@
+"""Learns WordPiece vocabularies."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from lambert.core.errors import UsageError
+from lambert.core.randomness import Stream, key, unit
+from lambert.corpus.config import PrepareConfig
+from lambert.corpus.documents import Documents
+from lambert.corpus.tokens import sentences
+from lambert.corpus.tokens.encoding import document_hash
+from lambert.corpus.tokens.splits import used
+from lambert.corpus.tokens.tokenizer import CONTINUATION, SPECIAL_PIECES, build
+from lambert.corpus.workers import ahead
+
+
+class Characters:
+    """Counts the characters of texts in constant memory."""
+
+    def __init__(self) -> None:
+        self.counts: npt.NDArray[np.int64] = np.zeros(0x110000, dtype=np.int64)
+
+    def add(self, text: str) -> None:
+        points = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+        counts = np.bincount(points)
+        self.counts[: len(counts)] += counts
+
+    def alphabet(self, limit: int, least: int, *, lowercase: bool) -> tuple[list[str], list[str]]:
+        """Returns the `limit` most frequent normalized characters that occur at least `least` times, and those of them
+        that can continue a word, each in order of code points."""
+        normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        seen: dict[str, int] = {}
+        for point in np.flatnonzero(self.counts):
+            for character in normalizer.normalize_str(chr(point)):
+                if not character.isspace():
+                    seen[character] = seen.get(character, 0) + int(self.counts[point])
+        frequent = sorted((c for c in seen if seen[c] >= least), key=lambda c: (-seen[c], c))
+        alphabet = sorted(frequent[:limit])
+        pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        joins = [c for c in alphabet if len(pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(f"a{c}"))) == 1]
+        return alphabet, joins
+
+
+def train(
+    texts: Iterable[str],
+    characters: Characters,
+    *,
+    vocabulary: int,
+    lowercase: bool,
+    min_frequency: int = 2,
+    alphabet: int = 0,
+) -> Any:
+    """Learns a WordPiece tokenizer from texts. The result is deterministic.
+
+    The library numbers continuing characters in the order of a hash map, which differs from run to run. Therefore the
+    alphabet is passed to it as numbered special tokens.
+
+    Args:
+        characters: Counts of the characters of the same texts.
+        vocabulary: Maximum number of pieces.
+        min_frequency: Words and characters that occur less often are not learnt as pieces.
+        alphabet: Maximum number of single characters. 0: a tenth of the vocabulary, from 64 to 1000.
+    """
+    limit = alphabet or min(1000, max(64, vocabulary // 10))
+    single, joining = characters.alphabet(limit, min_frequency, lowercase=lowercase)
+    first = [*SPECIAL_PIECES, *single, *(CONTINUATION + character for character in joining)]
+    if len(first) > vocabulary:
+        raise UsageError(
+            f"vocabulary = {vocabulary} is too small: special pieces and single characters alone are {len(first)}. "
+            f"Raise it, or set alphabet below {len(single)}."
+        )
+    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    learner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocabulary,
+        min_frequency=min_frequency,
+        special_tokens=first,
+        initial_alphabet=single,
+        limit_alphabet=len(single),
+        continuing_subword_prefix=CONTINUATION,
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    ids = learner.get_vocab(with_added_tokens=True)
+    return build(sorted(ids, key=ids.__getitem__), lowercase=lowercase)
+
+
+def learn(
+    config: PrepareConfig,
+    folder: Path,
+    documents: Documents,
+    threshold: float,
+    progress: Callable[[int, int, str], None],
+) -> Any:
+    """Returns a tokenizer learnt from a sample of the documents that are not held out."""
+    lowercase = True if config.lowercase is None else config.lowercase
+    spool = folder / "sample.txt"
+    rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
+    characters = Characters()
+    held = False
+    with spool.open("w", encoding="utf-8", newline="\n") as out:
+        for texts, part in ahead(documents.batches):
+            found = [sentences.split(sentences.clean(t)[0], config.language, config.lines) for t in texts]
+            hashes = np.array([document_hash(own) for own in found], dtype=np.uint64)
+            if not part.long or part.first:
+                held_D = unit(key(config.seed, Stream.SPLIT, hashes)) < threshold
+                held = bool(held_D[-1:].any())
+            else:
+                held_D = np.array([held])
+            chosen_D = unit(key(config.seed, Stream.SPLIT, hashes, 1)) < rate
+            chosen_D &= used(config.seed, hashes, part.share)
+            for own in (found[d] for d in np.flatnonzero(chosen_D & ~held_D)):
+                joined = "\n".join(own)
+                characters.add(joined)
+                out.write(joined + "\n")
+            progress(documents.done, documents.total, "reading for the vocabulary")
+    progress(documents.total, documents.total, "learning the vocabulary")
+    with spool.open(encoding="utf-8", newline="\n") as lines:
+        learnt = train(
+            lines,
+            characters,
+            vocabulary=config.vocabulary,
+            lowercase=lowercase,
+            min_frequency=config.min_frequency,
+            alphabet=config.alphabet,
+        )
+    spool.unlink()
+    return learnt

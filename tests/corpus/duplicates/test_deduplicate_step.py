@@ -1,0 +1,180 @@
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambert.core.errors import MachineError, UsageError
+from lambert.corpus import stages
+from lambert.corpus.config import DeduplicateConfig, PrepareConfig
+from lambert.corpus.duplicates import lists, signatures, spill
+from lambert.corpus.pipeline import prepare
+from lambert.corpus.reading import slices
+from lambert.verbs.prepare import summary_of_steps
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("rensa")
+
+REPEATED = "This sentence is at the end of many pages and says who owns them, when they were written and where. " * 2
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Two files of 60 documents, most of which have a near duplicate in the other file, and one unreadable row."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "ab":
+        rows = []
+        for number in range(60):
+            draw = random.Random(number)
+            words = [f"word{draw.randrange(900)}" for _ in range(80)]
+            words[number] = name if number < 50 else words[number]
+            rows.append(json.dumps({"text": " ".join(words) + "." + f"\n\n{REPEATED}" * (number % 3)}))
+        (folder / f"{name}.jsonl").write_text("\n".join([*rows, "{}"]), encoding="utf-8")
+    return folder
+
+
+def config(inputs: Path, out: str, **settings: Any) -> PrepareConfig:
+    fixed: dict[str, Any] = {"vocabulary": 200, "max_bad": 0.5, "workers": 1, "steps": ("extract,deduplicate,tokens",)}
+    return PrepareConfig(input=(inputs,), out=inputs.parent / out, **fixed | settings)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, without those that name the output folder."""
+    files = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(file): (folder / file).read_bytes() for file in files if file.parts[0] not in ("tokens", "lock.json")}
+
+
+def test_near_duplicates_are_not_in_the_corpus(inputs: Path) -> None:
+    manifest = prepare(config(inputs, "out"))
+    assert manifest["documents"]["read"] == 62
+    assert manifest["documents"]["kept"] == 60
+    counts = manifest["steps"]["deduplicate"]
+    assert counts["dropped"] == {"exact duplicates": 10, "near duplicates": 50, "only repeated paragraphs": 0}
+    assert counts["documents"] == 62
+    assert counts["unreadable"] == 2
+    assert manifest["settings"]["deduplicate"]["threshold"] == 0.8
+    lines = summary_of_steps(manifest["steps"])
+    assert any("dropped: 10 exact duplicates, 50 near duplicates" in line for line in lines)
+
+
+def test_repeated_paragraphs_are_removed(inputs: Path) -> None:
+    whole = prepare(config(inputs, "whole"))
+    manifest = prepare(config(inputs, "out", deduplicate=DeduplicateConfig(paragraphs=True)))
+    removed = manifest["steps"]["deduplicate"]["lines_removed"]
+    assert removed in (40 * 3 // 2 - 1, 40 * 3 // 2 - 2)  # the document that keeps it may have it twice
+    assert manifest["documents"]["kept"] == 60
+    before, after = (sum(split["tokens"] for split in values["splits"].values()) for values in (whole, manifest))
+    assert after < before - 20 * removed
+
+
+def test_slices_and_processes_make_no_difference(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"deduplicate": DeduplicateConfig(paragraphs=True)}
+    one = prepare(config(inputs, "one", **settings))
+    prepare(config(inputs, "two", workers=2, **settings))
+    assert content(inputs.parent / "one") == content(inputs.parent / "two")
+    assert content(inputs.parent / "one.work") == content(inputs.parent / "two.work")
+    monkeypatch.setattr(slices, "SLICE", 5000)
+    sliced = prepare(config(inputs, "sliced", **settings))
+    assert len(list((inputs.parent / "sliced.work" / "extract").glob("*.parquet"))) > 10
+    assert sliced["splits"] == one["splits"]
+    assert sliced["steps"]["deduplicate"] == one["steps"]["deduplicate"]
+
+
+def test_a_step_that_was_stopped_continues_to_the_same_bytes(inputs: Path) -> None:
+    prepare(config(inputs, "whole"))
+    for phase in ("hashing documents", "comparing documents"):
+        chosen = config(inputs, "out")
+
+        def progress(done: int, total: int, note: str, phase: str = phase) -> None:
+            if note == phase:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            prepare(chosen, progress)
+        assert list((chosen.work_folder / "deduplicate").glob("signatures-*.json"))
+        assert not (chosen.work_folder / "deduplicate" / "lists").exists()
+    prepare(chosen)
+    assert content(inputs.parent / "whole.work") == content(chosen.work_folder)
+    assert content(inputs.parent / "whole") == content(chosen.out)
+
+
+def test_the_step_can_be_run_alone_after_the_others(inputs: Path) -> None:
+    chosen = config(inputs, "out", steps=("extract", "clean"), clean=("normalise",))
+    prepare(chosen)
+    alone = config(inputs, "out", steps=("deduplicate",), clean=("normalise",))
+    assert prepare(alone)["steps"]["deduplicate"]["documents"] == 62
+    both = config(inputs, "out", steps=("deduplicate", "tokens"), clean=("normalise",))
+    assert prepare(both)["documents"]["kept"] == 60
+    without = config(inputs, "without", steps=("tokens",), clean=("normalise",), work=both.work_folder)
+    assert prepare(without)["documents"]["kept"] == 110
+
+
+def test_a_corpus_without_near_duplicates_is_another_corpus(inputs: Path) -> None:
+    prepare(config(inputs, "out", steps=("extract,tokens",)))
+    with pytest.raises(UsageError, match="was prepared with deduplicate"):
+        prepare(config(inputs, "out"))
+    prepare(config(inputs, "other"))
+    with pytest.raises(UsageError, match="was prepared with deduplicate"):
+        prepare(config(inputs, "other", steps=("tokens",), work=inputs.parent / "out.work"))
+    with pytest.raises(UsageError, match="was prepared with deduplicate"):
+        prepare(config(inputs, "other", deduplicate=DeduplicateConfig(0.7)))
+
+
+def test_settings_without_the_step_are_refused(inputs: Path) -> None:
+    with pytest.raises(UsageError, match="set steps = extract, deduplicate, tokens"):
+        config(inputs, "out", steps=(), deduplicate=DeduplicateConfig(0.9))
+    config(inputs, "out", steps=("extract",), deduplicate=DeduplicateConfig(0.9))
+
+
+@pytest.mark.parametrize("written", [2, 5, 8])
+def test_a_full_disk_keeps_what_is_complete(inputs: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
+    prepare(config(inputs, "whole"))
+    left, write = written, spill.write
+
+    def full(*given: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise OSError(28, "No space left on device")
+        write(*given)
+
+    chosen = config(inputs, "out")
+    for module in (spill, signatures, lists):
+        monkeypatch.setattr(module, "write", full)
+    with pytest.raises(MachineError, match=r"No space left on device\. Complete parts are kept; free space"):
+        prepare(chosen)
+    prepare(chosen)
+    assert content(chosen.work_folder) == content(inputs.parent / "whole.work")
+
+
+def test_a_corpus_with_more_files_is_that_from_the_beginning(inputs: Path) -> None:
+    prepare(config(inputs, "first"))
+    given = {
+        "tokenizer": str(inputs.parent / "first"),
+        "heldout": 0.3,
+        "deduplicate": DeduplicateConfig(paragraphs=True),
+    }
+    for number, text in enumerate(("one more document, which is alone\n" * 3, (inputs / "a.jsonl").read_text())):
+        prepare(config(inputs, f"out{number}", work=inputs.parent / "work", **given))
+        (inputs / f"c{number}.jsonl").write_text(json.dumps({"text": text}) if "{" not in text else text)
+        prepare(config(inputs, f"more{number}", work=inputs.parent / "work", **given))
+        prepare(config(inputs, f"whole{number}", **given))
+        assert content(inputs.parent / f"more{number}") == content(inputs.parent / f"whole{number}")
+
+
+def test_new_files_change_the_survivors_but_no_part(inputs: Path) -> None:
+    chosen = config(inputs, "out", steps=("extract", "deduplicate"))
+    prepare(chosen)
+    before = content(chosen.work_folder)
+    (inputs / "c.jsonl").write_bytes((inputs / "a.jsonl").read_bytes())
+    assert sum(prepare(chosen)["steps"]["deduplicate"]["dropped"].values()) == 120
+    after = content(chosen.work_folder)
+    changed = {name for name, data in before.items() if after[name] != data}
+    assert changed == {f"deduplicate/lists/{name}" for name in ("record.json", "documents.bin")}
+    assert "deduplicate" not in stages.VERSIONS  # it makes no parts

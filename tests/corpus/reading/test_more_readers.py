@@ -1,0 +1,374 @@
+"""Tables, data sets of Hugging Face, books of Project Gutenberg, HTML pages and web archives."""
+
+import csv
+import gzip
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lambert.core.errors import DataError, UsageError
+from lambert.corpus.reading import tables
+from lambert.corpus.reading.files import find
+from lambert.corpus.reading.readers import Layout, read
+
+
+def found(path: Path, data: bytes, layout: Layout = Layout(), kind: str = "auto") -> list[str]:  # noqa: B008
+    """The texts of a file, and its errors in angle brackets."""
+    path.write_bytes(data)
+    return [f"<{piece.place} {piece.error}>" if piece.error else piece.text for piece in read(path, layout, kind)]
+
+
+# --- tables ---
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|", "\t"])
+def test_a_table_is_read_as_csv_wrote_it(tmp_path: Path, separator: str) -> None:
+    rows = [["id", "text"], ["1", "He came, he saw."], ["2", 'She said "no";'], ["3", "One\n\ntwo | three"], ["4", ""]]
+    if separator == "\t":  # without quotation marks
+        rows[3][1] = "One two"
+    out = io.StringIO()
+    quoting: Any = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+    csv.writer(out, delimiter=separator, quoting=quoting, quotechar=None if separator == "\t" else '"').writerows(rows)
+    for data in (out.getvalue().encode(), b"\xef\xbb\xbf" + out.getvalue().replace("\r\n", "\n").encode()):
+        texts = found(tmp_path / "a.tsv", data)
+        assert texts == [row[1] for row in rows[1:]]
+
+
+def test_a_row_that_cannot_be_read_affects_no_other(tmp_path: Path) -> None:
+    data = b'id,text\n1,"a ""b"""\n2,"c" d\n3,e,f\n\n4\n5,"caf\xe9"\n6,g\n7,"never closed\n8,h\n'
+    assert found(tmp_path / "a.csv", data) == [
+        'a "b"', "<line 3 is no row (',' expected after '\"')>", "<line 4 has 3 cells where the first line has 2>",
+        "<line 6 has 1 cells where the first line has 2>", "<line 7 is not UTF-8 text (byte 0xe9)>", "g",
+        "<line 9 begins a cell with a quotation mark that is never closed: the rest of the file is lost>",
+    ]  # fmt: skip
+
+
+def test_long_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv, "field_size_limit", csv.field_size_limit)
+    own = csv.field_size_limit(1 << 17)  # other libraries raise it
+    before = csv.field_size_limit()
+    long = "x" * (before + 1)
+    assert found(tmp_path / "a.csv", f"text\n{long}\nb\n".encode()) == [long, "b"]
+    assert csv.field_size_limit() == before
+    monkeypatch.setattr(tables, "FIELD", 10)
+    lines = found(tmp_path / "a.csv", b'text\nshort\n%s\nb\n"a\nb\nc\nd\ne\nf"\nlast\n' % (b"y" * 50))
+    assert [line for line in lines if not line.startswith("<")][:2] == ["short", "b"]
+    assert any("longer than" in line for line in lines)
+    assert lines[-1] == "last"
+    csv.field_size_limit(own)
+
+
+@pytest.mark.parametrize("header", ["sentence,label", "sentence\tlabel", "only"])
+def test_a_table_without_the_column(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "a.csv"
+    (line,) = found(path, f"{header}\na,b\n".encode())
+    assert "has no column 'text'" in line
+    assert re.split("[,\t]", header)[0] in line
+    assert "looks like a table" in line
+    (tmp_path / "b.csv").write_text("text\nread\n")
+    chosen, passed = find([tmp_path])
+    assert ([file.name for file in chosen], [file.name for file in passed]) == (["b.csv"], ["a.csv"])
+    assert found(path, b"body\nread\n", Layout(text_field="body")) == ["read"]
+
+
+# --- data sets ---
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Callable[..., Path]:
+    """What `save_to_disk` writes."""
+    arrow = pytest.importorskip("pyarrow")
+
+    def write(folder: str, texts: list[Any], **more: Any) -> Path:
+        path = tmp_path / folder
+        path.mkdir(parents=True)
+        names = []
+        for number in range(2):
+            name = f"data-{number:05}-of-00002.arrow"
+            half = texts[: len(texts) // 2] if number == 0 else texts[len(texts) // 2 :]
+            table = arrow.table({"id": list(range(len(half))), "text": half})
+            with (path / name).open("wb") as file, arrow.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table, max_chunksize=3)
+            names.append({"filename": name})
+        (path / "cache-1.arrow").write_bytes(b"of a map that is no part of the data set")
+        (path / "state.json").write_text(json.dumps({"_data_files": names, "_indices_data_files": None, **more}))
+        (path / "dataset_info.json").write_text("{}")
+        return path
+
+    return write
+
+
+def texts_of(*inputs: Path) -> list[str]:
+    return [piece.text or piece.error for file in find(inputs)[0] for piece in read(file, Layout())]
+
+
+def test_data_sets_of_hugging_face(tmp_path: Path, dataset: Callable[..., Path]) -> None:
+    texts = [f"text {number}" for number in range(11)]
+    folder = dataset("in/one", [*texts, None])
+    assert texts_of(folder) == [*texts, ""]
+    splits = tmp_path / "splits"
+    dataset("splits/train", texts)
+    dataset("splits/test", ["last"])
+    (splits / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert texts_of(splits) == [*texts, "last"]
+    assert texts_of(splits / "train") == texts
+    (tmp_path / "in" / "z.txt").write_text("plain")
+    assert texts_of(tmp_path / "in") == ["plain", *texts, ""]
+
+
+@pytest.mark.parametrize("name", ["../in.txt", "/etc/passwd", 7, "missing.arrow"])
+def test_names_in_a_data_set_are_entries_of_its_folder(dataset: Callable[..., Path], name: object) -> None:
+    folder = dataset("one", ["a", "b"], _data_files=[{"filename": name}])
+    with pytest.raises(DataError, match=r"state\.json names .* no entry of its folder"):
+        find([folder])
+
+
+def test_data_sets_that_are_refused(dataset: Callable[..., Path]) -> None:
+    with pytest.raises(DataError, match="flatten_indices"):
+        find([dataset("one", ["a", "b"], _indices_data_files=[{"filename": "indices.arrow"}])])
+    folder = dataset("two", ["a", "b"])
+    (folder / "state.json").write_text("[")
+    with pytest.raises(DataError, match="cannot be read"):
+        find([folder])
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4", None])
+@pytest.mark.parametrize("form", ["new_stream", "new_file"])
+def test_arrow_files(tmp_path: Path, compression: str | None, form: str) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    texts = ["a" * 50, "b", "ü"] * 300
+    table = arrow.table({"n": [1] * 900, "text": arrow.array(texts).dictionary_encode()})
+    out = io.BytesIO()
+    options = arrow.ipc.IpcWriteOptions(compression=compression)
+    with getattr(arrow.ipc, form)(out, table.schema, options=options) as file:
+        file.write_table(table, max_chunksize=100)
+    got = found(tmp_path / "a.arrow", out.getvalue())
+    assert got == texts if compression is None else "compressed record batches" in got[0]
+    if not compression:
+        assert "damaged" in found(tmp_path / "a.arrow", out.getvalue()[:-3000])[-1]
+        (error,) = found(tmp_path / "a.arrow", out.getvalue(), Layout(text_field="body"))
+        assert "has no column 'body' (columns: n, text)" in error
+
+
+# --- books ---
+
+BODY = "CHAPTER I\n\nIt was a bright cold day.\n\n***\n\nThe end of the project was near.\n"
+LICENCE = "\n\nUpdated editions will replace the previous one.\n" * 50
+SMALL_PRINT = (
+    "***START**THE SMALL PRINT!**FOR PUBLIC DOMAIN ETEXTS**START***\nWhy is this here?\n"
+    "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n"
+)
+BOOKS = {
+    "new": (
+        "The Project Gutenberg eBook of Erema\n\nTitle: X\n\n*** START OF THE PROJECT GUTENBERG EBOOK EREMA ***\n",
+        "*** END OF THE PROJECT GUTENBERG EBOOK EREMA ***",
+    ),
+    "this": (
+        "\ufeffProject Gutenberg's Erema, by X\n\n***START OF THIS PROJECT GUTENBERG EBOOK EREMA\nOR ME***\n",
+        "End of Project Gutenberg's Erema, by X\n\n***END OF THIS PROJECT GUTENBERG EBOOK EREMA***",
+    ),
+    "old": (
+        f"**The Project Gutenberg Etext of Erema**\n\n{SMALL_PRINT}",
+        "End of The Project Gutenberg Etext of Erema",
+    ),
+    "ebook": (
+        "The Project Gutenberg EBook of Erema, by X\n\n*** START OF THIS PROJECT GUTENBERG EBOOK EREMA ***\n",
+        "End of the Project Gutenberg EBook of Erema, by X",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOOKS)
+@pytest.mark.parametrize("body", [BODY, BODY * 40_000], ids=["short", "long"])
+def test_books_of_project_gutenberg(tmp_path: Path, name: str, body: str) -> None:
+    header, end = BOOKS[name]
+    for whole in (f"{header}\n\n{body}\n{end}\n{LICENCE}", f"{header}\n\n{body}"):
+        pieces = found(tmp_path / "a.txt", whole.replace("\n", "\r\n").encode())
+        assert "".join(pieces).strip() == body.strip()
+        assert len(pieces) == 1 + len(body) // (2 << 20)
+
+
+def test_the_paragraphs_of_a_book(tmp_path: Path) -> None:
+    header, end = BOOKS["new"]
+    data = f"{header}\n\n{BODY}\n{end}\n{LICENCE}".encode()
+    texts = [text.strip() for text in found(tmp_path / "a.txt", data, Layout(documents="blank-line"))]
+    assert [text for text in texts if text] == [part.strip() for part in BODY.split("\n\n")]
+
+
+def test_what_is_no_book_is_read_whole(tmp_path: Path) -> None:
+    for text in ("Project Gutenberg is a library.\n", "The Project Gutenberg eBook is read by many.\n" + BODY):
+        assert found(tmp_path / "a.txt", text.encode()) == [text]
+
+
+# --- web pages ---
+
+ARTICLE = "".join(f"<p>Paragraph {number} of the article says something about rivers.</p>" for number in range(9))
+MENU = "<nav><ul><li><a href=/>Home</a></li><li><a href=/all>All articles</a></li></ul></nav>"
+
+
+def page(head: str = "", body: str = ARTICLE) -> str:
+    return f"<!DOCTYPE html><html><head>{head}<title>T</title></head><body>{MENU}<main>{body}</main></body></html>"
+
+
+web = pytest.mark.skipif(find_spec("resiliparse") is None, reason="needs resiliparse")
+
+
+@web
+def test_the_main_text_of_a_page(tmp_path: Path) -> None:
+    (text,) = found(tmp_path / "a.html", page().encode())
+    assert text.startswith("Paragraph 0 of")
+    assert text.count("\n\n") == 8
+    assert "Home" not in text
+
+
+@web
+@pytest.mark.parametrize(
+    ("head", "encoding"),
+    [
+        ("", "utf-8"), ("", "utf-8-sig"), ("", "utf-16"), ('<meta charset="windows-1251">', "cp1251"),
+        ("<meta http-equiv=Content-Type content='text/html; charset=ISO-8859-1'>", "cp1252"),
+        ("<meta charset=gb2312>", "gb18030"), ("<meta charset=Shift_JIS>", "shift_jis"),
+        ("<meta charset=latin1>", "utf-8"),
+    ],
+)  # fmt: skip
+def test_encodings_of_pages(tmp_path: Path, head: str, encoding: str) -> None:
+    word = {"cp1251": "река", "cp1252": "“rivière”", "gb18030": "河流", "shift_jis": "川"}.get(encoding, "rivière 河")
+    (text,) = found(tmp_path / "a.html", page(head, f"<p>{word} {'x ' * 50}</p>").encode(encoding))
+    assert text.startswith(word)
+
+
+@web
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"caf\xe9 <p>", "is not UTF-8 text (byte 0xe9) and names no other encoding"),
+        (b"<meta charset=euc-kr>" + bytes(range(128, 256)) * 9, "is not text in its encoding euc_kr"),
+        (b"<div>" * 100_000, "has more than 2,000 nested <div>"),
+        (b"<p>a</p>" * (3 << 20), "is longer than 16 MiB"),
+    ],
+)
+def test_pages_that_cannot_be_read(tmp_path: Path, data: bytes, problem: str) -> None:
+    assert found(tmp_path / "a.htm", data) == [f"<line 1 {problem}>"]
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resiliparse.extract.html2text", None)
+    with pytest.raises(UsageError, match=r"pip install 'lambert-bert\[web\]'"):
+        found(tmp_path / "a.html", b"<p>x")
+
+
+# --- web archives ---
+
+
+def record(kind: str, content: bytes, media: str = "application/http; msgtype=response", **more: object) -> bytes:
+    head = {"WARC-Type": kind, "WARC-Target-URI": "http://a.org/x", "Content-Type": media}
+    head |= {"Content-Length": str(len(content)), **{name: str(value) for name, value in more.items()}}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+    return f"WARC/1.0\r\n{lines}\r\n".encode() + content + b"\r\n\r\n"
+
+
+def http(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
+    lines = {"Content-Type": "text/html; charset=utf-8", **{n.replace("_", "-"): v for n, v in headers.items()}}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"HTTP/1.1 {status}\r\n{head}\r\n".encode() + body
+
+
+def article(number: int) -> bytes:
+    return record("response", http(f"<p>Page {number} is about rivers.</p>".encode()))
+
+
+def archive(path: Path, *records: bytes, packed: bool = True) -> list[str]:
+    """The text of each document, <its error> or (why it is passed over)."""
+    path.write_bytes(b"".join(map(gzip.compress, records)) if packed else b"".join(records))
+    pieces = read(path, Layout())
+    return [f"<{p.place} {p.error}>" if p.error else f"({p.passed_over})" if p.passed_over else p.text for p in pieces]
+
+
+@web
+def test_records_of_a_web_archive(tmp_path: Path) -> None:
+    records = [
+        record("warcinfo", b"software: x\r\n", "application/warc-fields"),
+        record("request", b"GET / HTTP/1.1\r\n\r\n", "application/http; msgtype=request"),
+        article(1), record("response", http(b"%PDF", Content_Type="application/pdf")),
+        record("response", http(b"<p>Gone.</p>", "404 Not Found")), record("metadata", b"x"), record("revisit", b""),
+        record("resource", b"<p>A resource is a page too.</p>", "text/html"),
+        record("conversion", b"The text of\na page.", "text/plain"), article(2),
+    ]  # fmt: skip
+    expected = [
+        "(warcinfo record)", "(request record)", "Page 1 is about rivers.", "(other content)",
+        "(response without success)", "(metadata record)", "(revisit record)", "A resource is a page too.",
+        "The text of\na page.", "Page 2 is about rivers.",
+    ]  # fmt: skip
+    for packed in (True, False):
+        assert archive(tmp_path / f"a.warc{'.gz' if packed else ''}", *records, packed=packed) == expected
+    places = [piece.place for piece in read(tmp_path / "a.warc", Layout())]
+    assert places[2] == "record 3 (http://a.org/x)"
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+@web
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw", "br", "zstd", "chunked", "chunked gzip", "only named"])
+def test_bodies_are_decoded(tmp_path: Path, encoding: str) -> None:
+    zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
+    pack: Callable[[bytes], bytes] = {
+        "gzip": gzip.compress, "chunked gzip": gzip.compress, "deflate": zlib.compress, "raw": raw_deflate,
+        "br": lambda data: pytest.importorskip("brotli").compress(data), "zstd": zstd.compress,
+    }.get(encoding, bytes)  # fmt: skip
+    body = pack(b"<p>Page 1 is about rivers.</p>")
+    headers = {"Content_Encoding": {"raw": "deflate", "only named": "gzip"}.get(encoding, encoding)}
+    if encoding.startswith("chunked"):
+        body = b"5\r\n" + body[:5] + b"\r\n%x;x=y\r\n" % len(body[5:]) + body[5:] + b"\r\n0\r\n\r\n"
+        headers = {"Transfer_Encoding": "chunked"} | ({"Content_Encoding": "gzip"} if "gzip" in encoding else {})
+    assert archive(tmp_path / "a.warc", record("response", http(body, **headers))) == ["Page 1 is about rivers."]
+
+
+@web
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (record("response", http(b"<p>x"), **{"Content-Length": 10**6}), "has fewer bytes than its Content-Length"),
+        (record("response", http(b"<p>x"), **{"Content-Length": 200}), "does not end where its Content-Length says"),
+        (record("response", http(b"<p>x"), **{"Content-Length": 10}), "does not end where its Content-Length says"),
+        (record("response", http(b"<p>x"), **{"Content-Length": 10**14}), "has fewer bytes than its Content-Length"),
+        (record("response", http(b"<p>x"), **{"Content-Length": -1}), "has no valid Content-Length"),
+        (record("response", http(b"<p>x"), **{"Content-Length": "9" * 5000}), "has no valid Content-Length"),
+        (b"\0\xffgarbage\n\n more\n", "is no WARC record"),
+        (b"WARC/1.0\r\nWARC-Type: response\r\n", "has no content"),
+        (b"WARC/1.0\r\n" + b"X: y\r\n" * 99_999 + b"\r\n", "has a header of more than 256 KiB"),
+        (record("response", b"\0\1nothing"), "has no HTTP header"),
+        (record("response", http(b"\x1f\x8bnot", Content_Encoding="gzip")), "is not gzip"),
+        (record("response", http(b"1\r\na\r\nzz\r\n", Transfer_Encoding="chunked")), "has a broken chunk"),
+        (record("response", http(gzip.compress(bytes(20 << 20)), Content_Encoding="gzip")), "longer than 16 MiB"),
+        (record("response", http(b"x", Content_Encoding="a,b,c,d")), "has 4 content encodings"),
+        (record("response", http(b"x", Content_Encoding="own")), "has the unknown content encoding 'own'"),
+        (record("conversion", b"\xff", "text/plain"), "is not UTF-8 text (byte 0xff)"),
+    ],
+)
+def test_a_damaged_record_affects_no_other(tmp_path: Path, bad: bytes, problem: str) -> None:
+    lines = archive(tmp_path / "a.warc", article(1), bad, article(2), article(3), packed=False)
+    assert lines[0] == "Page 1 is about rivers."
+    assert problem in lines[1]
+    assert lines[1].startswith("<record 2")
+    assert lines[2:] == ["Page 2 is about rivers.", "Page 3 is about rivers."]
+
+
+@web
+def test_long_records(tmp_path: Path) -> None:
+    video = record("response", http(bytes(40 << 20), Content_Type="video/mp4"))
+    text = record("response", http(b"x" * (40 << 20)))
+    assert archive(tmp_path / "a.warc", video, article(1), text, article(2), packed=False) == [
+        "(other content)", "Page 1 is about rivers.", "<record 3 (http://a.org/x) is longer than 32 MiB>",
+        "Page 2 is about rivers.",
+    ]  # fmt: skip

@@ -1,0 +1,176 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from lambert.core.errors import DataError, UsageError
+from lambert.corpus.tokens import tokenizer as tk
+from lambert.corpus.tokens import vocabulary
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden/tokenization.json").read_text(encoding="utf-8"))
+TRICKY = [
+    "naïve café Ångström ñ ş İstanbul ǅ ß ﬁ",
+    "中文字符 and 日本語 カタカナ 한국어 mixed",
+    "a\x00b\x01c\x7fd\u200be\ufefff\u00adg\u2028h\x85i\x1cj",
+    "😀 smile 👍🏽 e\u0301 \u0301alone",
+    "x" * 100 + " " + "y" * 101 + " " + "é" * 100,
+    "tabs\tand\nlines\r\nand\u00a0spaces\u3000wide",
+    "don't stop—ever… «quoted» $5.00 50% a_b [MASK] [SEP]x[CLS]",
+    "",
+    "   ",
+]
+
+
+def corpus() -> list[str]:
+    return [row["text"] for row in GOLDEN["rows"]] + TRICKY[:3]
+
+
+def trained(lowercase: bool, pieces: int = 700, alphabet: int = 0) -> Any:
+    characters = vocabulary.Characters()
+    for text in corpus():
+        characters.add(text)
+    return vocabulary.train(
+        corpus(), characters, vocabulary=pieces, lowercase=lowercase, min_frequency=1, alphabet=alphabet
+    )
+
+
+@pytest.fixture(scope="module", params=["uncased", "cased"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_pieces_are_those_of_the_original(kind: str) -> None:
+    tokenizer = tk.build(GOLDEN["vocabularies"][kind].split(" "), lowercase=kind == "uncased")
+    for row in GOLDEN["rows"]:
+        assert tokenizer.encode(row["text"], add_special_tokens=False).tokens == row[kind].split(), row["text"]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_transformers_gives_the_same_ids(tmp_path: Path, lowercase: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = trained(lowercase)
+    tk.save(ours, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    auto = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    plain = transformers.BertTokenizer.from_pretrained(tmp_path)
+    ours.encode_special_tokens = False  # to transformers "[MASK]" in a text is the mask
+    for text in [*corpus(), *TRICKY]:
+        expected = ours.encode(text)
+        for theirs in (auto, plain):
+            encoded = theirs(text, return_offsets_mapping=True)
+            assert encoded["input_ids"] == expected.ids, text
+            assert encoded["offset_mapping"] == expected.offsets
+    pair = auto("one two", "three")
+    assert pair["input_ids"] == ours.encode("one two", "three").ids
+    assert pair["token_type_ids"] == ours.encode("one two", "three").type_ids
+    assert (auto.mask_token, auto.pad_token, auto.model_max_length) == ("[MASK]", "[PAD]", 512)
+
+
+def test_training_is_the_same_in_every_process() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_tokenizer import trained, tk; print(tk.fingerprint(trained(True)))"
+    )
+    seen = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(3)
+    }
+    assert seen == {tk.fingerprint(trained(True)) + "\n"}
+
+
+def test_what_training_learns() -> None:
+    tokenizer = trained(True, pieces=700)
+    pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    assert pieces[:5] == list(tk.SPECIAL_PIECES)
+    assert len(pieces) == 700
+    assert "the" in pieces
+    assert not any(piece != piece.lower() for piece in pieces[5:])
+    assert {"##e", "##s"} <= set(pieces)
+    assert not {"##.", "##,", "##中"} & set(pieces), "what never continues a word takes no place"
+    few = trained(True, pieces=300, alphabet=30)
+    assert sum(len(piece) == 1 for piece in few.get_vocab()) == 30
+    with pytest.raises(UsageError, match="vocabulary = 40 is too small"):
+        trained(True, pieces=40)
+
+
+@pytest.mark.parametrize("name", ["", tk.JSON, tk.VOCABULARY])
+def test_saved_is_loaded_again(tmp_path: Path, kind: str, name: str) -> None:
+    ours = trained(kind == "uncased")
+    tk.save(ours, tmp_path)
+    again = tk.load(tmp_path / name)
+    assert tk.fingerprint(again) == tk.fingerprint(ours)
+    assert tk.lowercases(again) == (kind == "uncased")
+
+
+def test_case_of_a_bare_vocabulary(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(GOLDEN["vocabularies"][kind].split(" ")) + "\n", encoding="utf-8")
+    assert tk.lowercases(tk.load(path)) == (kind == "uncased")
+    assert tk.lowercases(tk.load(path, lowercase=kind == "cased")) == (kind == "cased")
+
+
+def test_specials(tmp_path: Path) -> None:
+    found = tk.specials(tk.build(["a", *tk.SPECIAL_PIECES, "##b"], lowercase=True))
+    assert (found.pad, found.unk, found.cls, found.sep, found.mask, found.vocabulary) == (1, 2, 3, 4, 5, 7)
+    assert found.continuation_V.tolist() == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize("missing", tk.SPECIAL_PIECES)
+def test_a_missing_special_piece_is_named(missing: str) -> None:
+    pieces = [piece for piece in tk.SPECIAL_PIECES if piece != missing]
+    with pytest.raises(DataError, match=rf"some/vocab.txt has no piece \{missing}"):
+        tk.specials(tk.build([*pieces, "a"], lowercase=True), "some/vocab.txt")
+
+
+def test_a_vocabulary_with_gaps() -> None:
+    ids = {piece: 2 * number for number, piece in enumerate(tk.SPECIAL_PIECES)}
+    with pytest.raises(DataError, match="without gaps"):
+        tk.specials(Tokenizer(models.WordPiece(ids, unk_token="[UNK]")))
+
+
+def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such tokenizer"):
+        tk.load(tmp_path / "vocab.txt")
+    with pytest.raises(DataError, match=r"neither tokenizer.json nor vocab.txt"):
+        tk.load(tmp_path)
+    (tmp_path / "vocab.txt").write_bytes(b"[PAD]\na\nb\na\n")
+    with pytest.raises(DataError, match=r"vocab.txt:4 repeats the piece 'a' of line 2"):
+        tk.load(tmp_path)
+    (tmp_path / "vocab.txt").write_bytes(b"[PAD]\n\xff\n")
+    with pytest.raises(DataError, match=r"vocab.txt:2 is not UTF-8"):
+        tk.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer.json is not a tokenizer"):
+        tk.load(tmp_path)
+    tk.save(trained(True), tmp_path / "good")
+    with pytest.raises(UsageError, match="lowercase = true"):
+        tk.load(tmp_path / "good", lowercase=False)
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=60)
+def test_ids_look_at_no_character_beyond_a_space(text: str) -> None:
+    tokenizer = tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True)
+    words = [tokenizer.encode(word, add_special_tokens=False).ids for word in text.split(" ")]
+    assert tokenizer.encode(text, add_special_tokens=False).ids == [number for word in words for number in word]
+
+
+def test_special_pieces_in_a_text_are_text_from_every_door(tmp_path: Path) -> None:
+    text = "a [SEP] [MASK] [PAD]b[CLS]"
+    built = tk.build([*tk.SPECIAL_PIECES, *"abcdeklmpsu", *(f"##{c}" for c in "aeklpsdcu"), "[", "]"], lowercase=True)
+    tk.save(built, tmp_path)
+    doors = [built, tk.load(tmp_path), tk.load(tmp_path / tk.VOCABULARY), tk.load(tmp_path / tk.JSON)]
+    for tokenizer in doors:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == built.encode(text, add_special_tokens=False).ids
+        assert not {0, 2, 3, 4} & set(ids)
+        masked = tk.with_mask(tokenizer).encode(text, add_special_tokens=False).ids
+        assert masked.count(4) == 1
+        assert not {0, 2, 3} & set(masked)
+        assert tk.fingerprint(tokenizer) == tk.fingerprint(built)
