@@ -329,25 +329,6 @@ def test_progress_is_told_within_a_part(inputs: Path, monkeypatch: pytest.Monkey
     assert notes["extract"][0] == 0
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_shares_are_told_from_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    code = """class Halves:
-    tell = None
-
-    def __call__(self, item):
-        self.tell(0.5)
-        return 2 * item
-"""
-    (tmp_path / "halves_for_a_test.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    target = __import__("halves_for_a_test").Halves
-    told: list[tuple[int, float]] = []
-    found = workers.run([1, 2, 3], count, target, (), told=lambda item, share: told.append((item, share)))
-    assert list(found) == [(1, 2), (2, 4), (3, 6)]
-    assert sorted(told) == [(1, 0.5), (2, 0.5), (3, 0.5)]
-
-
 def test_documents_keep_an_id_and_what_their_input_says_about_them(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     ipc = pytest.importorskip("pyarrow.ipc")

@@ -40,7 +40,7 @@ from lambert.corpus.tokens.encoded import EncodedDocuments
 from lambert.corpus.tokens.encoding import Encoded
 from lambert.corpus.tokens.splits import Sink
 from lambert.corpus.tokens.unfinished import Unfinished
-from lambert.corpus.workers import ahead, encode
+from lambert.corpus.workers import ahead, encode, shared_processes
 
 VERSION = 1
 """Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""
@@ -120,7 +120,7 @@ def prepare(
         sources = weighted(file_sources(found, layout, config.format, stamps), input_of, config.weights)
         documents = Documents(sources, files.text_bytes(found), config.max_bad)
         return _corpus(config, head, documents, given, passed, progress)
-    with lock_folder(config.work_folder, "work folder") as lock:
+    with lock_folder(config.work_folder, "work folder") as lock, shared_processes():
         workers, make = _workers(config, files.text_bytes(found)), elsewhere(lock) if elsewhere else here
         counts, parts = make_parts(config, inputs, stamps, given, workers, progress, make)
         if not config.makes_corpus:

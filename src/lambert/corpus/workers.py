@@ -14,7 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,9 +36,9 @@ LEXICON_BYTES = 192 << 20  # divided among the processes, which keeps their tota
 
 
 class _Process:
-    """An object `target(*arguments)` in a worker process."""
+    """A worker process, with an object `target(*arguments)` of the target that it was last given."""
 
-    def __init__(self, target: Target, arguments: tuple[Any, ...]) -> None:
+    def __init__(self) -> None:
         import lambert
 
         root = str(Path(lambert.__file__).parents[1])
@@ -52,7 +53,11 @@ class _Process:
             start_new_session=True,  # the parent process handles interrupts
         )
         self.tell: Callable[[float], None] = nobody
-        self._send((target.__module__, target.__name__, arguments))
+        self._target: tuple[Any, ...] | None = None
+
+    def use(self, target: Target, arguments: tuple[Any, ...]) -> None:
+        """The next item is for a new object `target(*arguments)`."""
+        self._target = (target.__module__, target.__name__, arguments)
 
     def _send(self, message: Any) -> None:
         assert self._process.stdin is not None
@@ -62,7 +67,8 @@ class _Process:
     def __call__(self, item: Any) -> Any:
         assert self._process.stdout is not None
         try:
-            self._send(item)
+            self._send((self._target, item))
+            self._target = None
             while isinstance(answer := pickle.load(self._process.stdout), float):
                 self.tell(answer)
             result, error = answer
@@ -81,6 +87,29 @@ class _Process:
             with suppress(OSError):
                 pipe.close()
         self._process.wait()
+
+
+_idle: ContextVar[list[_Process] | None] = ContextVar("_idle", default=None)
+
+
+@contextmanager
+def shared_processes() -> Iterator[None]:
+    """Lets the calls of `run` in the block share their worker processes, which end with it. Starting a process takes
+    0.6 s of processor time."""
+    idle: list[_Process] = []
+    token = _idle.set(idle)
+    try:
+        yield
+    finally:
+        _idle.reset(token)
+        for process in idle:
+            process.close()
+
+
+def _process(idle: list[_Process] | None) -> _Process:
+    with suppress(IndexError):  # another thread may take the last one
+        return (idle or []).pop()
+    return _Process()
 
 
 def encode(batches: Iterable[Batch], workers: int, arguments: tuple[str, str, str]) -> Iterator[tuple[Batch, Encoded]]:
@@ -103,14 +132,17 @@ def run(
     """
     local = threading.local()
     started: list[_Process] = []
+    idle = _idle.get()
+    finished = False
 
     def compute(item: Item, given: Any) -> Any:
         if not hasattr(local, "target"):
             if workers == 1:
                 local.target = target(*arguments)
             else:
-                local.target = _Process(target, arguments)
+                local.target = _process(idle)
                 started.append(local.target)
+                local.target.use(target, arguments)
         if told is not None:
             local.target.tell = partial(told, item)
         return local.target(given)
@@ -126,11 +158,15 @@ def run(
         while pending:
             first, future = pending.popleft()
             yield first, future.result()
+        finished = True
     finally:
         for _, future in pending:
             future.cancel()
-        for process in started:
-            process.close()
+        if idle is not None and finished:
+            idle += started
+        else:
+            for process in started:
+                process.close()
         pool.shutdown(wait=True)
 
 
@@ -197,22 +233,25 @@ def _end_with(parent: int) -> None:
 def _serve() -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     inward, outward = sys.stdin.buffer, sys.stdout.buffer
-    module, name, arguments = pickle.load(inward)
-    target = getattr(import_module(module), name)(*arguments)
+    target: Any = None
 
     def tell(share: float) -> None:
         pickle.dump(float(share), outward, protocol=5)
         outward.flush()
 
-    if hasattr(target, "tell"):
-        target.tell = tell
     while True:
         try:
-            item = pickle.load(inward)
+            new, item = pickle.load(inward)
         except (EOFError, pickle.UnpicklingError):
             return
         answer: tuple[Any, LambertError | None]
         try:
+            if new:
+                target = None  # frees its memory first
+                module, name, arguments = new
+                target = getattr(import_module(module), name)(*arguments)
+                if hasattr(target, "tell"):
+                    target.tell = tell
             answer = target(item), None
         except LambertError as error:
             answer = None, error
