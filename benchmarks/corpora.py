@@ -5,7 +5,9 @@
 
 Each round starts whole processes, one after the other: the bare library (`encode_batch_fast` on documents in memory,
 one thread), `prepare` with one process, `prepare` with two, and, with `--peers`, the pipelines of benchmarks/peers with
-two processes each. Seconds are those of the whole process; processor seconds include the processes that it started.
+two processes each. `--side-by-side` also runs two commands of one process at the same time, which exchange nothing:
+what they gain over one is the most that two processes can gain on this machine. Seconds are those of the whole process;
+processor seconds include the processes that it started.
 Memory is the largest unique set of any process, disk the largest total of all files written, both sampled ten times a
 second.
 """
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,14 @@ def prepared(arguments: argparse.Namespace, workers: int) -> dict[str, Any]:
         return found | {"shards_MB": round(shards / 1e6), "work_MB": work, "kept": manifest["documents"]["kept"]}
 
 
+def side_by_side(arguments: argparse.Namespace) -> float:
+    """Seconds of two commands of one process at the same time."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: prepared(arguments, 1), range(2)))
+    return time.perf_counter() - started
+
+
 def peer(python: str, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """What a pipeline of the same steps in another library needs."""
     script = Path(__file__).parent / "peers" / PEERS[name]
@@ -121,6 +132,7 @@ def main() -> None:
     parser.add_argument("--clean", nargs="*", default=CHEAP)
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--no-bare", action="store_true", help="leave out the library; MB are then those of the files")
+    parser.add_argument("--side-by-side", action="store_true", help="also two commands of one process at a time")
     parser.add_argument("--peers", help="a Python with datatrove, datasets and tokenizers")
     arguments = parser.parse_args()
     bare = [sys.executable, "-c", BARE, str(arguments.tokenizer), *map(str, arguments.files)]
@@ -147,6 +159,9 @@ def main() -> None:
                 row[f"prepare_{workers}"]["times_bare_a_core"] = round(ratio, 2)
         if {1, 2} <= set(arguments.processes):
             row["one_to_two"] = round(row["prepare_1"]["seconds"] / row["prepare_2"]["seconds"], 2)
+        if arguments.side_by_side:
+            both = side_by_side(arguments)
+            row["one_to_two_side_by_side"] = round(2 * row["prepare_1"]["seconds"] / both, 2)
         for name in PEERS if arguments.peers else ():
             found = peer(arguments.peers, name, arguments)
             row[name] = found | {"MB_per_processor_second": round(size / found["processor_seconds"], 2)}
