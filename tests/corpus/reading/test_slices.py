@@ -1,5 +1,7 @@
 import bz2
+import csv
 import gzip
+import io
 import json
 import lzma
 import random
@@ -16,7 +18,7 @@ from lambert.corpus.reading.slices import WHOLE, Slice, SliceReader, divide
 
 DUMP = Path(__file__).parents[2] / "golden" / "ltgwiki.xml"
 DOCUMENTS = st.lists(st.text(st.sampled_from("ab \n\r\té€"), max_size=60).map(str.strip).filter(bool), max_size=25)
-FORMS = ("line", "blank-line", "jsonl", "wikipedia")
+FORMS = ("line", "blank-line", "jsonl", "wikipedia", "csv", "tsv", "warc")
 COMPRESSIONS = {
     "": lambda data, _: data,
     ".gz": lambda data, _: gzip.compress(data, mtime=0),
@@ -35,6 +37,19 @@ def written(documents: list[str], form: str) -> bytes:
         return "\n\n \n".join("\n".join(text.split()) for text in documents).encode()
     if form == "jsonl":
         return "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
+    if form in ("csv", "tsv"):
+        table = io.StringIO()
+        if form == "csv":
+            csv.writer(table).writerows([("id", "text"), *enumerate(documents)])
+        else:
+            table.write("id\ttext\n" + "".join(f"{n}\t{' '.join(text.split())}\n" for n, text in enumerate(documents)))
+        return table.getvalue().encode()
+    if form == "warc":
+        return b"".join(
+            b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s\r\n\r\n"
+            % (len(text.encode()), text.encode())
+            for text in documents
+        )
     return "".join(f'<doc id="{n}" title="t">\n{text}\n</doc>\n\n' for n, text in enumerate(documents)).encode()
 
 
@@ -79,7 +94,7 @@ def test_the_slices_of_a_file_hold_its_documents(
         path.write_bytes(COMPRESSIONS[compression](written(documents, form), stream))
         for name, value in {"SLICE": size, "STREAMS": size, "BLOCK": block}.items():
             small.setattr(slices, name, value)
-        kind = "jsonl" if form == "jsonl" else "wikipedia" if form == "wikipedia" else "text"
+        kind = {"line": "text", "blank-line": "text", "tsv": "csv"}.get(form, form)
         assert texts(sliced(path, layout, kind)) == texts(list(read(path, layout, kind)))
 
     check()
@@ -149,6 +164,17 @@ def test_a_parquet_file_is_divided_at_row_groups(tmp_path: Path, small: pytest.M
     parquet.write_table(arrow.table({"text": [f"row {n}" for n in range(50)] + [None]}), path, row_group_size=4)
     assert len(divide(path, Layout(), "auto")) > 5
     assert texts(sliced(path, Layout())) == texts(list(read(path, Layout())))
+
+
+def test_a_table_is_divided_at_rows(tmp_path: Path, small: pytest.MonkeyPatch) -> None:
+    rows = [f'{n};"a ""q"" {n}\nline;{"x" * (n % 17)}"\r\n' for n in range(100)]
+    path = tmp_path / "a.csv"
+    path.write_bytes(f'\ufeffid;text\r\n{"".join(rows)}7;"unclosed\n8;b\n'.encode())
+    assert len(divide(path, Layout(), "auto")) > 20
+    found = texts(sliced(path, Layout()))
+    assert found == texts(list(read(path, Layout())))
+    assert len(found) == 101
+    assert "never closed" in found[-1][2]
 
 
 def test_small_files_and_files_of_one_document_are_not_divided(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from lambert.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
 from lambert.corpus.reading.pieces import PIECE, Layout, Piece, described, row_piece, with_newlines
 from lambert.corpus.reading.streams import BLOCK, Stream, TooLarge, binary, is_damage, unpacked
 from lambert.corpus.reading.tables import column, read_csv
+from lambert.corpus.reading.warc import SEPARATOR as RECORDS
 from lambert.corpus.reading.warc import read_warc
 
 __all__ = ["KIND", "PIECE", "READERS", "SUFFIXES", "Layout", "Piece", "begins_as", "check_prose", "read"]
@@ -33,6 +34,7 @@ _BOM = b"\xef\xbb\xbf"
 # both begin with a literal, which makes the search 20 times as fast; white space before it is stripped later
 _BLANK_LINE = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 _LINE_END = re.compile(rb"\n")
+NOTHING = re.compile(rb"")
 _WIKI_END = re.compile(rb"</doc>\s*")
 _WIKI_START = re.compile(r"\s*<doc [^\n]*>[ \t]*\n?")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
@@ -188,12 +190,14 @@ def kind_of(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
 
 
 def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
-    """Returns what separates the documents of a file, or None if they can only be found from its beginning on."""
+    """Returns what separates the documents of a file, or None if they can only be found from its beginning on. Between
+    the rows of a table there is `NOTHING`: a line break may be in a cell."""
     if kind == "text":
         return {"line": _LINE_END, "blank-line": _BLANK_LINE}.get(layout.documents)
     if kind == "mediawiki" and beginning.startswith(UTF16):
         return None
-    return {"jsonl": _LINE_END, "wikipedia": _WIKI_END, "mediawiki": PAGES}.get(kind)
+    between = {"jsonl": _LINE_END, "wikipedia": _WIKI_END, "mediawiki": PAGES, "warc": RECORDS, "csv": NOTHING}
+    return between.get(kind)
 
 
 def recognised(inner: str, beginning: bytes, text_field: str) -> tuple[str, str]:

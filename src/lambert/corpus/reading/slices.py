@@ -7,17 +7,20 @@ start of the range on alone, so neighbouring slices agree on it without communic
 import bz2
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from lambert.core.parquet import parquet_groups
 from lambert.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.reading.mediawiki import read_head
 from lambert.corpus.reading.pieces import Layout, Piece
-from lambert.corpus.reading.readers import kind_of, open_file, pieces, separator
+from lambert.corpus.reading.readers import NOTHING, kind_of, open_file, pieces, separator
 from lambert.corpus.reading.streams import BLOCK, Stream, is_damage, limited, packing, unpacked
+from lambert.corpus.reading.tables import HEADER, row_starts
+
+Item = TypeVar("Item")
 
 SLICE = 64 << 20
 """Most bytes of text of a slice (our choice: seconds of work, of which a kill costs one for each process)."""
@@ -30,6 +33,8 @@ LEAST = 8
 WHOLE_BELOW = 8 << 20
 """A compressed file below this size is one slice, which saves a pass to find the length of its text."""
 END = 1 << 62
+LONGEST = 32
+"""Bytes of a separator, and of what must follow it, at most, without white space at its end."""
 
 _BZ2_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 """A stream of bz2 with its first block. By chance these bytes occur elsewhere once in 2^77 bytes."""
@@ -73,10 +78,13 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
             cuts, of = parquet_groups(opened, _share(size, SLICE)), "groups"
         elif between is None or size <= (WHOLE_BELOW if packed else _share(size, SLICE)):
             return [WHOLE]
+        elif between is NOTHING:
+            starts = _apart(_before_damage(row_starts(cast(BinaryIO, stream), layout)), max(SLICE // LEAST, 1))
+            cuts, of = _apart(starts, _share(starts[-1], SLICE)), "text"
         elif not packed:
             cuts, of = [*range(0, size, _share(size, SLICE))], "text"
-        elif suffix == ".bz2" and len(starts := _streams(path)) > 1:
-            cuts, of = _apart(starts, _share(size, STREAMS)), "streams"
+        elif suffix == ".bz2" and len(streams := _streams(path)) > 1:
+            cuts, of = _apart(streams, _share(size, STREAMS)), "streams"
         else:
             length = max(_length(stream), 1)
             cuts, of = [*range(0, length, _share(length, SLICE))], "text"
@@ -111,11 +119,11 @@ class SliceReader:
             kind = kind_of(self._kind, inner, beginning, self._layout.text_field)
             between = separator(kind, self._layout, beginning)
             assert between is not None
-        head = foot = b""
-        if between is PAGES:
-            foot = b"</mediawiki>"
+        head, foot = b"", b"</mediawiki>" if between is PAGES else b""
+        if part.begin and between in (PAGES, NOTHING):
             with open_file(path) as raw:
-                head = read_head(Stream(unpacked(path, raw)[0])) if part.begin else b""
+                start = Stream(unpacked(path, raw)[0])
+                head = read_head(start) if between is PAGES else start.readline(HEADER)
         text = self._open(path, part, between)
         content = io.BufferedReader(_Joined(text.content(part, head, foot)), BLOCK)
         yield from self._placed(pieces(cast(BinaryIO, content), "", self._layout, kind), part)
@@ -206,7 +214,7 @@ class _Text:
                 found = self._between.search(self._held, max(limit - self._position, 0))
                 if found and self._held[found.end() :].strip():
                     break
-                known = found.start() if found else max(limit - self._position, len(self._held.rstrip()) - 16, 0)
+                known = found.start() if found else max(limit - self._position, len(self._held.rstrip()) - LONGEST, 0)
                 yield self._take(known)
                 if not self._more():
                     found = self._between.search(self._held, max(limit - self._position, 0))
@@ -282,8 +290,8 @@ def _streams(path: Path) -> list[int]:
     return starts
 
 
-def _apart(starts: list[int], distance: int) -> list[int]:
-    """Returns those of `starts` that are the first at a multiple of `distance` or after it."""
+def _apart(starts: Iterable[int], distance: int) -> list[int]:
+    """Returns 0 and those of `starts` that are the first at a multiple of `distance` or after it."""
     chosen = [0]
     for start in starts:
         if start // distance > chosen[-1] // distance:
@@ -293,11 +301,13 @@ def _apart(starts: list[int], distance: int) -> list[int]:
 
 def _length(stream: Stream) -> int:
     """Returns the number of bytes of a stream up to its end or to its damage."""
-    length = 0
+    return sum(map(len, _before_damage(iter(lambda: stream.read(BLOCK), b""))))
+
+
+def _before_damage(items: Iterator[Item]) -> Iterator[Item]:
+    """Yields the items up to their end or to the damage of the file that they are read from."""
     try:
-        while block := stream.read(BLOCK):
-            length += len(block)
+        yield from items
     except Exception as error:
         if not is_damage(error):
             raise
-    return length

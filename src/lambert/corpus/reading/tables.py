@@ -11,7 +11,8 @@ FIELD = 16 << 20
 """Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
 _BOM = "\ufeff"
 _SEPARATORS = (",", "\t", ";", "|")
-_HEADER = 1 << 16
+HEADER = 1 << 16
+"""Maximum bytes of the line with the names of the columns."""
 _SURROGATE = re.compile("[\udc80-\udcff]")
 
 
@@ -25,26 +26,42 @@ def read_csv(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     Cells are separated by commas, tabs, semicolons or bars, as the first line shows. A cell in quotation marks may
     contain line breaks, but not in a table separated by tabs, in which quotation marks are text.
     """
-    first = stream.readline(_HEADER).decode("utf-8", "replace")
+    first = stream.readline(HEADER).decode("utf-8", "replace")
     separator, problem = column(first, layout.text_field)
     if problem:
         yield Piece("", "line 1", error=problem)
         return
     names = _cells(first, separator)
-    lines = _Lines(stream)
+    for line, _, row, problem in _rows(_Lines(stream), separator):
+        if problem:
+            yield Piece("", f"line {line}", error=problem)
+        elif row:
+            yield _document(row, names, layout, f"line {line}")
+
+
+def row_starts(stream: BinaryIO, layout: Layout) -> Iterator[int]:
+    """Yields where the rows of a table begin, in bytes. There is none if it has no column `layout.text_field`."""
+    first = stream.readline(HEADER)
+    separator, problem = column(first.decode("utf-8", "replace"), layout.text_field)
+    if not problem:
+        for _, position, _, _ in _rows(_Lines(stream, len(first)), separator):
+            yield position
+
+
+def _rows(lines: "_Lines", separator: str) -> Iterator[tuple[int, int, list[str], str]]:
+    """Yields (number of the first line, position of the first byte, cells, why the row cannot be read or "")."""
     while not lines.ended:
         rows = csv.reader(lines, delimiter=separator, quoting=_quoting(separator), strict=True)
         while True:
-            begin = lines.number + 1
+            line, position = lines.number + 1, lines.position
             try:
                 row = _next(rows)
             except (csv.Error, _Unusable) as error:
-                yield Piece("", f"line {begin}", error=_reason(error))
+                yield line, position, [], _reason(error)
                 break  # a new reader goes on with the next line
             if row is None:
                 break
-            if row:
-                yield _document(row, names, layout, f"line {begin}")
+            yield line, position, row, ""
 
 
 def column(first: str, text_field: str) -> tuple[str, str]:
@@ -72,9 +89,9 @@ def _quoting(separator: str) -> Literal[0, 3]:
 class _Lines:
     """The lines of a stream as text, in which bytes that are not UTF-8 are surrogates."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, position: int = 0) -> None:
         self._stream = stream
-        self.number, self.ended = 1, False
+        self.number, self.position, self.ended = 1, position, False
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -85,9 +102,12 @@ class _Lines:
             self.ended = True
             raise StopIteration
         self.number += 1
+        self.position += len(line)
         if len(line) == FIELD and not line.endswith(b"\n"):
-            while (rest := self._stream.readline(FIELD)) and not rest.endswith(b"\n"):
-                pass
+            while rest := self._stream.readline(FIELD):
+                self.position += len(rest)
+                if rest.endswith(b"\n"):
+                    break
             raise _Unusable(f"is longer than {FIELD >> 20} MiB")
         return line.decode("utf-8", "surrogateescape")
 

@@ -18,6 +18,8 @@ RECORD = 32 << 20
 """Maximum bytes of a record that is read (our choice). The content of longer ones is not read."""
 _LINE, _HEAD = 1 << 16, 1 << 18
 _NEXT = re.compile(rb"\r?\n(?=WARC/1\.[01]\r?\n[Ww][Aa][Rr][Cc]-)")
+SEPARATOR = re.compile(rb"\n\r?\n(?=WARC/1\.[01]\r?\n[Ww][Aa][Rr][Cc]-)")
+"""What ends a record that another follows."""
 _PAGES = ("text/html", "application/xhtml+xml")
 _UNREAD = {"request", "warcinfo", "metadata", "revisit", "continuation"}
 
