@@ -158,6 +158,9 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "chunks.warc": (lambda: warc(http(b"ffffffff\r\nx", Transfer_Encoding="chunked")), "9"),
     "header.warc": (lambda: b"WARC/1.0\r\n" + b"a" * (1 << 20), "has a header of more than 256 KiB"),
     "lines.warc": (lambda: b"WARC/1.0\r\n\r\n" * 9_999, "has no valid Content-Length"),
+    "short-lines.warc": (lambda: b"WARC/1.0\r\n" + b"a\n" * (1 << 18), "has a header of more than 256 KiB"),
+    "length.warc": (lambda: warc(b"", length=10**9) + warc(b"", kind="request") * 60_000, "has fewer bytes than its"),
+    "lengths.warc": (lambda: warc(b"", length=10**9) * 60_000, "has fewer bytes than its Content-Length"),
 }  # fmt: skip
 
 

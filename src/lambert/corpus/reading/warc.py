@@ -20,6 +20,7 @@ _LINE, _HEAD = 1 << 16, 1 << 18
 _NEXT = re.compile(rb"\r?\n(?=WARC/1\.[01]\r?\n[Ww][Aa][Rr][Cc]-)")
 SEPARATOR = re.compile(rb"\n\r?\n(?=WARC/1\.[01]\r?\n[Ww][Aa][Rr][Cc]-)")
 """What ends a record that another follows."""
+_BORDER = 64  # bytes of a block that are searched again with the next one, longer than what `_NEXT` finds
 _PAGES = ("text/html", "application/xhtml+xml")
 _UNREAD = {"request", "warcinfo", "metadata", "revisit", "continuation"}
 
@@ -71,7 +72,9 @@ def _document(record: _Record) -> tuple[str, str]:
             raise _Damaged(f"is not UTF-8 text (byte 0x{body[error.start]:02x})") from error
     if kind == "response" and media in ("application/http", ""):
         if not body.startswith(b"HTTP/"):
-            return ("", "response without HTTP") if not media else _no_http()
+            if media:
+                raise _Damaged("has no HTTP header")
+            return "", "response without HTTP"
         head, _, body = body.partition(b"\r\n\r\n" if b"\r\n\r\n" in body[:_HEAD] else b"\n\n")
         status, *lines = head.splitlines()
         headers = _headers(lines)
@@ -92,10 +95,6 @@ def _document(record: _Record) -> tuple[str, str]:
     return text, ""
 
 
-def _no_http() -> tuple[str, str]:
-    raise _Damaged("has no HTTP header")
-
-
 def _media(headers: dict[str, str]) -> tuple[str, str]:
     """Returns (media type, encoding) of a content type."""
     media, _, parameters = headers.get("content-type", "").partition(";")
@@ -114,82 +113,104 @@ def _short(url: str) -> str:
 
 
 class _Records:
-    """The records of a stream."""
+    """The records of a stream. What was read of a record is kept until its end was checked, and searched for another
+    one if it is damaged; nothing is copied meanwhile, so the time is linear for any content."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._held = b""
-        """Bytes that were read and are to be read again."""
+        self._held = bytearray()
+        self._at = 0
+        """Position in `_held` of the next byte to read."""
         self._searching = False
 
     def next(self) -> _Record | None:
         """Returns the next record, or None after the last. Raises _Damaged once for each damaged one."""
-        while line := self._line():
+        while True:
+            self._forget()
+            line = self._line()
             if line.startswith(b"WARC/1."):
                 self._searching = False
                 return self._record()
+            if not line:
+                return None
             if line.strip() and not self._searching:
                 self._searching = True
                 raise _Damaged("is no WARC record: it does not begin with WARC/1")
-        return None
 
     def _record(self) -> _Record:
-        lines: list[bytes] = []
-        while (line := self._line()).strip():
-            if line.startswith(b"WARC/1."):
-                self._held = line + self._held
-                raise _Damaged("has no content: the next record begins in its header")
-            lines.append(line)
-            if sum(map(len, lines)) > _HEAD:
-                self._searching = True
-                raise _Damaged(f"has a header of more than {_HEAD >> 10} KiB")
-        headers = _headers(lines)
+        headers = _headers(self._header())
         length = headers.get("content-length", "")
         if not re.fullmatch(r"[0-9]{1,15}", length, re.ASCII):
             self._searching = True
             raise _Damaged("has no valid Content-Length")
-        content = self._read(min(int(length), RECORD))
-        left = int(length) - len(content)
-        if left > 0 and (len(content) < RECORD or _NEXT.search(content)):
-            self._again(content)
+        begin, size = self._at, self._fill(min(int(length), RECORD))
+        self._at += size
+        left = int(length) - size
+        if left and (size < RECORD or _NEXT.search(self._held, begin, self._at)):
+            self._again(begin)
             raise _Damaged("has fewer bytes than its Content-Length")
-        self._skip(left)
-        end = [self._line(), self._line(), self._line()]
-        wrong = end[2] and not end[2].startswith(b"WARC/1.") and _NEXT.search(content)
-        if b"".join(end[:2]).strip() or wrong:
-            self._again(content + b"".join(end))
+        if left:
+            content, begin = bytes(self._held[begin : self._at]), self._skip(left)
+        end = self._at
+        blank, last = self._line() + self._line(), self._line()
+        wrong = last and not last.startswith(b"WARC/1.") and _NEXT.search(self._held, begin, end)
+        if blank.strip() or wrong:
+            self._again(begin)
             raise _Damaged("does not end where its Content-Length says")
-        self._held = end[2] + self._held
-        return _Record(headers, content, left > 0)
+        self._at -= len(last)
+        return _Record(headers, content if left else bytes(self._held[begin:end]), left > 0)
 
-    def _again(self, data: bytes) -> None:
-        """Goes on with the first record that begins in bytes that were read."""
-        begin = _NEXT.search(data)
-        self._held = (data[begin.end() :] if begin else b"") + self._held
-        self._searching = not begin
+    def _header(self) -> list[bytes]:
+        """Returns the lines of a header."""
+        lines: list[bytes] = []
+        size = 0
+        while (line := self._line()).strip():
+            if line.startswith(b"WARC/1."):
+                self._at -= len(line)
+                raise _Damaged("has no content: the next record begins in its header")
+            lines.append(line)
+            size += len(line)
+            if size > _HEAD:
+                self._searching = True
+                raise _Damaged(f"has a header of more than {_HEAD >> 10} KiB")
+        return lines
 
-    def _skip(self, size: int) -> None:
-        before = b""
-        while size > 0 and (block := self._read(min(size, BLOCK))):
-            size -= len(block)
-            if begin := _NEXT.search(before + block):  # the length is wrong
-                self._held = (before + block)[begin.end() :] + self._held
+    def _again(self, begin: int) -> None:
+        """Goes on with the first record that begins between this position and the next byte to read, if there is one,
+        else searches for one from there on."""
+        found = _NEXT.search(self._held, begin, self._at)
+        self._at = found.end() if found else self._at
+        self._searching = not found
+
+    def _skip(self, size: int) -> int:
+        """Passes over bytes that are not kept, and returns the new position."""
+        while size > 0:
+            self._forget(_BORDER)
+            taken = self._fill(min(size, BLOCK))
+            found = _NEXT.search(self._held, 0, self._at + taken)
+            self._at = found.end() if found else self._at + taken
+            if found or not taken:  # the length is wrong, or the file is truncated
                 raise _Damaged("has fewer bytes than its Content-Length")
-            before = block[-64:]
-        if size > 0:
-            raise _Damaged("has fewer bytes than its Content-Length")
+            size -= taken
+        return self._at
 
-    def _read(self, size: int) -> bytes:
-        data, self._held = self._held[:size], self._held[size:]
-        return data + self._stream.read(size - len(data)) if len(data) < size else data
+    def _forget(self, keep: int = 0) -> None:
+        """Drops the bytes that were read, but for the last ones."""
+        gone = max(0, self._at - keep)
+        del self._held[:gone]
+        self._at -= gone
+
+    def _fill(self, size: int) -> int:
+        """Returns how many of the next `size` bytes there are, and holds them."""
+        if (lacking := size - (len(self._held) - self._at)) > 0:
+            self._held += self._stream.read(lacking)
+        return min(size, len(self._held) - self._at)
 
     def _line(self) -> bytes:
-        if not self._held:
-            return self._stream.readline(_LINE)
-        end = self._held.find(b"\n", 0, _LINE) + 1
-        if not end and len(self._held) < _LINE:
-            line, self._held = self._held + self._stream.readline(_LINE - len(self._held)), b""
-            return line
-        end = end or _LINE
-        line, self._held = self._held[:end], self._held[end:]
+        end = self._held.find(b"\n", self._at, self._at + _LINE) + 1
+        if not end:
+            self._held += self._stream.readline(max(0, _LINE - (len(self._held) - self._at)))
+            end = min(len(self._held), self._at + _LINE)
+        line = bytes(self._held[self._at : end])
+        self._at = end
         return line
