@@ -105,6 +105,14 @@ def test_a_long_document_is_repeated_as_a_whole(inputs: Path) -> None:
     assert manifest["documents"]["read"] == 402
 
 
+def test_a_corpus_of_other_weights_is_another_corpus(inputs: Path) -> None:
+    prepare(config(inputs, "mixed", weights=(1.0, 0.25, 2.5)))
+    prepare(config(inputs, "plain"))
+    for out, weights in (("mixed", ()), ("mixed", (1.0, 0.5, 2.5)), ("plain", (1.0, 0.25, 2.5))):
+        with pytest.raises(UsageError, match="was prepared with weights"):
+            prepare(config(inputs, out, weights=weights))
+
+
 def test_wrong_weights_are_refused(inputs: Path) -> None:
     with pytest.raises(UsageError, match="2 numbers for 3 inputs"):
         config(inputs, "out", weights=(1.0, 2.0))

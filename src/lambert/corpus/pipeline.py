@@ -274,7 +274,8 @@ def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
     manifest = read_manifest(out)
     check_shape(out / "manifest.json", manifest, _PREPARED)
     known = [values["settings"] for values in (manifest, head)]
-    old, new = ({"clean": [], "deduplicate": "deduplicate" in own, **dotted(own)} for own in known)
+    unset: dict[str, Any] = {"clean": [], "weights": []}
+    old, new = (unset | {"deduplicate": "deduplicate" in own} | dotted(own) for own in known)
     differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
     if manifest["tokenizer"] != head["tokenizer"]:
         differs.append("another tokenizer")
