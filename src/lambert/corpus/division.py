@@ -9,7 +9,7 @@ from typing import Any
 
 from lambert.core.files import make_folder, replace_files
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.parts import disk_errors
+from lambert.corpus.disk import disk_errors
 from lambert.corpus.plan import Progress, digest
 from lambert.corpus.reading.readers import Layout
 from lambert.corpus.reading.slices import Slice, divide

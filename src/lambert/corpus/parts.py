@@ -4,10 +4,8 @@ A row is a document, or one piece of a document that is longer than a reader's `
 the texts alone, so the same documents give the same bytes with the same version of pyarrow.
 """
 
-import errno
 import importlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.corpus.reading.readers import Piece
 
@@ -24,7 +22,6 @@ GROUP_CHARACTERS = 8 << 20
 choice, which bounds the memory of a reader)."""
 GROUP_ROWS = 4096
 """A row group ends after so many rows (our choice)."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 COLUMNS = ("text", "id", "source", "place", "metadata", "last", "error")
 """Of a row: the text; the id of the document; the input file and the line or row where the piece begins; what else the
 input says about the document, as JSON; whether the document ends with it; and why the document cannot be used, empty if
@@ -114,15 +111,3 @@ def pyarrow() -> tuple[Any, Any]:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise UsageError("Steps keep documents as Parquet: pip install 'lambert-bert[parquet]'.") from error
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """A context that raises MachineError if the disk refuses a write to `path`, a file or folder of a step."""
-    try:
-        yield
-    except OSError as error:
-        advice = "free space, or choose another work folder" if error.errno in _FULL else "choose another work folder"
-        raise MachineError(
-            f"{path} cannot be written: {error.strerror or error}. Complete parts are kept; {advice}."
-        ) from error

@@ -4,13 +4,12 @@ All files are written to a folder beside `out` that is renamed at the end, so th
 """
 
 import dataclasses
-import errno
 import importlib.metadata
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from lambert.core.settings import dotted
 from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
 from lambert.core.unsupported import LABELLED
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.disk import disk_errors
 from lambert.corpus.documents import Documents, Part, file_sources, weighted
 from lambert.corpus.duplicates.minhash import rensa
 from lambert.corpus.filtering import chain
@@ -44,7 +44,6 @@ from lambert.corpus.workers import ahead, encode, shared_processes
 
 VERSION = 1
 """Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
 WRITTEN_SHARE = 0.6  # bytes of shards and index per byte of text: 2 per 4.5 and 16 per 120, rounded up
@@ -156,7 +155,7 @@ def _corpus(
     text = documents.text_bytes
     needed = int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6)
     _check_space(config.out, needed - (unfinished.size() if unfinished else 0))
-    with _disk_errors(config.out, unfinished), _place(config.out, unfinished) as folder:
+    with _place(config.out, unfinished) as folder:
         manifest = _write(config, folder, documents, given, progress, unfinished)
         manifest["sources"] = [own | counts for own, counts in zip(head["sources"], manifest["sources"], strict=True)]
         manifest = with_hash(
@@ -305,26 +304,12 @@ def _check_space(out: Path, needed: int) -> None:
         )
 
 
-def _place(out: Path, unfinished: Unfinished | None) -> AbstractContextManager[Path]:
-    """Returns a context with a folder that becomes `out` if the block succeeds."""
-    return unfinished.published(out) if unfinished else atomic_folder(out)
-
-
 @contextmanager
-def _disk_errors(out: Path, unfinished: Unfinished | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise UsageError(f"{out} was written by another process meanwhile: nothing was changed.") from error
-        if error.errno in FULL and unfinished:
-            raise MachineError(
-                f"The disk of {unfinished.keep} is full. Free space and give the command again; it continues."
-            ) from error
-        if error.errno in FULL:
-            raise MachineError(
-                f"The disk of {out} is full: nothing was kept. Free space or choose another out."
-            ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
-            raise MachineError(f"{out} cannot be written: {error.strerror}. Choose another out.") from error
-        raise
+def _place(out: Path, unfinished: Unfinished | None) -> Iterator[Path]:
+    """A context with a folder that becomes `out` if the block succeeds."""
+    if unfinished:
+        with disk_errors(unfinished.keep, kept=unfinished.KEPT), unfinished.published(out) as folder:
+            yield folder
+    else:
+        with disk_errors(out, "out", "Nothing was kept"), atomic_folder(out) as folder:
+            yield folder

@@ -23,12 +23,13 @@ from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, r
 from lambert.core.registry import lookup
 from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.disk import disk_errors
 from lambert.corpus.division import divided
 from lambert.corpus.documents import NAMED, Source, changed, printable, too_many_bad
 from lambert.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.corpus.duplicates.drops import remaining
 from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
-from lambert.corpus.parts import disk_errors, read_part, write_part
+from lambert.corpus.parts import read_part, write_part
 from lambert.corpus.plan import Make, Plan, Progress, digest, here
 from lambert.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.corpus.reading.slices import Slice, SliceReader

@@ -202,7 +202,7 @@ def test_a_full_disk_keeps_what_was_written(inputs: Path, monkeypatch: pytest.Mo
         add(self, *given)
 
     monkeypatch.setattr(SplitWriter, "add", full)
-    with pytest.raises(MachineError, match=r"is full\. Free space and give the command again; it continues"):
+    with pytest.raises(MachineError, match=r"No space left on device\. .* the same command continues; free space"):
         prepare(chosen)
     prepare(chosen)
     assert content(chosen.out) == content(inputs.parent / "whole")

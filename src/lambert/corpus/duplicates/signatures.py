@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from lambert.core.contents import misfit, sha256
 from lambert.core.files import atomic_file, replace_files
+from lambert.corpus.disk import disk_errors
 from lambert.corpus.duplicates import minhash, shingles
 from lambert.corpus.duplicates.spill import write
-from lambert.corpus.parts import disk_errors, read_part
+from lambert.corpus.parts import read_part
 from lambert.corpus.reading.pieces import Piece
 
 DOCUMENT = np.dtype(

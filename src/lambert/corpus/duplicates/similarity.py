@@ -12,9 +12,10 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lambert.corpus.disk import disk_errors
 from lambert.corpus.duplicates import shingles, spill
 from lambert.corpus.duplicates.near import Clusters, Index, read_pairs
-from lambert.corpus.parts import disk_errors, read_documents
+from lambert.corpus.parts import read_documents
 from lambert.corpus.workers import run
 
 MOST = 1 << 20

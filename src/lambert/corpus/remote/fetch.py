@@ -4,7 +4,6 @@ Each URL has a folder, named by its hash. The file that is being fetched is `NAM
 complete. `record.json` beside it says what was fetched.
 """
 
-import errno
 import hashlib
 import json
 import re
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError
 from lambert.core.files import make_folder, replace_files, sync
+from lambert.corpus.disk import disk_errors
 from lambert.corpus.remote.addresses import is_remote, name_of, public
 
 TRIES = 5
@@ -102,7 +102,7 @@ def _fetched(
             raise _wrong(url, path, expected, checksums)
         return path
     part = own / f"{path.name}.part"
-    try:
+    with disk_errors(own, kept="What was fetched is kept"):
         make_folder(own)
         mark = _download(source, url, part, expected, progress)
         if expected and _digest(part, expected) != expected:
@@ -112,10 +112,6 @@ def _fetched(
         part.replace(path)
         replace_files({record: (json.dumps(described | {"checksum": expected}) + "\n").encode()})
         (own / "part.json").unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise MachineError(f"The disk of {folder} is full. Free space, or choose another work folder.") from error
-        raise MachineError(f"{own} cannot be written: {error.strerror}. Choose another work folder.") from error
     return path
 
 

@@ -22,6 +22,7 @@ from lambert.core.contents import sha256
 from lambert.core.errors import DataError
 from lambert.core.files import atomic_folder, delete_folder, make_folder, remove_all_leftovers, replace_files, sync
 from lambert.core.shards import SPLITS, check_corpus, has_hash, with_hash
+from lambert.corpus.disk import disk_errors
 from lambert.corpus.tokens import tokenizer
 from lambert.corpus.tokens.splits import STATE, Sink, read_state
 
@@ -34,6 +35,8 @@ class Unfinished:
     The content of the corpus after some parts is determined by these parts, so what an earlier call wrote is used if
     that call had the same causes and began with the same parts.
     """
+
+    KEPT = "What was written is kept, and the same command continues"
 
     def __init__(self, keep: Path, causes: Sequence[Any], parts: Sequence[str]) -> None:
         """`causes` is everything that determines the corpus besides the content of its `parts`, as JSON values."""
@@ -125,12 +128,18 @@ class Unfinished:
         """Yields the folder of the corpus, which is renamed to `out` if the block succeeds, and kept if it fails. What
         a corpus of more parts needs to continue is kept too.
 
-        Raises OSError if the disk refuses a write, or if `out` is a folder that is not empty.
+        Raises OSError if the disk of the work folder refuses a write, MachineError if that of `out` does, and
+        UsageError if `out` is a folder that is not empty.
         """
         yield self.folder
         for path in (*sorted(self.folder.rglob("*")), self.folder):
             sync(path)
         described = {**self._before(), "out": str(out.absolute())}
+        with disk_errors(out, "out", self.KEPT):
+            self._move(out)
+        replace_files({self.keep / _CAUSES: json.dumps(with_hash(described)).encode()})
+
+    def _move(self, out: Path) -> None:
         try:
             make_folder(out.parent)
             self.folder.rename(out)
@@ -141,7 +150,6 @@ class Unfinished:
             with atomic_folder(out) as copy:  # on another file system
                 shutil.copytree(self.folder, copy, dirs_exist_ok=True)
             delete_folder(self.folder)
-        replace_files({self.keep / _CAUSES: json.dumps(with_hash(described)).encode()})
 
     def forget(self) -> None:
         """Deletes everything."""

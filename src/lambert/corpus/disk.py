@@ -1,0 +1,37 @@
+"""Failures of the disk as errors of one line."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lambert.core.errors import MachineError, UsageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRITTEN = (errno.ENOTEMPTY, errno.EEXIST)
+_WRONG_PATH = (errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+@contextmanager
+def disk_errors(path: Path, setting: str = "work folder", kept: str = "Complete parts are kept") -> Iterator[None]:
+    """A context in which an OSError becomes an error that says what remains and what to do.
+
+    Args:
+        path: The file or folder that is written.
+        setting: What the user may choose differently, such as "out".
+        kept: What remains, as a sentence without a full stop.
+
+    Raises:
+        MachineError: The disk refuses a write.
+        UsageError: `path` cannot be a path, or another process has written it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _WRITTEN:
+            raise UsageError(f"{path} was written by another process meanwhile: nothing was changed.") from error
+        problem = f"{path} cannot be written: {error.strerror or error}."
+        if error.errno in _WRONG_PATH:
+            raise UsageError(f"{problem} Choose another {setting}.") from error
+        free = "free space, or " if error.errno in _FULL else ""
+        raise MachineError(f"{problem} {kept}; {free}choose another {setting}.") from error

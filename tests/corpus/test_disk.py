@@ -1,0 +1,29 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from lambert.core.errors import LambertError, MachineError, UsageError
+from lambert.corpus.disk import disk_errors
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (errno.ENOSPC, MachineError, r"No space left on device\. All is kept; free space, or choose another out\."),
+        (errno.EACCES, MachineError, r"Permission denied\. All is kept; choose another out\."),
+        (errno.EIO, MachineError, r"Input/output error\. All is kept; choose another out\."),
+        (errno.ENAMETOOLONG, UsageError, r"File name too long\. Choose another out\."),
+        (errno.ENOTEMPTY, UsageError, r"written by another process meanwhile"),
+    ],
+)
+def test_a_failure_of_the_disk_is_explained(number: int, kind: type[LambertError], message: str) -> None:
+    with pytest.raises(kind, match=rf"^a/b .*{message}"), disk_errors(Path("a/b"), "out", "All is kept"):
+        raise OSError(number, os.strerror(number))
+
+
+def test_other_errors_pass() -> None:
+    for error in (MachineError("ours"), ValueError("ours")):
+        with pytest.raises(type(error), match=r"^ours$"), disk_errors(Path("a")):
+            raise error
