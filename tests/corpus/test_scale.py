@@ -159,14 +159,24 @@ def test_an_executor_that_raises_is_judged_by_the_parts(inputs: Path) -> None:
         prepare_on_cluster(config(inputs, "other"), partial(Raises, ranks=[]), 2)
 
 
-def test_a_machine_with_other_versions_makes_no_parts(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("lambert.corpus.scale.__version__", "0.0.1", r"lambert 0\.0\.1"),
+        ("unicodedata.unidata_version", "3.2.0", r"Unicode 3\.2\.0"),
+        ("importlib.metadata.version", lambda name: f"{name} 1", "pyarrow pyarrow 1, .*rensa rensa 1"),
+    ],
+)
+def test_a_machine_with_other_versions_makes_no_parts(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, words: str
+) -> None:
     class Elsewhere(InOrder):
         def run(self) -> None:
             with monkeypatch.context() as patch:
-                patch.setattr(scale, "__version__", "0.0.1")
+                patch.setattr(name, value)
                 super().run()
 
-    with pytest.raises(DataError, match=r"has lambert 0\.0\.1, not .*Install the same on all machines"):
+    with pytest.raises(DataError, match=rf"has {words}.*, not .*Install the same on all machines"):
         prepare_on_cluster(config(inputs, "out"), Elsewhere, 2)
 
 

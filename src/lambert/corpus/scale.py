@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, suppress
@@ -25,8 +26,8 @@ from lambert.corpus.pipeline import prepare
 from lambert.corpus.plan import Plan, Units
 from lambert.corpus.stages import plans
 
-_PACKAGES = ("pyarrow", "sentencex", "tokenizers")
-"""Packages whose version may change the bytes of a part."""
+_PACKAGES = ("pyarrow", "sentencex", "tokenizers", "rensa", "resiliparse", "py3langid")
+"""Packages whose version may change the bytes of a part. The last three are needed for some inputs and steps only."""
 
 RETRIES = 3
 """How often Ray runs a task again whose worker was lost (the default of Ray)."""
@@ -177,4 +178,14 @@ def _last_line(problem: Exception | None) -> str:
 
 
 def _versions() -> dict[str, str]:
-    return {"lambert": __version__} | {name: importlib.metadata.version(name) for name in _PACKAGES}
+    """Returns the versions of what determines the bytes of a part. That of Unicode is Python's."""
+    return {"lambert": __version__, "Unicode": unicodedata.unidata_version} | {
+        name: _version(name) for name in _PACKAGES
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
