@@ -103,6 +103,8 @@ STRICT = Gopher(
     min_words=3, max_words=30, min_word_length=2.0, max_word_length=6.0, min_alphabetic=0.5, min_stop_words=1
 )
 
+MANY = (*(f"word{number}" for number in range(400)), "river", "The", "of")
+
 
 def real() -> list[str]:
     found = [piece.text for name in ("enwiki.xml", "ltgwiki.xml") for piece in read(GOLDEN / name, Layout())]
@@ -160,7 +162,11 @@ def test_normalise_is_that_of_one_document_on_real_text() -> None:
 
 
 CASES: list[tuple[Callable[..., Any], Callable[..., Any], list[Any]]] = [
-    (gopher, gopher_rules, [Gopher(), STRICT, Gopher(min_words=5, min_stop_words=0)]),
+    (
+        gopher,
+        gopher_rules,
+        [Gopher(), STRICT, Gopher(min_words=5, min_stop_words=0), Gopher(min_words=5, stop_words=MANY)],
+    ),
     (
         gopher_repetition,
         repetition_rules,

@@ -10,6 +10,7 @@ from lambert.corpus.characters import LETTER, Integers
 from lambert.corpus.filters.outcome import Outcome
 
 ELLIPSIS, BULLET = "…".encode(), "•".encode()
+_REST = np.uint64(48)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +118,15 @@ def _stop_words_D(batch: Batch, words: tuple[str, ...]) -> Integers:
     lengths = np.array([len(form) for form in numbers], dtype=np.int64)
     ends = np.cumsum(lengths + 1) - 1
     known = word_hashes(data, ends - lengths, ends)
-    bits = 8
-    while len(np.unique(known >> np.uint64(64 - bits))) < len(known):
-        bits += 1
-    table = np.zeros(1 << bits, dtype=np.uint64)
-    of_slot = np.zeros(1 << bits, dtype=np.int64)
-    table[known >> np.uint64(64 - bits)] = known
-    of_slot[known >> np.uint64(64 - bits)] = list(numbers.values())
-    slots_N = (batch.hashes_N >> np.uint64(64 - bits)).view(np.int64)
-    found = np.flatnonzero(table[slots_N] == batch.hashes_N)
+    order = np.argsort(known)
+    known = known[order]
+    table = np.zeros(1 << 16, dtype=np.bool_)  # of the first bits: few words need a search
+    table[known >> _REST] = True
+    maybe = np.flatnonzero(table[(batch.hashes_N >> _REST).view(np.int64)])
+    at = np.minimum(np.searchsorted(known, batch.hashes_N[maybe]), len(known) - 1)
+    equal = known[at] == batch.hashes_N[maybe]
+    found, number = maybe[equal], np.array([*numbers.values()], dtype=np.int64)[order[at[equal]]]
     seen = np.zeros((len(batch), len(words)), dtype=np.bool_)
-    seen[batch.documents_N[found], of_slot[slots_N[found]]] = True
+    seen[batch.documents_N[found], number] = True
     counts: Integers = seen.sum(axis=1)
     return counts
