@@ -56,7 +56,7 @@ def personal_data(batch: Batch) -> Outcome:
     numbers with + or in the US forms, by fixed forms."""
     outcome = Outcome()
     breaks = np.flatnonzero(batch.data_B == ord("\n"))
-    lines = np.unique(np.searchsorted(breaks, _candidates(batch, breaks)) - 1)
+    lines = np.unique(np.searchsorted(breaks, _candidates(batch)) - 1)
     changes: dict[int, list[tuple[int, int, bytes]]] = {}
     for begin, end in zip((breaks[lines] + 1).tolist(), breaks[lines + 1].tolist(), strict=True):
         line = batch.data[begin:end].decode()
@@ -130,7 +130,7 @@ def _phone(found: str) -> int:
     return len(found) if 8 <= sum(character.isdigit() for character in found) <= 15 else 0
 
 
-def _candidates(batch: Batch, breaks: Integers) -> Integers:
+def _candidates(batch: Batch) -> Integers:
     """Returns positions in all lines that may contain personal data."""
     data_B = batch.data_B
     digit_B = (data_B - ord("0")) < 10  # bytes below "0" wrap around
@@ -143,7 +143,7 @@ def _candidates(batch: Batch, breaks: Integers) -> Integers:
         capitals = _between(before, "A", "Z") & _between(data_B[begin - 2], "A", "Z")
         found.append(begin[(before == ord("+")) | (capitals & (lengths >= 2))])
         dots = (gaps == 1) & (data_B[end] == ord("."))
-        found.append(begin[:-2][dots[:-2] & dots[1:-1] & np.append(dots[2:], False)[: len(dots) - 2]])
+        found.append(begin[:-2][dots[:-2] & dots[1:-1] & dots[2:]])
         threes = (lengths == 3) & (gaps <= 2)
         found.append(begin[:-2][threes[:-2] & threes[1:-1] & (lengths[2:] == 4)])
         chains = np.append(0, np.flatnonzero(gaps > 1)[:-1] + 1)
