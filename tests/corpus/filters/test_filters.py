@@ -1,5 +1,6 @@
 """Every filter is compared with the rules of the papers for one document at a time (`filter_rules`)."""
 
+import csv
 import gzip
 import json
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.corpus.batch import Batch, PlainWords
 from lambert.corpus.cleaning import normalise
 from lambert.corpus.filters.c4 import C4, c4
-from lambert.corpus.filters.decontamination import Decontaminate, Decontamination
+from lambert.corpus.filters.decontamination import Decontaminate, Decontamination, strings
 from lambert.corpus.filters.fineweb import FineWeb, fineweb
 from lambert.corpus.filters.gopher import Gopher, gopher
 from lambert.corpus.filters.outcome import Outcome
@@ -321,6 +322,14 @@ def test_shared_sequences_are_those_of_plain_words(
     outcome = Decontamination(Decontaminate((path,), size))(Batch(texts))
     every = set().union(*map(grams, known))
     assert sorted(outcome.dropped) == [number for number, text in enumerate(texts) if grams(text) & every]
+
+
+def test_reading_evaluation_files_does_not_change_the_limit_of_csv(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    cell = f"{SENTENCE} " * (before // len(SENTENCE) + 9)
+    (tmp_path / "a.csv").write_text(f"1,{cell}\n")
+    assert [len(text) for text in strings(tmp_path / "a.csv")] == [1, len(cell)]
+    assert csv.field_size_limit() == before
 
 
 def test_an_evaluation_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from lambert.corpus.batch import Batch, Booleans, Hashes, PlainWords
 from lambert.corpus.characters import Integers
 from lambert.corpus.filters.outcome import Outcome
 from lambert.corpus.reading.streams import is_damage, unpacked
-
-_ROW = 1 << 24  # maximum characters of a cell of a CSV file
+from lambert.corpus.reading.tables import next_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +94,13 @@ def strings(path: Path) -> Iterator[str]:
         elif suffix == ".json":
             yield from _inside(json.loads(text))
         elif suffix in (".csv", ".tsv"):
-            csv.field_size_limit(_ROW)
-            for row in csv.reader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ","):
+            rows = csv.reader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ",")
+            while (row := next_row(rows)) is not None:
                 yield from row
         else:
             yield text
-    except (ValueError, RecursionError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as an evaluation file: {error}.") from error
     except Exception as error:
-        if not is_damage(error):
+        if not isinstance(error, ValueError | RecursionError | csv.Error) and not is_damage(error):
             raise
         raise DataError(f"{path} cannot be read as an evaluation file: {error}.") from error
 

@@ -55,7 +55,7 @@ def _rows(lines: "_Lines", separator: str) -> Iterator[tuple[int, int, list[str]
         while True:
             line, position = lines.number + 1, lines.position
             try:
-                row = _next(rows)
+                row = next_row(rows)
             except (csv.Error, _Unusable) as error:
                 yield line, position, [], _reason(error)
                 break  # a new reader goes on with the next line
@@ -112,8 +112,9 @@ class _Lines:
         return line.decode("utf-8", "surrogateescape")
 
 
-def _next(rows: Iterator[list[str]]) -> list[str] | None:
-    """Returns the next row, or None after the last. The limit of `csv` is that of the whole process."""
+def next_row(rows: Iterator[list[str]]) -> list[str] | None:
+    """Returns the next row of a `csv.reader`, or None after the last. A cell has at most `FIELD` characters; the limit
+    of `csv` is that of the whole process, and is restored."""
     before = csv.field_size_limit(FIELD)
     try:
         return next(rows, None)
