@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping
 
 from lambert.core.errors import UsageError
+from lambert.corpus.reading.streams import zstd
 
 _CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1000})?\r?\n")
 _ENCODINGS = 3
@@ -92,13 +93,8 @@ def _brotli(body: bytes, limit: int) -> bytes:
 
 
 def _zstd(body: bytes, limit: int) -> bytes:
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        try:
-            return bytes(module.ZstdDecompressor().decompress(body, limit + 1))
-        except module.ZstdError as error:
-            raise Undecodable(f"is not zstd ({error})") from error
-    raise UsageError("Reading .zst needs Python 3.14 or backports.zstd: pip install 'lambert-bert[zstd]'.")
+    module = zstd()
+    try:
+        return bytes(module.ZstdDecompressor().decompress(body, limit + 1))
+    except module.ZstdError as error:
+        raise Undecodable(f"is not zstd ({error})") from error

@@ -23,10 +23,11 @@ ALLOWED = 64 << 20
 """Decompressed bytes up to which the ratio is not judged, since small files are often repetitive (our choice)."""
 
 
-def _zstd(raw: BinaryIO) -> BinaryIO:
+def zstd() -> Any:
+    """Returns the module that reads Zstandard. Raises UsageError if there is none."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
-            return cast(BinaryIO, importlib.import_module(name).ZstdFile(raw))
+            return importlib.import_module(name)
         except ImportError:
             continue
     raise UsageError("Reading .zst needs Python 3.14 or backports.zstd: pip install 'lambert-bert[zstd]'.")
@@ -36,7 +37,7 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
     ".gz": lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)),
     ".bz2": lambda raw: cast(BinaryIO, bz2.BZ2File(raw)),
     ".xz": lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)),  # noqa: SIM115 (`read` closes `raw`)
-    ".zst": _zstd,
+    ".zst": lambda raw: cast(BinaryIO, zstd().ZstdFile(raw)),
 }
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 _BZ2_BLOCK = (b"1AY&SY", b"\x17rE8P\x90")
