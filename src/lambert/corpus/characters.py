@@ -18,16 +18,19 @@ ENDS = ".!?…‥‼⁇⁈⁉。！？．｡।॥؟۔։՞՜።፧፨၊။។�
 QUOTES = "\"'»”’›」』）)］]"
 INVISIBLE = "\u00ad\u200b\u2060\ufeff"
 """Soft hyphens, zero-width spaces, word joiners and byte-order marks. Joiners that shape letters are not among them."""
-NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-"""Thai, Lao, Burmese, Khmer, kana and Chinese characters, as ranges of a regular expression."""
-_RANGES = [(ord(NO_SPACES[at]), ord(NO_SPACES[at + 2])) for at in range(0, len(NO_SPACES), 3)]
+WITHOUT_SPACES = (
+    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
+    (0x20000, 0x3FFFF),
+)  # fmt: skip
+"""First and last code points of scripts that are written without spaces: Thai, Lao, Burmese, Khmer, kana and Chinese
+characters."""
 _BMP = 1 << 16
 
 
 def flags_of(character: str) -> int:
     """Returns the flags of a character."""
     kind, code = unicodedata.category(character), ord(character)
-    unspaced = character.isalpha() and (any(a <= code <= b for a, b in _RANGES) or 0x20000 <= code < 0x40000)
+    unspaced = character.isalpha() and any(first <= code <= last for first, last in WITHOUT_SPACES)
     return (
         SPACE * character.isspace()
         | LETTER * character.isalpha()

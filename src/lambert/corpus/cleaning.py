@@ -9,13 +9,13 @@ from pathlib import Path
 from lambert.core.contents import sha256
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
-from lambert.corpus.characters import INVISIBLE, NO_SPACES
+from lambert.corpus.characters import INVISIBLE, WITHOUT_SPACES
 
 Cleaner = Callable[[str], str | None]
 INVISIBLE_CHARACTERS = re.compile(f"[{INVISIBLE}]")
 _SPACES = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\n{3,}")
-_NO_SPACES = re.compile(f"[{NO_SPACES}]")
+_UNSPACED = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in WITHOUT_SPACES) + "]")
 
 
 def normalise(text: str) -> str:
@@ -43,7 +43,7 @@ def _is_sentence(line: str) -> bool:
     ended = line.rstrip("\"'»”’)] ")
     if not ended.endswith((".", "!", "?", "…", "。", "！", "？", "।")):
         return False
-    return len(ended.split(None, 3)) >= 3 or bool(_NO_SPACES.search(ended))
+    return len(ended.split(None, 3)) >= 3 or bool(_UNSPACED.search(ended))
 
 
 CLEANERS: dict[str, Cleaner] = {"prose": prose}

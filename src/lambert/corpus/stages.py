@@ -45,7 +45,7 @@ _RECORD = {
     "samples": {"*": [{"hash": str, "place": str, "text": str}]}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 4, "clean": 3, "encode": 1}
+VERSIONS = {"extract": 4, "clean": 4, "encode": 1}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 

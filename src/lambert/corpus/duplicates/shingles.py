@@ -14,17 +14,13 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from lambert.corpus.characters import WITHOUT_SPACES
+
 SHINGLE = 5
 """Words of a shingle (the number of Lee et al. 2022, "Deduplicating training data makes language models better",
 appendix A, and of datatrove)."""
 CODES = 0x40000
 """Code points that may be letters. Later ones are tags and private characters, which separate words."""
-
-WITHOUT_SPACES = (
-    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
-    (0x20000, 0x3FFFF),
-)  # fmt: skip
-"""Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, kana and Chinese characters."""
 
 Hashes = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
