@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_corpora import content
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.shards import Split, SplitWriter
@@ -23,10 +24,6 @@ from lambert.corpus.tokens import tokenizer as tk
 
 Make = Callable[..., PrepareConfig]
 Story = Callable[[int], str]
-
-
-def contents(corpus: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(corpus)): path.read_bytes() for path in sorted(corpus.rglob("*")) if path.is_file()}
 
 
 def documents(corpus: Path, split: str) -> list[list[list[int]]]:
@@ -86,7 +83,7 @@ def test_bytes_do_not_depend_on_workers_or_batches(texts: Path, config: Make, mo
     monkeypatch.setattr("lambert.corpus.documents.BATCH", 1)
     monkeypatch.setattr("lambert.corpus.workers.LEXICON_BYTES", 1)
     prepare(small)
-    assert contents(one.out) == contents(two.out) == contents(small.out)
+    assert content(one.out) == content(two.out) == content(small.out)
 
 
 def test_the_held_out_split_does_not_depend_on_order_or_files(
@@ -212,19 +209,19 @@ def test_a_vocabulary_without_mask(tmp_path: Path, texts: Path, config: Make) ->
 def test_the_same_again_is_recognised(texts: Path, config: Make) -> None:
     cfg = config(texts)
     first = prepare(cfg)
-    before = contents(cfg.out)
+    before = content(cfg.out)
     notes: list[tuple[int, int, str]] = []
     assert prepare(config(texts, workers=2), lambda *note: notes.append(note)) == first
     size = sum(path.stat().st_size for path in texts.iterdir())
     assert {note for _, _, note in notes} == {"hashing inputs", "already prepared"}
     assert notes[-2:] == [(size, size, "hashing inputs"), (size, size, "already prepared")]
-    assert contents(cfg.out) == before
+    assert content(cfg.out) == before
 
 
 def test_another_configuration_or_input_is_refused(texts: Path, config: Make, story: Story) -> None:
     cfg = config(texts)
     prepare(cfg)
-    before = contents(cfg.out)
+    before = content(cfg.out)
     with pytest.raises(UsageError, match=r"was prepared with seed = 42, not 43: choose another out"):
         prepare(config(texts, seed=43))
     (texts / "99.txt").write_text(story(99))
@@ -236,7 +233,7 @@ def test_another_configuration_or_input_is_refused(texts: Path, config: Make, st
         prepare(cfg)
     with pytest.raises(UsageError, match="prepared with another tokenizer"):
         prepare(config(texts, tokenizer=str(cfg.out)))
-    assert contents(cfg.out) == before
+    assert content(cfg.out) == before
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path: Path, texts: Path, config: Make) -> None:
@@ -244,7 +241,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path, texts: Path, config: Mak
     (tmp_path / "corpus" / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match="exists and is no prepared corpus"):
         prepare(config(texts))
-    assert contents(tmp_path / "corpus") == {"thesis.txt": b"years of work"}
+    assert content(tmp_path / "corpus") == {"thesis.txt": b"years of work"}
 
 
 def test_an_empty_folder_is_taken_and_out_may_lie_in_the_input(texts: Path, config: Make) -> None:

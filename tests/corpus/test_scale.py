@@ -12,16 +12,19 @@ from typing import Any
 
 import psutil
 import pytest
+from small_corpora import content as all_content
+from small_corpora import small_config
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.lock import lock_folder
 from lambert.corpus import scale, stages
-from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.scale import RayTasks, prepare_on_cluster
 
 pytest.importorskip("pyarrow")
 executors = pytest.importorskip("datatrove.executor")
+
+config = partial(small_config, steps=("extract,clean,tokens",), clean=("normalise",))
 
 FILES = 6
 FUNCTION = """
@@ -51,19 +54,10 @@ def inputs(tmp_path: Path) -> Path:
     return folder
 
 
-def config(inputs: Path, out: str, **settings: Any) -> PrepareConfig:
-    fixed: dict[str, Any] = {"vocabulary": 120, "workers": 1, "steps": ("extract,clean,tokens",)}
-    return PrepareConfig(input=(inputs,), out=inputs.parent / out, **fixed | {"clean": ("normalise",)} | settings)
-
-
 def content(out: Path) -> dict[str, bytes]:
     """The files of a corpus and of its work folder, without those that name the corpus, a process or an executor."""
-    found = {}
-    for folder in (out, out.with_name(out.name + ".work")):
-        for path in folder.rglob("*"):
-            if path.is_file() and path.name not in ("lock.json", "causes.json") and "logs" not in path.parts:
-                found[f"{folder.suffix}/{path.relative_to(folder)}"] = path.read_bytes()
-    return found
+    work = all_content(out.with_name(out.name + ".work"), without=("lock.json", "causes.json", "logs"))
+    return all_content(out) | {f".work/{name}": data for name, data in work.items()}
 
 
 class InOrder:

@@ -1,12 +1,15 @@
 import dataclasses
 import gzip
 import json
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
 import pytest
+from small_corpora import WORDS, small_config, written
+from small_corpora import content as all_content
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.lock import lock_folder
@@ -20,7 +23,8 @@ from lambert.corpus.reading.slices import WHOLE
 
 pytest.importorskip("pyarrow")
 
-WORDS = "the river runs under an old stone bridge near the quiet road to town"
+config = partial(small_config, max_bad=0.5)
+content = partial(all_content, without=("lock.json",))
 
 
 @pytest.fixture
@@ -36,21 +40,6 @@ def inputs(tmp_path: Path) -> Path:
     packed = gzip.compress("\n".join(json.dumps({"text": f"line {n} {WORDS}"}) for n in range(99)).encode(), mtime=0)
     (folder / "d.jsonl.gz").write_bytes(packed[:-40])
     return folder
-
-
-def config(inputs: Path, out: str, **settings: Any) -> PrepareConfig:
-    fixed: dict[str, Any] = {"vocabulary": 120, "max_bad": 0.5, "workers": 1, "min_tokens": 2}
-    return PrepareConfig(input=(inputs,), out=inputs.parent / out, **fixed | settings)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock.json"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def made(folder: Path) -> dict[str, tuple[int, int]]:
-    """The inode and time of each part, which change when the part is written again."""
-    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.parquet"))}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -81,10 +70,10 @@ def test_the_step_encode_does_not_change_the_corpus(
     chosen = config(inputs, "two", steps=("extract", *more, "encode", "tokens"), workers=2, **given)
     assert prepare(chosen)["documents"] == one["documents"]
     assert content(inputs.parent / "one") == content(inputs.parent / "two")
-    before = made(chosen.work_folder / "encode")
+    before = written(chosen.work_folder / "encode")
     assert len(before) == 5
     prepare(dataclasses.replace(chosen, out=tmp_path / "three", work=chosen.work_folder, seed=1))
-    assert made(chosen.work_folder / "encode") == before
+    assert written(chosen.work_folder / "encode") == before
 
 
 def test_encode_needs_a_tokenizer(inputs: Path) -> None:
@@ -102,10 +91,10 @@ def test_parts_do_not_depend_on_the_number_of_workers(inputs: Path) -> None:
 def test_a_step_that_is_done_is_not_repeated_and_a_new_file_is_added(inputs: Path, name: str) -> None:
     chosen = config(inputs, "out", steps=("extract",))
     first = prepare(chosen)["steps"]["extract"]
-    before = made(chosen.work_folder / "extract")
+    before = written(chosen.work_folder / "extract")
     (inputs / name).write_text(f"{WORDS}, and back.", encoding="utf-8")
     counts = prepare(chosen)["steps"]["extract"]
-    after = made(chosen.work_folder / "extract")
+    after = written(chosen.work_folder / "extract")
     assert after.items() > before.items()
     assert len(after) == len(before) + 1
     assert counts["documents"] == first["documents"] + 1
@@ -122,10 +111,10 @@ def test_a_file_of_another_kind_is_extracted_again(inputs: Path) -> None:
 def test_other_settings_make_only_their_step_again(inputs: Path) -> None:
     chosen = config(inputs, "out", steps=("extract", "clean"), clean=("normalise",))
     prepare(chosen)
-    extracted, cleaned = (made(chosen.work_folder / step) for step in ("extract", "clean"))
+    extracted, cleaned = (written(chosen.work_folder / step) for step in ("extract", "clean"))
     prepare(dataclasses.replace(chosen, clean=("normalise,prose",)))
-    assert made(chosen.work_folder / "extract") == extracted
-    assert not made(chosen.work_folder / "clean").items() & cleaned.items()
+    assert written(chosen.work_folder / "extract") == extracted
+    assert not written(chosen.work_folder / "clean").items() & cleaned.items()
 
 
 def test_a_step_that_is_not_named_keeps_its_parts(inputs: Path) -> None:
@@ -150,12 +139,12 @@ def test_the_code_of_a_function_is_part_of_the_key(
     code.write_text("def tidy(text):\n    return text\n")
     chosen = config(inputs, "out", steps=("extract", "clean"), clean=("tidy_of_mine:tidy",))
     prepare(chosen)
-    before = made(chosen.work_folder / "clean")
+    before = written(chosen.work_folder / "clean")
     prepare(chosen)
-    assert made(chosen.work_folder / "clean") == before
+    assert written(chosen.work_folder / "clean") == before
     code.write_text("def tidy(text):\n    return text.lower()\n")
     prepare(chosen)
-    assert not before.items() & made(chosen.work_folder / "clean").items()
+    assert not before.items() & written(chosen.work_folder / "clean").items()
 
 
 def test_drops_are_counted_by_reason_with_samples(inputs: Path) -> None:
@@ -186,11 +175,11 @@ def test_evaluation_files_are_part_of_the_key(inputs: Path, tmp_path: Path) -> N
     settings = {"clean": ("decontaminate",), "decontaminate": Decontaminate((evaluation,), words=9)}
     chosen = config(inputs, "out", steps=("extract", "clean", "tokens"), **settings)
     assert prepare(chosen)["steps"]["clean"]["dropped"] == {}
-    before = made(chosen.work_folder / "clean")
+    before = written(chosen.work_folder / "clean")
     evaluation.write_text(WORDS, encoding="utf-8")
     with pytest.raises(UsageError, match=r"was prepared with decontaminate\.files"):
         prepare(chosen)
-    assert not before.items() & made(chosen.work_folder / "clean").items()
+    assert not before.items() & written(chosen.work_folder / "clean").items()
     (inputs / "f.txt").write_text("Another text that shares no words with it.", encoding="utf-8")
     counts = prepare(dataclasses.replace(chosen, steps=("extract", "clean")))["steps"]["clean"]
     assert counts["dropped"] == counts["found"]
@@ -299,10 +288,10 @@ def test_a_part_of_no_documents_can_be_read(tmp_path: Path) -> None:
 def test_versions_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch, inputs: Path) -> None:
     chosen = config(inputs, "out", steps=("extract",))
     prepare(chosen)
-    before = made(chosen.work_folder / "extract")
+    before = written(chosen.work_folder / "extract")
     monkeypatch.setitem(stages.VERSIONS, "extract", stages.VERSIONS["extract"] + 1)
     prepare(chosen)
-    assert not before.items() & made(chosen.work_folder / "extract").items()
+    assert not before.items() & written(chosen.work_folder / "extract").items()
 
 
 def test_progress_is_told_within_a_part(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

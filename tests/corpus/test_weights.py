@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_corpora import stopped
 
 from lambert.core.errors import UsageError
 from lambert.core.shards import Split
@@ -73,17 +74,8 @@ def test_steps_give_the_bytes_of_one_pass_and_continue(
     monkeypatch.setattr(documents, "MARK", 3000)
     weights = (1.0, 0.5, 2.0)
     prepare(config(inputs, "single", weights=weights))
-    calls = 0
-
-    def stop(done: int, total: int, note: str) -> None:
-        nonlocal calls
-        calls += note == "writing tokens"
-        if calls == 4:
-            raise KeyboardInterrupt
-
     stepped = config(inputs, "stepped", weights=weights, steps=("extract", "tokens"), workers=workers)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(stepped, stop)
+    stopped(stepped, "writing tokens", 3)
     assert (stepped.work_folder / "tokens" / "state.json").exists()
     prepare(stepped)
     files = [{p.name: p.read_bytes() for p in sorted((inputs / n).rglob("*.*"))} for n in ("single", "stepped")]

@@ -1,13 +1,16 @@
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_corpora import content as all_content
+from small_corpora import small_config, stopped
 
 from lambert.core.errors import MachineError, UsageError
 from lambert.corpus import stages
-from lambert.corpus.config import DeduplicateConfig, PrepareConfig
+from lambert.corpus.config import DeduplicateConfig
 from lambert.corpus.duplicates import lists, signatures, spill
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.reading import slices
@@ -16,11 +19,10 @@ from lambert.verbs.prepare import summary_of_steps
 pytest.importorskip("pyarrow")
 pytest.importorskip("rensa")
 
+config = partial(small_config, vocabulary=200, max_bad=0.5, steps=("extract,deduplicate,tokens",))
+content = partial(all_content, without=("tokens", "lock.json"))  # which name the output folder
+
 REPEATED = "This sentence is at the end of many pages and says who owns them, when they were written and where. " * 2
-
-
-class Stopped(Exception):
-    pass
 
 
 @pytest.fixture
@@ -37,17 +39,6 @@ def inputs(tmp_path: Path) -> Path:
             rows.append(json.dumps({"text": " ".join(words) + "." + f"\n\n{REPEATED}" * (number % 3)}))
         (folder / f"{name}.jsonl").write_text("\n".join([*rows, "{}"]), encoding="utf-8")
     return folder
-
-
-def config(inputs: Path, out: str, **settings: Any) -> PrepareConfig:
-    fixed: dict[str, Any] = {"vocabulary": 200, "max_bad": 0.5, "workers": 1, "steps": ("extract,deduplicate,tokens",)}
-    return PrepareConfig(input=(inputs,), out=inputs.parent / out, **fixed | settings)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, without those that name the output folder."""
-    files = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(file): (folder / file).read_bytes() for file in files if file.parts[0] not in ("tokens", "lock.json")}
 
 
 def test_near_duplicates_are_not_in_the_corpus(inputs: Path) -> None:
@@ -90,13 +81,7 @@ def test_a_step_that_was_stopped_continues_to_the_same_bytes(inputs: Path) -> No
     prepare(config(inputs, "whole"))
     for phase in ("hashing documents", "comparing documents"):
         chosen = config(inputs, "out")
-
-        def progress(done: int, total: int, note: str, phase: str = phase) -> None:
-            if note == phase:
-                raise Stopped
-
-        with pytest.raises(Stopped):
-            prepare(chosen, progress)
+        stopped(chosen, phase)
         assert list((chosen.work_folder / "deduplicate").glob("signatures-*.json"))
         assert not (chosen.work_folder / "deduplicate" / "lists").exists()
     prepare(chosen)

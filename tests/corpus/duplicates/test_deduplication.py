@@ -2,11 +2,13 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_corpora import written
 
 from lambert.core.errors import UsageError
 from lambert.corpus.config import DeduplicateConfig
@@ -220,9 +222,7 @@ def test_paragraphs_of_dropped_documents_count_for_nothing(run: Run) -> None:
 
 
 def test_only_new_parts_are_read(run: Run, tmp_path: Path) -> None:
-    def made() -> dict[str, tuple[int, int]]:
-        return {str(p): (p.stat().st_ino, p.stat().st_mtime_ns) for p in (tmp_path / "work").rglob("*") if p.is_file()}
-
+    made = partial(written, tmp_path / "work", "**/*")
     texts = [draw_text(seed) for seed in range(10)]
     parts = [write(tmp_path / "in", [[text] for text in own], str(n)) for n, own in enumerate((texts, texts[5:]))]
     arguments = (tmp_path / "work", DeduplicateConfig(), 1, lambda done, total, note: None)

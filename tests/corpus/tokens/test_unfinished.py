@@ -1,14 +1,15 @@
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_corpora import WORDS, content, small_config, stopped
 
 from lambert.core.errors import MachineError
 from lambert.core.shards import SplitWriter
 from lambert.corpus import documents
-from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.reading import slices
 from lambert.corpus.tokens import unfinished
@@ -16,11 +17,9 @@ from lambert.corpus.tokens.encoding import Encoder
 
 pytest.importorskip("pyarrow")
 
-WORDS = "the river runs under an old stone bridge near the quiet road to town"
-
-
-class Stopped(Exception):
-    pass
+# enough is held out for the first threshold
+config = partial(small_config, heldout=0.1, steps=("extract,tokens",))
+stopped_after = partial(stopped, phase="writing tokens")
 
 
 @pytest.fixture
@@ -37,35 +36,6 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def config(inputs: Path, out: str, **settings: Any) -> PrepareConfig:
-    # enough is held out for the first threshold
-    fixed: dict[str, Any] = {
-        "vocabulary": 120,
-        "workers": 1,
-        "min_tokens": 2,
-        "heldout": 0.1,
-        "steps": ("extract,tokens",),
-    }
-    return PrepareConfig(input=(inputs,), out=inputs.parent / out, **fixed | settings)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def stopped_after(chosen: PrepareConfig, calls: int) -> None:
-    left = calls
-
-    def progress(done: int, total: int, note: str) -> None:
-        nonlocal left
-        left -= note == "writing tokens"
-        if left < 0:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        prepare(chosen, progress)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("calls", [0, 10, 30])
 def test_a_corpus_that_was_stopped_continues_to_the_same_bytes(inputs: Path, calls: int, workers: int) -> None:
@@ -73,7 +43,7 @@ def test_a_corpus_that_was_stopped_continues_to_the_same_bytes(inputs: Path, cal
     single = prepare(config(inputs, "single", steps=()))
     assert single["documents"]["dropped"]["duplicate"] > 100
     chosen = config(inputs, "out", workers=workers)
-    stopped_after(chosen, calls)
+    stopped_after(chosen, calls=calls)
     assert not chosen.out.exists()
     prepare(chosen)
     assert content(chosen.out) == content(inputs.parent / "whole") == content(inputs.parent / "single")
@@ -82,7 +52,7 @@ def test_a_corpus_that_was_stopped_continues_to_the_same_bytes(inputs: Path, cal
 
 def test_what_was_saved_is_not_encoded_again(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config(inputs, "out")
-    stopped_after(chosen, 40)
+    stopped_after(chosen, calls=40)
     state = json.loads((chosen.work_folder / "tokens" / "state.json").read_text())
     saved = state["progress"]["read"]
     assert saved > 100
@@ -100,7 +70,7 @@ def test_what_was_saved_is_not_encoded_again(inputs: Path, monkeypatch: pytest.M
 def test_a_damaged_state_is_not_used(inputs: Path, name: str, damage: str) -> None:
     prepare(config(inputs, "whole"))
     chosen = config(inputs, "out")
-    stopped_after(chosen, 40)
+    stopped_after(chosen, calls=40)
     path = chosen.work_folder / "tokens" / name
     data = path.read_bytes()
     path.unlink()
@@ -118,7 +88,7 @@ def test_a_damaged_state_is_not_used(inputs: Path, name: str, damage: str) -> No
 def test_a_lost_shard_is_written_again(inputs: Path) -> None:
     prepare(config(inputs, "whole"))
     chosen = config(inputs, "out")
-    stopped_after(chosen, 40)
+    stopped_after(chosen, calls=40)
     (chosen.work_folder / "tokens" / "corpus" / "train" / "00000.bin").unlink()
     prepare(chosen)
     assert content(chosen.out) == content(inputs.parent / "whole")
@@ -126,7 +96,7 @@ def test_a_lost_shard_is_written_again(inputs: Path) -> None:
 
 def test_other_settings_or_inputs_begin_anew(inputs: Path) -> None:
     chosen = config(inputs, "out")
-    stopped_after(chosen, 40)
+    stopped_after(chosen, calls=40)
     (inputs / "d.txt").write_text("Another file, which is one document, came later.\n")
     assert prepare(chosen)["documents"]["read"] == 402
     prepare(config(inputs, "whole", steps=()))
@@ -235,7 +205,7 @@ def test_shards_end_with_documents_and_do_not_depend_on_batches(tmp_path: Path) 
 
 def test_the_folder_is_described(inputs: Path) -> None:
     chosen = config(inputs, "out")
-    stopped_after(chosen, 40)
+    stopped_after(chosen, calls=40)
     found = {path.name for path in (chosen.work_folder / "tokens").iterdir()}
     assert found == {"causes.json", "corpus", "learnt", "state.json", "seen.bin"}, found
     for name in found:
