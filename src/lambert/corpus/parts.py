@@ -79,7 +79,7 @@ def read_part(path: Path) -> Iterator[Piece]:
 
 
 def _piece(row: dict[str, Any]) -> Piece:
-    return Piece(row["text"], row["place"], row["last"], row["error"], row["metadata"], row["id"])
+    return Piece(**{name: row[name] for name in COLUMNS})
 
 
 def read_documents(path: Path, documents: npt.NDArray[np.int64]) -> Iterator[Piece]:
@@ -96,10 +96,7 @@ def read_documents(path: Path, documents: npt.NDArray[np.int64]) -> Iterator[Pie
                 rows = np.flatnonzero(np.isin(own, documents))
                 first = int(own[-1]) + bool(last[-1]) if len(own) else first
                 if len(rows):
-                    table = file.read_row_group(
-                        group, columns=["text", "id", "place", "metadata", "last", "error"]
-                    ).take(rows)
-                    for row in table.to_pylist():
+                    for row in file.read_row_group(group, columns=list(COLUMNS)).take(rows).to_pylist():
                         yield _piece(row)
     except (arrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error

@@ -181,7 +181,7 @@ def make_parts(
         parts = [(unit.key, unit.path) for unit in units]
         with disk_errors(folder):
             lists = deduplicate(parts, folder, config.deduplicate, workers, progress, make)
-        nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found", "samples")}
+        nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found")}
         counts["deduplicate"] = {**counts[plan.step], **nothing, **lists.counts()}
         units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
     sources = [Source(unit.source, unit.bytes, _reader(unit, lists), unit.key) for unit in units]

@@ -1,6 +1,7 @@
 import json
 import random
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,39 @@ def test_repeated_paragraphs_are_removed(inputs: Path) -> None:
     assert after < before - 20 * removed
 
 
+def test_the_manifest_has_samples_of_what_is_dropped_with_its_survivor(inputs: Path) -> None:
+    rows = [REPEATED.strip(), REPEATED.strip() + "\n\n" + "One page of its own has this line at its end. " * 3]
+    (inputs / "c.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    manifest = prepare(config(inputs, "out", deduplicate=DeduplicateConfig(paragraphs=True)))
+    counts = manifest["steps"]["deduplicate"]
+    assert counts["dropped"] == {"exact duplicates": 10, "near duplicates": 50, "only repeated paragraphs": 1}
+    samples = counts["samples"]
+    assert {reason: len(own) for reason, own in samples.items()} == {
+        "exact duplicates": 10, "near duplicates": 10, "only repeated paragraphs": 1,
+    }  # fmt: skip
+    texts = {
+        str(path): [json.loads(line).get("text", "") for line in path.read_text().splitlines()]
+        for path in inputs.iterdir()
+    }
+    every = [text for own in texts.values() for text in own]
+
+    def text_of(sample: dict[str, Any]) -> str:
+        found = texts[sample["source"]][int(sample["place"].removeprefix("line ")) - 1]
+        assert sample["text"] == found[:300]
+        return found
+
+    for reason, own in samples.items():
+        for sample in own:
+            text = text_of(sample)
+            assert sample["hash"] == blake2b(text.encode(), digest_size=8).hexdigest()
+            if reason == "only repeated paragraphs":
+                assert "survivor" not in sample
+                continue
+            survivor = text_of(sample["survivor"])
+            assert (survivor == text) == (reason == "exact duplicates") == (every.count(text) == 2)
+            assert 0.5 < sample["survivor"]["estimate"] <= 1
+
+
 def test_slices_and_processes_make_no_difference(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"deduplicate": DeduplicateConfig(paragraphs=True)}
     one = prepare(config(inputs, "one", **settings))
@@ -74,7 +108,11 @@ def test_slices_and_processes_make_no_difference(inputs: Path, monkeypatch: pyte
     sliced = prepare(config(inputs, "sliced", **settings))
     assert len(list((inputs.parent / "sliced.work" / "extract").glob("*.parquet"))) > 10
     assert sliced["splits"] == one["splits"]
-    assert sliced["steps"]["deduplicate"] == one["steps"]["deduplicate"]
+    counts = [dict(manifest["steps"]["deduplicate"]) for manifest in (sliced, one)]
+    kept = [{reason: [sample["hash"] for sample in samples] for reason, samples in own.pop("samples").items()}
+            for own in counts]  # fmt: skip
+    assert kept[0] == kept[1]
+    assert counts[0] == counts[1]
 
 
 def test_a_step_that_was_stopped_continues_to_the_same_bytes(inputs: Path) -> None:

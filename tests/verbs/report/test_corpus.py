@@ -86,6 +86,24 @@ def test_it_stands_alone_and_shows_hostile_text_as_text(stepped: Path) -> None:
     assert re.search(r"extract 63 .*clean 61 ", text)
 
 
+def test_duplicates_are_beside_the_document_that_is_kept(tmp_path: Path) -> None:
+    pytest.importorskip("rensa")
+    words = " ".join(f"The house {n} of the street has a door and {n * 7} windows." for n in range(60))
+    pair = [f"{words} <i>Here</i> it ends.", f"{words} There it ends."]
+    rows = [*(f"{n} {text}" for n, text in enumerate(texts()) if n % 7 == 6), *pair]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    steps = ("extract,deduplicate,tokens",)
+    prepare(PrepareConfig((tmp_path / "rows.jsonl",), tmp_path / "corpus", steps=steps, vocabulary=150))
+    ((reason, (sample,)),) = [own for own in corpus.read(tmp_path / "corpus", "corpus").samples if len(own[1]) == 1]
+    assert reason == "near duplicates"
+    assert {sample["text"], sample["survivor"]["text"]} == {text[:300] for text in pair}
+    assert {sample["place"], sample["survivor"]["place"]} == {f"line {len(rows) - 1}", f"line {len(rows)}"}
+    outline = Outline(page(tmp_path / "corpus"))
+    assert outline.open == []
+    text = " ".join(outline.text.split())
+    assert re.search(r"near duplicates, 1 .*line \d+ The house 0 .*kept, similarity \d+% .*line \d+ The house 0 ", text)
+
+
 def test_the_counts_after_each_step(stepped: Path, single: Path) -> None:
     manifest = json.loads((stepped / "manifest.json").read_text())
     bars = corpus.read(stepped, "corpus").bars

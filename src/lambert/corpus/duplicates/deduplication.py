@@ -31,7 +31,7 @@ VERSION = 1
 _RECORD = {
     "key": str, "parts": [{"key": str, "documents": [int], "lines": [int]}], "documents": int, "characters": int,
     "dropped": {"*": int}, "lines_removed": int, "pairs": {"compared": int, "similar": int}, "files": {"*": str},
-    "samples": [{"dropped": str, "survivor": str}], "record_sha256": str,
+    "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]}, "record_sha256": str,
 }  # fmt: skip
 _FILES = {"documents": drops.DOCUMENT, "lines": drops.LINE}
 
@@ -56,8 +56,8 @@ class Lists:
         return hashlib.sha256(b"".join([len(removed[0]).to_bytes(8, "little"), *removed])).hexdigest()
 
     def counts(self) -> dict[str, Any]:
-        """Returns what remains, and what is dropped by reason."""
-        return {name: self.record[name] for name in ("documents", "characters", "dropped", "lines_removed")}
+        """Returns what remains, and what is dropped by reason, with samples."""
+        return {name: self.record[name] for name in ("documents", "characters", "dropped", "lines_removed", "samples")}
 
     def _slice(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         path, dtype = self.folder / f"{name}.bin", _FILES[name]

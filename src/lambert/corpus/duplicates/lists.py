@@ -14,7 +14,7 @@ from lambert.corpus.duplicates.spill import write
 from lambert.corpus.parts import read_documents
 
 SAMPLES, CHARACTERS = 10, 300
-"""Pairs of near duplicates in the record, and the first characters of each text."""
+"""Dropped documents in the record for each reason, and the first characters of each text."""
 CHUNK = 1 << 16
 """Documents whose records are in memory at a time."""
 
@@ -54,7 +54,7 @@ def write_lists(index: Index, clusters: Clusters, folder: Path, paragraphs: bool
         "characters": characters,
         "dropped": dict(zip(drops.REASONS, counts.tolist(), strict=True)),
         "lines_removed": lines_bounds[-1][1] if lines_bounds else 0,
-        "samples": list(_samples(index, clusters)),
+        "samples": _samples(index, clusters, emptied),
     }
 
 
@@ -82,25 +82,33 @@ def _write_lines(
     return _ranges(per_part)
 
 
-def _samples(index: Index, clusters: Clusters) -> Iterator[dict[str, Any]]:
-    """Yields the near duplicates with the smallest content keys, each with the document that is kept."""
-    left = SAMPLES
+def _samples(index: Index, clusters: Clusters, emptied: npt.NDArray[np.bool_]) -> dict[str, list[dict[str, Any]]]:
+    """Returns for each reason the dropped documents with the smallest content keys, each content once, with the
+    document that is kept instead, if there is one."""
+    found: dict[str, list[dict[str, Any]]] = {reason: [] for reason in drops.REASONS}
     for ranks in _chunks(len(index)):
         roots = clusters.roots(ranks)
-        near = index.keys[ranks] != index.keys[roots]
-        for pair in np.stack([ranks[near], roots[near]], axis=1)[:left]:
-            texts = [_beginning(index, rank) for rank in pair]
-            first, second = index.signatures(pair)
-            yield {"dropped": texts[0], "survivor": texts[1], "estimate": round(float((first == second).mean()), 3)}
-            left -= 1
-        if not left:
-            return
+        same = index.keys[ranks] == index.keys[roots]
+        alone = roots == ranks
+        chosen = {drops.EXACT: same & ~alone, drops.NEAR: ~same, drops.EMPTIED: alone & emptied[index.numbers[ranks]]}
+        for reason, own in chosen.items():
+            samples = found[drops.REASONS[reason]]
+            left = np.unique(index.keys[ranks[own]], return_index=True)[1][: SAMPLES - len(samples)]
+            for rank, root in np.stack([ranks[own], roots[own]], axis=1)[left]:
+                samples.append({"hash": int(index.keys[rank]).to_bytes(8, "little").hex(), **_beginning(index, rank)})
+                if rank != root:
+                    first, second = index.signatures(np.array([rank, root]))
+                    estimate = round(float((first == second).mean()), 3)
+                    samples[-1]["survivor"] = {**_beginning(index, root), "estimate": estimate}
+        if all(len(samples) == SAMPLES for samples in found.values()):
+            break
+    return {reason: samples for reason, samples in found.items() if samples}
 
 
-def _beginning(index: Index, rank: np.uint32) -> str:
+def _beginning(index: Index, rank: np.uint32) -> dict[str, str]:
     (part,), (number,) = index.located(np.array([rank]))
     piece = next(read_documents(index.parts[part].path, np.array([number])))
-    return piece.text[:CHARACTERS]
+    return {"source": piece.source, "place": piece.place, "text": piece.text[:CHARACTERS]}
 
 
 def _chunks(count: int) -> Iterator[npt.NDArray[np.uint32]]:

@@ -25,6 +25,8 @@ class Piece:
     """First 16 digits of the BLAKE2b hash of the text (of its first piece) when it was extracted; empty before that."""
     passed_over: str = ""
     """Why this is no document and no error, such as 'redirect'; counted, but not as read."""
+    source: str = ""
+    """The input file, of the pieces of a part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ class CorpusPage:
     bars: list[Bar]
     dropped: dict[str, Any]
     unreadable: list[str]
-    samples: list[tuple[str, list[dict[str, str]]]]
-    """For each reason, kept documents first, the sampled documents."""
+    samples: list[tuple[str, list[dict[str, Any]]]]
+    """For each reason, kept documents first, the sampled documents, duplicates with their `survivor`."""
     sources: dict[str, Any]
     settings: list[tuple[str, list[str]]]
     hashes: list[tuple[str, list[str]]]
@@ -197,14 +197,18 @@ def _sources(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return table("Sources", ["Input", "Weight", "Documents", "Tokens", "Share of all tokens", "Unknown"], rows)
 
 
-def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, str]]]]:
-    found: dict[str, list[dict[str, str]]] = {}
+def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    def shown(sample: Mapping[str, Any]) -> dict[str, Any]:
+        own: dict[str, Any] = {name: cell(sample.get(name)) for name in ("source", "place", "text")}
+        if isinstance(survivor := sample.get("survivor"), Mapping):
+            own["survivor"] = shown(survivor) | {"estimate": f"{survivor.get('estimate', 0):.0%}"}
+        return own
+
+    found: dict[str, list[dict[str, Any]]] = {}
     for counts in steps.values():
         for reason, samples in counts.get("samples", {}).items():
             if samples:
-                found[reason] = [
-                    {name: cell(sample.get(name)) for name in ("source", "place", "text")} for sample in samples
-                ]
+                found[reason] = [shown(sample) for sample in samples]
     return sorted(found.items(), key=lambda item: item[0] != "kept")
 
 
