@@ -56,7 +56,7 @@ def test_a_whole_corpus_is_verified(corpus: Path) -> None:
     lines: list[str] = []
     assert run(PrepareConfig(verify=corpus), lines.append).folder == corpus
     assert lines[0].startswith("train ")
-    assert lines[-2] == "inputs     1 files, as they were"
+    assert lines[-2] == "inputs      1 files, as they were"
 
 
 def test_inputs_that_changed_or_are_gone_are_named(corpus: Path, whole: Path) -> None:
@@ -68,7 +68,7 @@ def test_inputs_that_changed_or_are_gone_are_named(corpus: Path, whole: Path) ->
         text.rename(whole / "moved")
         lines: list[str] = []
         run(PrepareConfig(verify=corpus), lines.append)
-        assert f"inputs     1 of 1 gone: {text}" in lines
+        assert f"inputs      1 of 1 gone: {text}" in lines
     finally:
         (whole / "moved").unlink(missing_ok=True)
         text.write_bytes(before)

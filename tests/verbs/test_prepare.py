@@ -33,7 +33,7 @@ def test_it_says_what_was_kept(rows: Path, tmp_path: Path, capsys: pytest.Captur
 def test_a_corpus_of_one_document_is_remarked_on(rows: Path, tmp_path: Path) -> None:
     said: list[str] = []
     run(PrepareConfig((rows,), tmp_path / "one", vocabulary=120), said.append)
-    assert "heldout    no documents" in said
+    assert "heldout     no documents" in said
     (warning,) = [line for line in said if line.startswith("warning: ")]
     assert "the corpus is one document" in warning
     assert "--documents blank-line" in warning

@@ -16,6 +16,9 @@ from lambert.verbs.peeked import shown
 
 __all__ = ["PrepareConfig", "run"]
 
+_LABEL = len("deduplicate")
+"""Width of the labels of lines: that of the longest."""
+
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:
     """Prepares the corpus, shows progress on stderr, and says what was kept and dropped.
@@ -65,16 +68,16 @@ def _verify(corpus: Path, say: Say) -> None:
         manifest = verify(corpus, lambda done, total, phase: bar.update(phase, done / 1e6, total / 1e6))
     for name, split in manifest["splits"].items():
         say(
-            f"{name:<10} {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} "
+            f"{name:<{_LABEL}} {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} "
             f"tokens in {len(split['shards']):,} files: as the manifest says"
         )
     count = len(manifest["inputs"])
     for verb, names in (("changed since", manifest["inputs_changed"]), ("gone", manifest["inputs_gone"])):
         if names:
-            say(f"inputs     {len(names):,} of {count:,} {verb}: {names[0]}{' ...' if names[1:] else ''}")
+            say(f"{'inputs':<{_LABEL}} {len(names):,} of {count:,} {verb}: {names[0]}{' ...' if names[1:] else ''}")
     if not manifest["inputs_changed"] and not manifest["inputs_gone"]:
-        say(f"inputs     {count:,} files, as they were")
-    say(f"verified   {corpus}")
+        say(f"{'inputs':<{_LABEL}} {count:,} files, as they were")
+    say(f"{'verified':<{_LABEL}} {corpus}")
 
 
 def summary_of_steps(steps: dict[str, Any]) -> list[str]:
@@ -90,7 +93,7 @@ def summary_of_steps(steps: dict[str, Any]) -> list[str]:
         most = ", ".join(f"{count:,} {what}" for what, count in found[:8]) + (", ..." if found[8:] else "")
         over = ", ".join(f"{count:,} {reason}" for reason, count in counts["passed_over"].items())
         lines.append(
-            f"{name:<10} {counts['documents']:,} documents, {counts['characters']:,} characters"
+            f"{name:<{_LABEL}} {counts['documents']:,} documents, {counts['characters']:,} characters"
             + (f", {counts['unreadable']:,} unreadable" if counts["unreadable"] else "")
             + (f"; dropped: {dropped}" if dropped else "")
             + (f"; changed: {changed}" if changed else "")
@@ -109,25 +112,25 @@ def summary(manifest: dict[str, Any]) -> list[str]:
     repeated = f", {count:,} of them repeats" if (count := documents.get("repeated")) else ""
     passed = manifest["files_passed_over"]["count"]
     lines = [
-        f"files      {len(manifest['inputs']):,} ({size / 1e6:,.1f} MB)"
+        f"{'files':<{_LABEL}} {len(manifest['inputs']):,} ({size / 1e6:,.1f} MB)"
         + (f", {passed:,} of another kind" if passed else ""),
-        f"documents  {documents['kept']:,} kept of {documents['read']:,}{repeated}; dropped: {dropped}",
+        f"{'documents':<{_LABEL}} {documents['kept']:,} kept of {documents['read']:,}{repeated}; dropped: {dropped}",
     ]
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
         lines.append(f"  passed over, since they are no documents: {over}")
     lines += [f"  unreadable: {named}" for named in documents["unreadable"][:3]]
     if manifest["characters_removed"]:
-        lines.append(f"characters {manifest['characters_removed']:,} NUL characters removed")
+        lines.append(f"{'characters':<{_LABEL}} {manifest['characters_removed']:,} NUL characters removed")
     for name, split in manifest["splits"].items():
         if not split["documents"]:
-            lines.append(f"{name:<10} no documents")
+            lines.append(f"{name:<{_LABEL}} no documents")
             continue
         lines.append(
-            f"{name:<10} {split['documents']:,} documents, {split['sentences']:,} sentences, "
+            f"{name:<{_LABEL}} {split['documents']:,} documents, {split['sentences']:,} sentences, "
             f"{split['tokens']:,} tokens, {split['unknown_rate']:.2%} [UNK], "
             f"unigram entropy {split['unigram_entropy']:.2f} nats"
         )
-    lines.append(f"vocabulary {manifest['vocabulary']:,} pieces")
+    lines.append(f"{'vocabulary':<{_LABEL}} {manifest['vocabulary']:,} pieces")
     return lines + warnings(manifest)
 
 

@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +16,7 @@ from lambert.corpus.config import DeduplicateConfig
 from lambert.corpus.duplicates import lists, signatures, spill
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.reading import slices
-from lambert.verbs.prepare import summary_of_steps
+from lambert.verbs.prepare import summary, summary_of_steps
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("rensa")
@@ -53,6 +54,7 @@ def test_near_duplicates_are_not_in_the_corpus(inputs: Path) -> None:
     assert manifest["settings"]["deduplicate"]["threshold"] == 0.8
     lines = summary_of_steps(manifest["steps"])
     assert any("dropped: 10 exact duplicates, 50 near duplicates" in line for line in lines)
+    assert {len(re.match(r"\w+ +", line)[0]) for line in (*lines, summary(manifest)[0])} == {12}  # type: ignore[index]
 
 
 def test_repeated_paragraphs_are_removed(inputs: Path) -> None:

@@ -215,7 +215,7 @@ def test_pipes_and_devices(name: str, folder: Path, lambert: Lambert) -> None:
     one_line(prepared(lambert, folder / name), 3, "is no regular file")
     one_line(prepared(lambert, Path("/dev/zero"), out=folder.parent / "out"), 3, "/dev/zero is no regular file")
     done = prepared(lambert, folder)
-    assert "files      1 (" in done.out
+    assert "files       1 (" in done.out
     assert "1 of another kind" in done.out
 
 
@@ -226,7 +226,7 @@ def test_links_in_circles(folder: Path, lambert: Lambert) -> None:
     one_line(prepared(lambert, folder / "self.txt"), 3, "is no regular file")
     one_line(prepared(lambert, folder / "gone.txt"), 3, "is no regular file")
     done = prepared(lambert, folder)
-    assert "files      1 (" in done.out
+    assert "files       1 (" in done.out
     assert "2 of another kind" in done.out
 
 
