@@ -164,7 +164,8 @@ class PrepareConfig:
             raise UsageError("steps = encode needs a tokenizer: name one, or leave encode out.")
         if self.cleaners and not self.stages and not self.peek:
             raise UsageError(f"clean = {', '.join(self.cleaners)} needs steps: set steps = extract, clean, tokens.")
-        if self.deduplicate != DeduplicateConfig() and self.makes_corpus and not self.deduplicates:
+        uses = self.makes_corpus or "encode" in self.stages
+        if self.deduplicate != DeduplicateConfig() and uses and not self.deduplicates:
             raise UsageError("deduplicate is set without its step: set steps = extract, deduplicate, tokens.")
         if self.stages and not self.peek and self.out.resolve() in _with_parents(self.work_folder.resolve()):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")

@@ -184,12 +184,26 @@ def make_parts(
         nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found")}
         counts["deduplicate"] = {**counts[plan.step], **nothing, **lists.counts()}
         units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
+    else:
+        _check_lists(config)
     sources = [Source(unit.source, unit.bytes, _reader(unit, lists), unit.key) for unit in units]
     if "encode" in config.stages:
         run_step(_encoding(config, given, lists))
         del counts["encode"]
         sources = [replace(source, encoded=unit.path) for source, unit in zip(sources, units, strict=True)]
     return counts, sources
+
+
+def _check_lists(config: PrepareConfig) -> None:
+    """Raises UsageError if later steps are run alone after `deduplicate`, but would not use its lists."""
+    if "extract" in config.stages or not {"encode", "tokens"}.intersection(config.stages):
+        return
+    if (config.work_folder / "deduplicate" / "lists" / "record.json").exists():
+        named = ", ".join(config.stages)
+        raise UsageError(
+            f"steps = {named} would use the documents that {config.work_folder / 'deduplicate'} lists as duplicates. "
+            "Add deduplicate to steps to leave them out, or extract to use all documents; what is done is not repeated."
+        )
 
 
 def _encoding(config: PrepareConfig, given: Any, lists: Lists | None) -> Plan:

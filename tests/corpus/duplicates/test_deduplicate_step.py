@@ -136,8 +136,14 @@ def test_the_step_can_be_run_alone_after_the_others(inputs: Path) -> None:
     assert prepare(alone)["steps"]["deduplicate"]["documents"] == 62
     both = config(inputs, "out", steps=("deduplicate", "tokens"), clean=("normalise",))
     assert prepare(both)["documents"]["kept"] == 60
-    without = config(inputs, "without", steps=("tokens",), clean=("normalise",), work=both.work_folder)
+    work = {"clean": ("normalise",), "work": both.work_folder}
+    for steps in ("tokens", "clean,tokens"):
+        with pytest.raises(UsageError, match=r"lists as duplicates\. Add deduplicate to steps .*, or extract"):
+            prepare(config(inputs, "without", steps=(steps,), **work))
+    before = content(both.work_folder)
+    without = config(inputs, "without", steps=("extract,clean,tokens",), **work)
     assert prepare(without)["documents"]["kept"] == 110
+    assert content(both.work_folder) == before
 
 
 def test_a_corpus_without_near_duplicates_is_another_corpus(inputs: Path) -> None:
@@ -146,7 +152,7 @@ def test_a_corpus_without_near_duplicates_is_another_corpus(inputs: Path) -> Non
         prepare(config(inputs, "out"))
     prepare(config(inputs, "other"))
     with pytest.raises(UsageError, match="was prepared with deduplicate"):
-        prepare(config(inputs, "other", steps=("tokens",), work=inputs.parent / "out.work"))
+        prepare(config(inputs, "other", steps=("extract,tokens",), work=inputs.parent / "out.work"))
     with pytest.raises(UsageError, match="was prepared with deduplicate"):
         prepare(config(inputs, "other", deduplicate=DeduplicateConfig(0.7)))
 
@@ -154,6 +160,8 @@ def test_a_corpus_without_near_duplicates_is_another_corpus(inputs: Path) -> Non
 def test_settings_without_the_step_are_refused(inputs: Path) -> None:
     with pytest.raises(UsageError, match="set steps = extract, deduplicate, tokens"):
         config(inputs, "out", steps=(), deduplicate=DeduplicateConfig(0.9))
+    with pytest.raises(UsageError, match="set steps = extract, deduplicate, tokens"):
+        config(inputs, "out", steps=("encode",), tokenizer="vocab.txt", deduplicate=DeduplicateConfig(0.9))
     config(inputs, "out", steps=("extract",), deduplicate=DeduplicateConfig(0.9))
 
 
