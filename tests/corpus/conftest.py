@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lambert.corpus import units
 from lambert.corpus.config import PrepareConfig
 
 TEXT = "the a river stone walked slowly under bright morning light Paris naïve café 1914 don't house- keeper old"
@@ -17,6 +18,12 @@ def _story(number: int, sentences: int = 6) -> str:
     draw = random.Random(number)
     lines = [" ".join(draw.choices(WORDS, k=9)).capitalize() + f" n{number}." for _ in range(sentences)]
     return " ".join(lines)
+
+
+@pytest.fixture
+def parts_of_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a part of each input file, however small."""
+    monkeypatch.setattr(units, "SMALL", 0)
 
 
 @pytest.fixture

@@ -20,15 +20,16 @@ pytest.importorskip("pyarrow")
 def test_a_part_reads_back_as_it_was_written(tmp_path: Path) -> None:
     pieces = [Piece("a" * parts.GROUP_CHARACTERS, "line 1", last=False), Piece("b", "line 9"), Piece("", "row 3")]
     pieces += [Piece("", "line 12", error="is not UTF-8 text")]
-    counts = parts.write_part(tmp_path / "part", "in.txt", pieces)
+    counts = parts.write_part(tmp_path / "part", ["in.txt"], pieces)
     found = list(parts.read_part(tmp_path / "part"))
     assert [dataclasses.replace(piece, id="") for piece in found] == pieces
     assert found[0].id == found[1].id != found[2].id
-    assert counts == {"documents": 3, "unreadable": 1, "characters": parts.GROUP_CHARACTERS + 1}
+    own = {"documents": 3, "unreadable": 1}
+    assert counts == {**own, "characters": parts.GROUP_CHARACTERS + 1, "files": [{"source": "in.txt", **own}]}
 
 
 def test_a_part_of_no_documents_can_be_read(tmp_path: Path) -> None:
-    assert parts.write_part(tmp_path / "part", "in.txt", [])["documents"] == 0
+    assert parts.write_part(tmp_path / "part", ["in.txt"], [])["documents"] == 0
     assert list(parts.read_part(tmp_path / "part")) == []
     (tmp_path / "other").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match="run its step again"):

@@ -23,6 +23,7 @@ from lambert.corpus.scale import RayTasks, prepare_on_cluster
 
 pytest.importorskip("pyarrow")
 executors = pytest.importorskip("datatrove.executor")
+pytestmark = pytest.mark.usefixtures("parts_of_one_file")
 
 config = partial(small_config, steps=("extract,clean,tokens",), clean=("normalise",))
 
@@ -209,5 +210,7 @@ def test_a_killed_worker_does_not_change_the_bytes(inputs: Path, function: Path)
 def test_a_part_that_fails_is_named_at_the_end(inputs: Path, function: Path) -> None:
     (function / "killed").touch()
     (inputs / "4.jsonl").write_text('{"text": "It cannot be tidied."}')
-    with pytest.raises(DataError, match=r"4\.jsonl: clean = .*failed at line 1: ValueError: too untidy.* lacks 1 of 6"):
+    with pytest.raises(
+        DataError, match=r"4\.jsonl: clean = .*failed at .*jsonl, line 1: ValueError: too untidy.* lacks 1 of 6"
+    ):
         prepare_on_cluster(config(inputs, "many", clean=("scale_tidy:tidy",)), partial(RayTasks, memory=100 << 20), 3)

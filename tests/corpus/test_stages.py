@@ -19,8 +19,10 @@ from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.reading.readers import PIECE, Layout
 from lambert.corpus.reading.slices import WHOLE
+from lambert.corpus.units import Extent, Unit
 
 pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("parts_of_one_file")
 
 config = partial(small_config, max_bad=0.5)
 content = partial(all_content, without=("lock.json",))
@@ -198,7 +200,7 @@ def test_filters_that_lack_something_are_refused(inputs: Path) -> None:
 def test_an_input_that_changes_while_it_is_read_is_an_error(inputs: Path, tmp_path: Path) -> None:
     extract = stages.Extract(tmp_path, Layout(), "auto")
     with pytest.raises(DataError, match=r"c\.txt changed while it was read"):
-        extract(stages.Unit(str(inputs / "c.txt"), WHOLE, 9, (1, 2, 3), "0" * 16))
+        extract(Unit((Extent(str(inputs / "c.txt"), WHOLE, 9, (1, 2, 3), "0" * 64),), 9, "0" * 16))
     assert not list(tmp_path.glob("*part*"))
 
 

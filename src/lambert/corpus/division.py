@@ -12,7 +12,8 @@ from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.plan import Progress, digest
 from lambert.corpus.reading.readers import Layout
-from lambert.corpus.reading.slices import Slice, divide
+from lambert.corpus.reading.slices import WHOLE, Slice, divide
+from lambert.corpus.units import is_small
 from lambert.corpus.workers import run
 
 
@@ -38,6 +39,9 @@ def divided(
     with disk_errors(folder):
         make_folder(folder)
         for entry in inputs:
+            if is_small(entry["bytes"]):
+                found[entry["file"]] = [WHOLE]
+                continue
             causes = [version, asdict(layout), config.format, entry["file"], entry["sha256"]]
             paths[entry["file"]] = path = folder / f"slices-{digest(causes)[:16]}.json"
             with suppress(OSError, ValueError, TypeError, RecursionError):
@@ -56,7 +60,8 @@ def divided(
             values = [astuple(part) for part in slices]
             kept = json.dumps({"slices": values, "hash": digest(values)})
             replace_files({paths[source]: kept.encode()})
+        kept_paths = set(paths.values())
         for path in folder.glob("slices-*.json"):
-            if path not in paths.values() and "extract" in config.stages:
+            if path not in kept_paths and "extract" in config.stages:
                 path.unlink()
     return [found[entry["file"]] for entry in inputs]

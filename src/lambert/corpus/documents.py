@@ -40,8 +40,8 @@ class Part:
 class Source:
     """A file of documents."""
 
-    name: str
-    """The input file, for messages."""
+    files: tuple[str, ...]
+    """The input files that they are from."""
     bytes: int
     """Bytes on disk, for progress."""
     pieces: Callable[[Callable[[int], None]], Iterator[Piece]]
@@ -54,6 +54,8 @@ class Source:
     share: float = 1.0
     repeat: int = 0
     """As in `Part`."""
+    grows: bool = False
+    """Whether it may have more documents when more input files are given."""
 
 
 def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
@@ -61,13 +63,13 @@ def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Se
     repeated at the end, round by round.
 
     Args:
-        input_of: For the name of each source, the number of its entry of `input`.
+        input_of: For each input file, the number of its entry of `input`.
         weights: How often the documents of each entry are used; empty: once.
     """
     found = []
     for repeat in range(math.ceil(max(weights, default=1.0))):
         for source in sources:
-            number = input_of[source.name]
+            number = input_of[source.files[0]]
             share = min(1.0, weights[number] - repeat) if weights else 1.0
             if share > 0:
                 found.append(replace(source, input=number, share=share, repeat=repeat))
@@ -85,7 +87,7 @@ def file_sources(
             if HashedFile(file, "").stamp() != stamp:
                 raise changed(file)
 
-        return Source(str(file), size_of(file), pieces)
+        return Source((str(file),), size_of(file), pieces)
 
     stamps = [HashedFile(file, "").stamp() for file in files] if stamps is None else stamps
     return [source(file, stamp) for file, stamp in zip(files, stamps, strict=True)]
@@ -135,7 +137,7 @@ class Documents:
                 self.read += not inside and not source.repeat
                 since += len(piece.text)
                 if piece.error and not source.repeat:
-                    self._refuse(f"{source.name}, {piece.place}, {piece.error}")
+                    self._refuse(f"{piece.source or source.files[0]}, {piece.place}, {piece.error}")
                 if piece.last and not inside:
                     if not piece.error:
                         texts.append(piece.text)
@@ -150,18 +152,27 @@ class Documents:
                     yield texts, own
                     texts, size = [], 0
             self.done = before + source.bytes
-            if since >= MARK:
+            if since >= MARK or self.is_before_growing(number):
                 yield texts, replace(own, mark=self.mark(number))
                 texts, size, since = [], 0, 0
         if texts:
             yield texts, own
         too_many_bad(self.bad, self.read, self._max_bad, self.named)
 
-    def mark(self, sources: int | None = None) -> dict[str, Any]:
-        """Returns the mark after the last batch, or after the first `sources` sources, which were just read. What is
-        passed over is not part of it: sources that can be continued have nothing of the kind."""
+    def mark(self, sources: int) -> dict[str, Any]:
+        """Returns the mark after the first `sources` sources, which were just read. What is passed over is not part of
+        it: sources that can be continued have nothing of the kind."""
         counts = {"done": self.done, "read": self.read, "bad": self.bad, "named": [*self.named]}
-        return {"sources": len(self.sources) if sources is None else sources, **counts}
+        return {"sources": sources, **counts}
+
+    def last_mark(self) -> dict[str, Any] | None:
+        """Returns the mark after the last source, or None if a corpus of more files continues before it."""
+        return None if self.sources[-1].grows else self.mark(len(self.sources))
+
+    def is_before_growing(self, number: int) -> bool:
+        """Returns whether only the last source follows the first `number` ones, and may have more documents in a corpus
+        of more files, which must continue before it."""
+        return number == len(self.sources) - 1 and self.sources[-1].grows
 
     def _count(self, before: int, of_file: int) -> None:
         self.done = before + of_file

@@ -93,7 +93,7 @@ class Ledger:
         own = self.samples.setdefault(reason, [])
         digest = blake2b(data, digest_size=8).hexdigest()
         if len(own) < count or digest < own[-1]["hash"]:
-            own.append({"hash": digest, "place": piece.place, "text": piece.text[:SHOWN]})
+            own.append({"hash": digest, "source": piece.source, "place": piece.place, "text": piece.text[:SHOWN]})
             own[:] = smallest(own, count)
 
     def record(self) -> dict[str, Any]:
@@ -113,11 +113,11 @@ def smallest(samples: Iterable[Sample], count: int) -> list[Sample]:
 
 
 def merged(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Sample]]:
-    """Returns the samples of all parts, each with the file that it is from."""
+    """Returns the samples of all parts."""
     found: dict[str, list[Sample]] = {}
     for record in records:
         for reason, samples in record["samples"].items():
-            found.setdefault(reason, []).extend({"source": record["source"], **sample} for sample in samples)
+            found.setdefault(reason, []).extend(samples)
     return {reason: smallest(samples, SAMPLED["all"]) for reason, samples in found.items()}
 
 
@@ -163,7 +163,8 @@ def _run(pieces: list[Piece], before: list[bytes], first: bool, filters: Chain, 
     """Returns the new text of each piece, None if its document is dropped. `before` are the texts in UTF-8."""
     after: list[bytes | None] = [*before]
     rows = [row for row, piece in enumerate(pieces) if not piece.error]
-    batch = Batch([before[row] for row in rows], [pieces[row].place for row in rows])
+    places = [f"{piece.source}, {piece.place}" if piece.source else piece.place for piece in pieces]
+    batch = Batch([before[row] for row in rows], [places[row] for row in rows])
     for name, apply in filters:
         if len(batch.dropped) == len(rows):
             break
@@ -187,5 +188,5 @@ def _run(pieces: list[Piece], before: list[bytes], first: bool, filters: Chain, 
         if changed:
             ledger.changed[name] += changed
             rows = [row for row in rows if after[row] is not None]
-            batch = Batch([after[row] or b"" for row in rows], [pieces[row].place for row in rows])
+            batch = Batch([after[row] or b"" for row in rows], [places[row] for row in rows])
     return after

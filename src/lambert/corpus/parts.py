@@ -5,7 +5,8 @@ the texts alone, so the same documents give the same bytes with the same version
 """
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,18 @@ input says about the document, as JSON; whether the document ends with it; and w
 it can."""
 
 
-def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, int]:
-    """Writes the pieces to a new file and returns the numbers of its documents, unreadable documents and characters.
+def write_part(path: Path, sources: Sequence[str], pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Writes the pieces of documents of these input files to a new file, and returns the numbers of its documents,
+    unreadable documents and characters, and the first two of each of its `files`. A piece without a source is of the
+    only file.
 
     Raises OSError if the disk refuses a write, and UsageError if pyarrow is not installed.
     """
     arrow, parquet = pyarrow()
     schema = arrow.schema([(name, arrow.bool_() if name == "last" else arrow.string()) for name in COLUMNS])
-    counts = {"documents": 0, "unreadable": 0, "characters": 0}
-    source = source.encode(errors="backslashreplace").decode()  # a file name may hold bytes that are no UTF-8
+    files = {name: {"documents": 0, "unreadable": 0} for name in map(as_text, sources)}
+    only = next(iter(files))
+    characters = 0
     rows: list[tuple[Any, ...]] = []
     size, inside, own = 0, False, ""
     with (
@@ -50,9 +54,11 @@ def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, in
             rows.clear()
 
         for piece in pieces:
+            source = piece.source or only
+            counts = files[source]
             counts["documents"] += not inside
             counts["unreadable"] += bool(piece.error)
-            counts["characters"] += len(piece.text)
+            characters += len(piece.text)
             inside_before, inside = inside, not piece.last
             if rows and (size + len(piece.text) > GROUP_CHARACTERS or len(rows) == GROUP_ROWS):
                 flush()
@@ -61,9 +67,26 @@ def write_part(path: Path, source: str, pieces: Iterable[Piece]) -> dict[str, in
                 own = piece.id or blake2b(piece.text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
             rows.append((piece.text, own, source, piece.place, piece.metadata, piece.last, piece.error))
             size += len(piece.text)
-        if rows or not counts["documents"]:
+        if rows or not any(counts["documents"] for counts in files.values()):
             flush()
-    return counts
+    total = {name: sum(counts[name] for counts in files.values()) for name in ("documents", "unreadable")}
+    return {**total, "characters": characters, "files": [{"source": name} | own for name, own in files.items()]}
+
+
+def as_text(source: str) -> str:
+    """Returns the name of an input file as Unicode. A file name may have bytes that are no UTF-8."""
+    return source.encode(errors="backslashreplace").decode()
+
+
+def whole(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yields the pieces of a file, with which the last document of it ends."""
+    held: Piece | None = None
+    for piece in pieces:
+        if held is not None:
+            yield held
+        held = piece
+    if held is not None:
+        yield held if held.last else replace(held, last=True)
 
 
 def read_part(path: Path) -> Iterator[Piece]:

@@ -121,7 +121,8 @@ def prepare(
         return _corpus(config, head, documents, given, passed, progress)
     with lock_folder(config.work_folder, "work folder") as lock, shared_processes():
         workers, make = _workers(config, files.text_bytes(found)), elsewhere(lock) if elsewhere else here
-        counts, parts = make_parts(config, inputs, stamps, given, workers, progress, make)
+        entries = [input_of[entry["file"]] for entry in inputs]
+        counts, parts = make_parts(config, inputs, stamps, entries, given, workers, progress, make)
         if not config.makes_corpus:
             return {"inputs": head["inputs"], "steps": counts}
         parts = weighted(parts, input_of, config.weights)
@@ -213,8 +214,8 @@ def _write(
                 if part.mark and unfinished:
                     sink.save(part.mark)
                 progress(documents.done, documents.total, "writing tokens")
-            if unfinished:
-                sink.save(documents.mark())
+            if unfinished and (mark := documents.last_mark()):
+                sink.save(mark)
             splits = sink.close()
         except BaseException:
             sink.abandon()
@@ -237,9 +238,8 @@ def _write(
         counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
         counted = ", ".join(counts) or "none at all"
         names = ", ".join(map(str, config.input))
-        raise DataError(
-            f"{names}: {len({source.name for source in documents.sources})} files but 0 usable documents: {counted}."
-        )
+        files_read = {file for source in documents.sources for file in source.files}
+        raise DataError(f"{names}: {len(files_read)} files but 0 usable documents: {counted}.")
     return {
         "vocabulary": specials.vocabulary,
         "tokenizer_sha256": sha256(folder / tokenizer.JSON),

@@ -1,7 +1,5 @@
 """The steps of `prepare` that keep documents: each turns one unit into one part, in any process and in any order.
 
-A unit is an input file or a slice of a large one.
-
 A part is `part-KEY.parquet` in the folder of its step. KEY is a hash of everything that determines its content, and
 `part-KEY.json` beside it, which is written after it, is its record. A part without a whole record is made again. So a
 command that was stopped, or that is given more files, does only what is missing.
@@ -11,8 +9,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -28,55 +27,32 @@ from lambert.corpus.division import divided
 from lambert.corpus.documents import NAMED, Source, changed, printable, too_many_bad
 from lambert.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.corpus.duplicates.drops import remaining
-from lambert.corpus.filtering import Ledger, chain, decides, filtered, merged
-from lambert.corpus.parts import read_part, write_part
+from lambert.corpus.filtering import Ledger, decides, filtered, merged
+from lambert.corpus.filtering import chain as filters_of
+from lambert.corpus.parts import as_text, read_part, whole, write_part
 from lambert.corpus.plan import Make, Plan, Progress, digest, here
 from lambert.corpus.reading.readers import KIND, READERS, Layout, Piece
-from lambert.corpus.reading.slices import Slice, SliceReader
-from lambert.corpus.reading.streams import EXPANSION
+from lambert.corpus.reading.slices import SliceReader
 from lambert.corpus.tokens.encoded import encode_part
 from lambert.corpus.tokens.encoding import Encoder
 from lambert.corpus.tokens.tokenizer import fingerprint
+from lambert.corpus.units import Extent, Unit, is_small, make_units
 from lambert.corpus.workers import nobody, told
 
 _RECORD = {
-    "key": str, "source": str, "sha256": str, "documents": int, "unreadable": int, "characters": int, "named": [str],
+    "key": str, "files?": [{"source": str, "documents": int, "unreadable": int}], "sha256": str, "documents": int,
+    "unreadable": int, "characters": int, "named": [str],
     "dropped": {"*": int}, "passed_over": {"*": int}, "changed": {"*": int}, "found": {"*": int},
-    "samples": {"*": [{"hash": str, "place": str, "text": str}]}, "record_sha256": str,
+    "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]}, "record_sha256": str,
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 4, "clean": 4, "encode": 1}
+VERSIONS = {"extract": 5, "clean": 5, "encode": 2}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What a step turns into a part."""
-
-    source: str
-    """The input file."""
-    part: Slice
-    """Which documents of it."""
-    bytes: int
-    """Bytes of the input file for these documents, approximately."""
-    stamp: tuple[int, int, int] | None
-    """Inode, size and modification time of the input file when it was hashed."""
-    key: str
-    """Hash of everything that determines the content of the part; before the first step, SHA-256 of the input file."""
-    path: Path = Path()
-    """The part of the step before."""
-    number: int = 0
-    """Of the part, in the order of the corpus."""
-
-    def after(self, step: str, settings: Mapping[str, Any]) -> "Unit":
-        """Returns the unit with the key of its part of a step."""
-        causes = [step, VERSIONS[step], settings, self.source, astuple(self.part), self.key]
-        return replace(self, key=digest(causes)[:16])
-
-
 class Extract:
-    """Writes the documents of a slice of an input file to a part."""
+    """Writes the documents of a unit to a part."""
 
     def __init__(self, folder: Path, layout: Layout, kind: str) -> None:
         self._folder, self._read = folder, SliceReader(layout, kind)
@@ -86,27 +62,30 @@ class Extract:
         named: list[str] = []
         passed_over: dict[str, int] = {}
 
-        def pieces() -> Iterator[Piece]:
-            expected = unit.bytes * EXPANSION.get(Path(unit.source).suffix.lower(), 1.0)
-            for piece in told(self._read(Path(unit.source), unit.part), expected, self.tell):
+        def of_file(extent: Extent) -> Iterator[Piece]:
+            name = as_text(extent.source)
+            for piece in self._read(Path(extent.source), extent.part):
                 if piece.passed_over:
                     passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
                     continue
                 if piece.error and len(named) < NAMED:
-                    named.append(printable(f"{unit.source}, {piece.place}, {piece.error}"))
-                yield piece
-            if HashedFile(Path(unit.source), "").stamp() != unit.stamp:
-                raise changed(unit.source)
+                    named.append(printable(f"{extent.source}, {piece.place}, {piece.error}"))
+                yield piece if len(unit.extents) == 1 else replace(piece, source=name)
+            if HashedFile(Path(extent.source), "").stamp() != extent.stamp:
+                raise changed(extent.source)
 
+        pieces = chain.from_iterable(whole(of_file(extent)) for extent in unit.extents)
+        expected = sum(extent.text_bytes for extent in unit.extents)
         more = {"named": named, "passed_over": passed_over, **Ledger().record()}
-        return _write(self._folder, unit, lambda path: write_part(path, unit.source, pieces()), more)
+        found = told(pieces, expected, self.tell)
+        return _write(self._folder, unit, lambda path: write_part(path, _names(unit), found), more)
 
 
 class Clean:
     """Writes the documents of a part that no filter drops to another part."""
 
     def __init__(self, folder: Path, config: PrepareConfig) -> None:
-        self._folder, self._filters = folder, chain(config.cleaners, config)
+        self._folder, self._filters = folder, filters_of(config.cleaners, config)
         self.tell: Callable[[float], None] = nobody
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
@@ -117,7 +96,7 @@ class Clean:
             yield from filtered(_told(unit, self.tell), self._filters, ledger)
             more.update(ledger.record())
 
-        return _write(self._folder, unit, lambda path: write_part(path, unit.source, pieces()), more)
+        return _write(self._folder, unit, lambda path: write_part(path, _names(unit), pieces()), more)
 
 
 class Encode:
@@ -129,14 +108,14 @@ class Encode:
 
     def __call__(self, unit: Unit) -> dict[str, Any]:
         read = _reader(unit, self._lists)
-        source = Source(unit.source, unit.bytes, lambda _: read(lambda done: self.tell(done / max(unit.bytes, 1))))
+        source = Source(_names(unit), unit.bytes, lambda _: read(lambda done: self.tell(done / max(unit.bytes, 1))))
         more = {"passed_over": {}, **Ledger().record()}
         return _write(self._folder, unit, lambda path: encode_part(path, source, self._encoder), more)
 
 
 def make_parts(
-    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], given: Any, workers: int,
-    progress: Progress, make: Make = here,
+    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], entries: Sequence[int],
+    given: Any, workers: int, progress: Progress, make: Make = here,
 ) -> tuple[dict[str, dict[str, Any]], list[Source]]:  # fmt: skip
     """Runs the steps before `tokens` as far as `config.stages` names them.
 
@@ -145,6 +124,7 @@ def make_parts(
     Args:
         inputs: `file`, `bytes` and `sha256` of each input file.
         stamps: `HashedFile.stamp` of each when it was hashed.
+        entries: The number of the entry of `input` that each is from.
         given: The tokenizer that the command names, or None.
         make: Makes the files of the units of a plan, with a number of processes.
 
@@ -154,18 +134,11 @@ def make_parts(
         MachineError: The disk refuses a write.
     """
     counts: dict[str, dict[str, Any]] = {}
-    units = [
-        Unit(str(entry["file"]), part, int(entry["bytes"]) // len(slices), stamp, str(entry["sha256"]))
-        for entry, stamp, slices in zip(
-            inputs, stamps, divided(config, inputs, VERSIONS["extract"], workers, progress), strict=True
-        )
-        for part in slices
-    ]
-    units = [replace(unit, number=number) for number, unit in enumerate(units)]
+    units = make_units(inputs, stamps, divided(config, inputs, VERSIONS["extract"], workers, progress), entries)
 
     def run_step(plan: Plan) -> None:
         nonlocal units
-        units = [unit.after(plan.step, plan.settings) for unit in units]
+        units = [unit.after(plan.step, VERSIONS[plan.step], plan.settings) for unit in units]
         records = _run_step(plan, units, config.stages, workers, progress, make)
         counts[plan.step] = _sum(records)
         units = [replace(unit, path=_part(plan.folder, unit.key)) for unit in units]
@@ -186,7 +159,10 @@ def make_parts(
         units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
     else:
         _check_lists(config)
-    sources = [Source(unit.source, unit.bytes, _reader(unit, lists), unit.key) for unit in units]
+    sources = [
+        Source(_names(unit), unit.bytes, _reader(unit, lists), unit.key, grows=is_small(unit.extents[0].bytes))
+        for unit in units
+    ]
     if "encode" in config.stages:
         run_step(_encoding(config, given, lists))
         del counts["encode"]
@@ -260,7 +236,7 @@ def _run_step(
         if plan.step in named:
             _remove_others(plan.folder, {unit.key for unit in units})
         # the largest first, so that no process waits for one alone; those of a file in order, since it is read forwards
-        missing.sort(key=lambda unit: (-unit.bytes, unit.source, unit.part.begin))
+        missing.sort(key=lambda unit: (-unit.bytes, unit.extents[0].source, unit.extents[0].part.begin))
         total = sum(unit.bytes for unit in units)
         before = total - sum(unit.bytes for unit in missing)
         done = dict.fromkeys((unit.key for unit in missing), 0)
@@ -283,6 +259,10 @@ def _part(folder: Path, key: str) -> Path:
     return folder / f"part-{key}.parquet"
 
 
+def _names(unit: Unit) -> tuple[str, ...]:
+    return tuple(extent.source for extent in unit.extents)
+
+
 def _write(
     folder: Path, unit: Unit, write: Callable[[Path], Mapping[str, Any]], more: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -292,7 +272,7 @@ def _write(
     with disk_errors(path):
         with atomic_file(path) as temporary:
             counts = write(temporary)
-        record = {"key": unit.key, "source": unit.source, "sha256": sha256(path), **counts, **more}
+        record = {"key": unit.key, "sha256": sha256(path), **counts, **more}
         record["record_sha256"] = digest(record)
         described = json.dumps(record) + "\n"
         replace_files({path.with_suffix(".json"): described.encode()})

@@ -20,6 +20,7 @@ from lambert.verbs.prepare import summary, summary_of_steps
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("rensa")
+pytestmark = pytest.mark.usefixtures("parts_of_one_file")
 
 config = partial(small_config, vocabulary=200, max_bad=0.5, steps=("extract,deduplicate,tokens",))
 content = partial(all_content, without=("tokens", "lock.json"))  # which name the output folder

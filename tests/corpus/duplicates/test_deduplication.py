@@ -72,7 +72,7 @@ def write(folder: Path, documents: Iterable[Sequence[str]], key: str) -> tuple[s
         for at, text in enumerate(document)
     ]
     folder.mkdir(exist_ok=True)
-    write_part(folder / f"part-{key}.parquet", key, pieces)
+    write_part(folder / f"part-{key}.parquet", [key], pieces)
     return key, folder / f"part-{key}.parquet"
 
 
@@ -195,7 +195,7 @@ def test_unreadable_documents_are_kept_for_the_next_step(tmp_path: Path) -> None
     bad = [Piece("", "row 1", error="is bad"), Piece("", "row 2", error="is bad")]
     damaged = [Piece("begun", "row 4", last=False), Piece("", "row 4", error="is damaged")]
     pieces = [*bad, Piece("a b", "row 3"), *damaged, Piece("a b", "row 5")]
-    write_part(tmp_path / "part", "in", pieces)
+    write_part(tmp_path / "part", ["in"], pieces)
     lists = deduplicate([("k", tmp_path / "part")], tmp_path / "work", DeduplicateConfig(), 1, lambda *_: None)
     found = remaining(read_part(tmp_path / "part"), lists.of(0))
     assert [replace(piece, id="", source="") for piece in found] == pieces[:-1]

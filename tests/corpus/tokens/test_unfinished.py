@@ -16,6 +16,7 @@ from lambert.corpus.tokens import unfinished
 from lambert.corpus.tokens.encoding import Encoder
 
 pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("parts_of_one_file")
 
 # enough is held out for the first threshold
 config = partial(small_config, heldout=0.1, steps=("extract,tokens",))

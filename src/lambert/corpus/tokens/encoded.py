@@ -96,7 +96,7 @@ class EncodedDocuments(Documents):
                 self.bad += record["unreadable"]
                 self.named += record["named"][: NAMED - len(self.named)]
             self.done += source.bytes
-            if since >= MARK:
+            if since >= MARK or self.is_before_growing(number):
                 yield (None, replace(own, mark=self.mark(number))), _NOTHING
                 since = 0
 
