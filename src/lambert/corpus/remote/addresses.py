@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SECRET = re.compile(r"sig|token|key|credential|secret|passw|auth|expires|x-amz|x-goog|policy", re.IGNORECASE)
 _NAME = re.compile(r"[^A-Za-z0-9._-]")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s\"'<>]+")
 
 
 def is_remote(entry: str | Path) -> bool:
@@ -23,6 +24,18 @@ def public(url: str) -> str:
     query = urlencode([(name, value) for name, value in pairs if not _SECRET.search(name)])
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     return f"{shown}?{query}" if query else shown
+
+
+def public_text(text: str) -> str:
+    """Returns the message of a library as one line of at most 200 characters, in which URLs are `public`."""
+
+    def shown(match: re.Match[str]) -> str:
+        try:
+            return public(match[0])
+        except ValueError:  # no URL after all
+            return match[0].partition("://")[0] + "://..."
+
+    return " ".join(_URL.sub(shown, text).split())[:200]
 
 
 def name_of(url: str) -> str:

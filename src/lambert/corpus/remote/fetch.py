@@ -83,12 +83,19 @@ def fetch(
             found.append(entry)
             numbers.append(number)
             continue
-        for url in source_of(str(entry)).files(str(entry)):
+        for url in _files(str(entry), source_of(str(entry))):
             path = _fetched(url, folder, source_of(url), sums, checksums, progress)
             found.append(path)
             numbers.append(number)
             urls[str(path)] = public(url)
     return found, numbers, urls
+
+
+def _files(url: str, source: Source) -> list[str]:
+    try:
+        return source.files(url)
+    except Unavailable as error:
+        raise MachineError(f"{public(url)} cannot be reached: {error}. The same command continues.") from error
 
 
 def _fetched(

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.remote.addresses import public
+from lambert.corpus.remote.addresses import public, public_text
 from lambert.corpus.remote.fetch import Body, Unavailable
 
 SCHEME = "datasets"
@@ -43,7 +43,7 @@ class Hub:
                 try:
                     row = next(rows, None)
                 except Exception as error:
-                    raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+                    raise Unavailable(f"{type(error).__name__}: {public_text(str(error))}") from error
                 if row is None:
                     break
                 held += json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
@@ -63,7 +63,7 @@ class Hub:
         except (ValueError, FileNotFoundError) as error:
             raise DataError(f"{shown} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
         except Exception as error:
-            raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+            raise Unavailable(f"{type(error).__name__}: {public_text(str(error))}") from error
 
 
 def _settings(url: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from lambert import __version__
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.corpus.reading.readers import SUFFIXES
 from lambert.corpus.reading.streams import inner_suffix
-from lambert.corpus.remote.addresses import public
+from lambert.corpus.remote.addresses import public, public_text
 from lambert.corpus.remote.fetch import Body, Source, Unavailable
 from lambert.corpus.remote.hub import SCHEME, Hub
 
@@ -152,8 +152,9 @@ def _is_text(name: str) -> bool:
 
 def _filesystem(url: str) -> tuple[Any, str]:
     try:
-        found = importlib.import_module("fsspec.core").url_to_fs(url)
-        return found[0], str(found[1])
+        files, path = importlib.import_module("fsspec.core").url_to_fs(url)
+        files.invalidate_cache()  # objects of fsspec are shared in the process, and remember listings
+        return files, str(path)
     except ImportError as error:
         missing = str(error).rstrip(".") if "fsspec" not in str(getattr(error, "name", "")) else "fsspec is missing"
         raise UsageError(f"{public(url)} needs a library: {missing}; pip install 'lambert-bert[remote]'.") from error
@@ -173,4 +174,10 @@ def _errors(url: str) -> Iterator[None]:
     except PermissionError as error:
         raise DataError(f"{public(url)} cannot be read: access is denied.") from error
     except Exception as error:
-        raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        said = f"{type(error).__name__}: {public_text(str(error))}"
+        if "credential" in said.partition(":")[0].lower():
+            raise UsageError(
+                f"{public(url)} needs credentials, and none can be used ({said.rstrip('.')}). Set them as its library "
+                "says; for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true for public files."
+            ) from error
+        raise Unavailable(said) from error
