@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -308,6 +309,9 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     """Returns the manifest of a prepared corpus. Raises DataError if it is missing, damaged or of another format."""
     path = corpus / "manifest.json"
     if not path.is_file():
+        if remote := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/([^/].*)", str(corpus)):  # a Path has one slash here
+            url = f"{remote[1]}://{remote[2].rpartition('@')[2]}"
+            raise DataError(f"{url} is remote. Fetch it: `lambert prepare --fetch {url} --out {corpus.name}`.")
         near: Sequence[str] = sorted(str(p.parent) for p in corpus.parent.glob("*/manifest.json"))[:3]
         hint = f" Nearby: {', '.join(near)}." if near else " Create one with `lambert prepare`."
         if corpus.is_dir() and any(corpus.iterdir()):
@@ -339,7 +343,7 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_shape(path: Path, manifest: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
+def check_shape(path: Path | str, manifest: Mapping[str, Any], shape: Mapping[str, Any]) -> None:
     """Raises DataError with the first place of a manifest that does not have the shape, as `misfit` knows shapes."""
     if place := misfit(manifest, shape):
         raise DataError(f"{path}: {place} is missing or not what `lambert prepare` writes. {_REMEDY}")

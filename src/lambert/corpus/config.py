@@ -1,5 +1,6 @@
 """The settings of `lambert prepare`."""
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.filters.repetition import Repetition
 from lambert.corpus.reading.readers import READERS, Layout
 from lambert.corpus.reading.streams import MAX_RATIO
-from lambert.corpus.remote.addresses import is_remote, public
+from lambert.corpus.remote.addresses import address, is_remote, public
 from lambert.corpus.tokens.sentences import LINES
 
 MOST_REPEATED = 100
@@ -50,9 +51,10 @@ class PrepareConfig:
     """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet .csv .tsv .html .warc .wet,
     data sets of Hugging Face's save_to_disk and MediaWiki dumps, also .gz .bz2 .xz .zst. With `steps` also URLs, such
     as https://host/dump.xml.bz2 or s3://bucket/texts/*.jsonl.zst. Required."""
-    out: Path = Path()
+    out: str | Path = ""
     """Folder to write. Required. It is never overwritten; if it holds a corpus of the same settings and inputs, nothing
-    is done."""
+    is done. With `work` it may be a URL, such as s3://bucket/corpus, to which the corpus is copied when it is
+    complete."""
     weights: tuple[float, ...] = ()
     """How often the documents of each entry of `input` are used, one number for each: with 0.5, a half of them, chosen
     by a hash of their content; with 2.5, each twice, and a half a third time. What is repeated comes after all else and
@@ -62,7 +64,8 @@ class PrepareConfig:
     and `tokens` (the corpus). Each keeps its results in `work`, and repeats nothing that is done. Unset: one pass from
     the files to the corpus, which keeps nothing."""
     work: Path | None = None
-    """Folder for the results of `steps`. Unset: `out` with .work at its end."""
+    """Folder for the results of `steps`, and for the local copy of the corpus if `out` is a URL. Unset: `out` with
+    .work at its end."""
     clean: tuple[str, ...] = ()
     """Filters of the step `clean`, in their order: `normalise`, `language`, `gopher`, `gopher-repetition`, `c4`,
     `fineweb`, `personal-data`, `decontaminate`, `prose`, or package.module:function."""
@@ -117,6 +120,9 @@ class PrepareConfig:
     """Seed that selects the held-out documents and the sample for the vocabulary."""
     verify: Path | None = None
     """Instead of preparing anything, checks all hashes and counts of the corpus in this folder."""
+    fetch: str = ""
+    """Instead of preparing anything, copies the corpus at this URL to the folder `out` and compares it with its
+    hashes."""
     peek: bool = False
     """Writes nothing, and shows ten documents of the inputs after each step: what `clean` does with them, their
     sentences and their tokens."""
@@ -130,7 +136,10 @@ class PrepareConfig:
     decontaminate: Decontaminate = field(default_factory=Decontaminate)
 
     def __post_init__(self) -> None:
-        lacking = [name for name, value in (("--input", self.input), ("--out", self.out.parts)) if not value]
+        lacking = [name for name, value in (("--input", self.input), ("--out", Path(self.out).parts)) if not value]
+        if self.fetch:
+            _check_fetch(self)
+            return
         if self.peek and "--out" in lacking:
             lacking.remove("--out")
         if lacking and self.verify is None:
@@ -167,7 +176,9 @@ class PrepareConfig:
         uses = self.makes_corpus or "encode" in self.stages
         if self.deduplicate != DeduplicateConfig() and uses and not self.deduplicates:
             raise UsageError("deduplicate is set without its step: set steps = extract, deduplicate, tokens.")
-        if self.stages and not self.peek and self.out.resolve() in _with_parents(self.work_folder.resolve()):
+        if self.url:
+            _check_out(self)
+        elif self.stages and not self.peek and self.folder.resolve() in _with_parents(self.work_folder.resolve()):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
         if ":" not in self.format:
@@ -211,13 +222,37 @@ class PrepareConfig:
         return "deduplicate" in self.stages
 
     @property
+    def url(self) -> str:
+        """The URL to which the corpus is copied; empty if `out` is a folder."""
+        return address(self.out)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the corpus: `out`, or one in `work` if `out` is a URL."""
+        if self.url:
+            return self.work_folder / f"corpus-{hashlib.sha256(public(self.url).encode()).hexdigest()[:16]}"
+        return Path(self.out)
+
+    @property
     def work_folder(self) -> Path:
         """The folder for the results of `steps`."""
-        return self.work or self.out.with_name(self.out.name + ".work")
+        return self.work or self.folder.with_name(self.folder.name + ".work")
 
     def decides(self) -> dict[str, Any]:
         """Returns the settings that determine the corpus, given the content of the input files."""
-        without = {"input", "checksums", "metadata", "out", "workers", "tokenizer", "steps", "work", "verify", "peek"}
+        without = {
+            "input",
+            "checksums",
+            "metadata",
+            "out",
+            "workers",
+            "tokenizer",
+            "steps",
+            "work",
+            "verify",
+            "fetch",
+            "peek",
+        }
         without |= {name for name, used in (("clean", self.clean), ("deduplicate", self.deduplicates)) if not used}
         without |= set() if self.weights else {"weights"}
         for name, step in FILTERS.items():
@@ -228,6 +263,31 @@ class PrepareConfig:
         if "decontaminate" in values:
             values["decontaminate"] = FILTERS["decontaminate"].settings(self)  # with the hashes of the files
         return values | ({"clean": [*self.cleaners]} if self.clean else {})
+
+
+def _check_fetch(config: PrepareConfig) -> None:
+    if config.input or not Path(config.out).parts or config.url or config.verify is not None:
+        raise UsageError("fetch copies a corpus and prepares nothing: give out, a local folder, and leave out input.")
+    if not is_remote(config.fetch):
+        raise UsageError(f"fetch = {config.fetch} is no URL, such as s3://bucket/corpus.")
+
+
+def _check_out(config: PrepareConfig) -> None:
+    """Raises UsageError if a corpus cannot be copied to the URL `out`."""
+    shown = public(config.url)
+    if config.url.partition("://")[0].lower() in ("http", "https", "datasets"):
+        raise UsageError(
+            f"{shown}: such a server cannot be written to: choose another out, such as s3://bucket/corpus."
+        )
+    if config.work is None:
+        raise UsageError(
+            f"{shown} is remote: set work, a local folder in which the corpus is made before it is copied to out."
+        )
+    if address(config.work):
+        raise UsageError(f"work = {public(address(config.work))} is remote: name a local folder.")
+    for entry in config.input:
+        if f"{config.url}/".startswith(f"{str(entry).rstrip('/')}/"):
+            raise UsageError(f"{shown}: --out is in the input folder: choose another out.")
 
 
 def _with_parents(path: Path) -> tuple[Path, ...]:

@@ -69,7 +69,7 @@ def peek(config: PrepareConfig, count: int = DOCUMENTS) -> list[Peeked]:
         DataError: An input cannot be read.
         UsageError: A setting is wrong.
     """
-    without = [config.out, config.work_folder] if config.out.parts else []
+    without = [config.folder, config.work_folder] if config.folder.parts else []
     found, _ = files.find(config.input, without, config.text_field)
     filters = chain(config.cleaners, config)
     learnt = None

@@ -18,21 +18,21 @@ from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.lock import Lock, lock_folder
-from lambert.core.settings import dotted
-from lambert.core.shards import FORMAT_VERSION, check_corpus, check_shape, read_manifest, with_hash
+from lambert.core.shards import FORMAT_VERSION, with_hash
 from lambert.core.unsupported import LABELLED
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.documents import Documents, Part, file_sources, weighted
 from lambert.corpus.duplicates.minhash import rensa
+from lambert.corpus.existing import check_same, existing
 from lambert.corpus.filtering import chain
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.plan import Make, Progress, here
 from lambert.corpus.reading import files
 from lambert.corpus.reading.readers import check_prose
 from lambert.corpus.reading.streams import inner_suffix
-from lambert.corpus.remote import fetch
-from lambert.corpus.remote.addresses import is_remote
+from lambert.corpus.remote import corpora, fetch
+from lambert.corpus.remote.addresses import is_remote, public
 from lambert.corpus.remote.servers import source_of
 from lambert.corpus.stages import make_parts
 from lambert.corpus.tokens import tokenizer, vocabulary
@@ -47,22 +47,15 @@ VERSION = 1
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
 WRITTEN_SHARE = 0.6  # bytes of shards and index per byte of text: 2 per 4.5 and 16 per 120, rounded up
-_DOCUMENTS = {"read": int, "kept": int, "dropped": {"*": int}, "unreadable": [str]}
-_PREPARED = {
-    "settings": {"heldout": float}, "tokenizer": str, "inputs": [{"file": str, "bytes": int, "sha256": str}],
-    "documents": _DOCUMENTS, "characters_removed": int, "files_passed_over": {"count": int},
-    "splits": {"*": {"unknown_rate": float, "unigram_entropy": float}},
-}  # fmt: skip
-"""What `prepare` reads of the manifest that it wrote, besides what every reader does."""
 
 
 def prepare(
     config: PrepareConfig, progress: Progress = lambda done, total, note: None,
     elsewhere: Callable[[Lock], Make] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes the corpus to `config.out` and returns its manifest. If `config.out` already holds a corpus of the same
-    settings and inputs, only returns the manifest. With `config.steps`, the documents of each step are kept in
-    `config.work_folder`; without the step `tokens` only their counts are returned, as `steps`.
+    """Writes the corpus to `config.out`, a folder or a URL, and returns its manifest. If `config.out` already holds a
+    corpus of the same settings and inputs, only returns the manifest. With `config.steps`, the documents of each step
+    are kept in `config.work_folder`; without the step `tokens` only their counts are returned, as `steps`.
 
     On an error `config.out` stays unchanged. `elsewhere` returns what makes the parts, given the lock of the work
     folder; by default this machine does.
@@ -80,12 +73,13 @@ def prepare(
         config = dataclasses.replace(
             config, input=tuple(local), weights=tuple(config.weights[entry] for entry in entries if config.weights)
         )
-    if config.out.is_dir() and any(Path(entry).resolve() == config.out.resolve() for entry in config.input):
-        raise UsageError(f"{config.out}: --out is the input folder: choose another out.")
-    if config.stages and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
+    if config.folder.is_dir() and any(Path(entry).resolve() == config.folder.resolve() for entry in config.input):
+        raise UsageError(f"{config.folder}: --out is the input folder: choose another out.")
+    keeps = bool(config.stages or config.url)
+    if keeps and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
         raise UsageError(f"{config.work_folder}: --work is the input folder: choose another work.")
     chosen, passed = files.find_sources(
-        config.input, without=[config.out, *([config.work_folder] if config.stages else [])],
+        config.input, without=[config.folder, *([config.work_folder] if keeps else [])],
         text_field=config.text_field,
     )  # fmt: skip
     found, input_of = list(chosen), {str(file): number for file, number in chosen.items()}
@@ -114,6 +108,12 @@ def prepare(
             for entry, weight in zip(config.input, config.weights or [1.0] * len(config.input), strict=True)
         ],
     }
+    if config.url and config.makes_corpus:
+        there = corpora.published(config.url, lambda found: check_same(public(config.url), found, head))
+        if there is not None:
+            _tell_prepared(head, progress)
+            return there
+        corpora.begin(config.url, config.work_folder)
     layout = config.layout
     if not config.stages:
         sources = weighted(file_sources(found, layout, config.format, stamps), input_of, config.weights)
@@ -145,18 +145,34 @@ def _corpus(
     config: PrepareConfig, head: dict[str, Any], documents: Documents, given: Any, passed: list[Path],
     progress: Progress, unfinished: Unfinished | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes the corpus, unless it is there, and returns its manifest, which begins with `head`. With `unfinished`, a
-    later call continues after a kill."""
-    remove_leftovers(config.out)
-    if config.out.exists() and (not config.out.is_dir() or any(config.out.iterdir())):
-        manifest = _existing(config.out, head)
-        size: int = sum(entry["bytes"] for entry in head["inputs"])
-        progress(size, size, "already prepared")
-        return manifest
+    """Writes the corpus, unless it is there, copies it to a remote `out`, and returns its manifest, which begins with
+    `head`. With `unfinished`, a later call continues after a kill."""
+    out = config.folder
+    remove_leftovers(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        manifest = existing(out, head)
+        _tell_prepared(head, progress)
+    else:
+        manifest = _made(config, head, documents, given, passed, progress, unfinished)
+    if config.url:
+        corpora.publish(out, config.url, progress)
+    return manifest
+
+
+def _tell_prepared(head: dict[str, Any], progress: Progress) -> None:
+    size: int = sum(entry["bytes"] for entry in head["inputs"])
+    progress(size, size, "already prepared")
+
+
+def _made(
+    config: PrepareConfig, head: dict[str, Any], documents: Documents, given: Any, passed: list[Path],
+    progress: Progress, unfinished: Unfinished | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Writes the corpus to the folder `config.folder` and returns its manifest."""
     text = documents.text_bytes
     needed = int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6)
-    _check_space(config.out, needed - (unfinished.size() if unfinished else 0))
-    with _place(config.out, unfinished) as folder:
+    _check_space(config.folder, needed - (unfinished.size() if unfinished else 0))
+    with _place(config.folder, unfinished) as folder:
         manifest = _write(config, folder, documents, given, progress, unfinished)
         manifest["sources"] = [own | counts for own, counts in zip(head["sources"], manifest["sources"], strict=True)]
         manifest = with_hash(
@@ -263,32 +279,6 @@ def _workers(config: PrepareConfig, text_bytes: int) -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
-    """Returns the manifest of the corpus in `out`. Raises UsageError with the differences if it was prepared from other
-    settings or inputs."""
-    if not (out / "manifest.json").is_file():
-        raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
-    manifest = read_manifest(out)
-    check_shape(out / "manifest.json", manifest, _PREPARED)
-    known = [values["settings"] for values in (manifest, head)]
-    unset: dict[str, Any] = {"clean": [], "weights": []}
-    old, new = (unset | {"deduplicate": "deduplicate" in own} | dotted(own) for own in known)
-    differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
-    if manifest["tokenizer"] != head["tokenizer"]:
-        differs.append("another tokenizer")
-    was, now = ([entry["sha256"] for entry in values["inputs"]] for values in (manifest, head))
-    if was != now:
-        changed = [entry["file"] for entry in head["inputs"] if entry["sha256"] not in set(was)]
-        gone = [entry["file"] for entry in manifest["inputs"] if entry["sha256"] not in set(now)]
-        what = [f"{names[0]} {verb}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-                for names, verb in ((changed, "is new or changed"), (gone, "is gone")) if names]  # fmt: skip
-        differs.append("other inputs: " + (", ".join(what) or "their order changed"))
-    if differs:
-        raise UsageError(f"{out} was prepared with {'; '.join(differs)}: choose another out, or move it away.")
-    check_corpus(out, whole=True)
-    return manifest
 
 
 def _check_space(out: Path, needed: int) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import peek
 from lambert.corpus.pipeline import prepare
+from lambert.corpus.remote import corpora
+from lambert.corpus.remote.addresses import public
 from lambert.corpus.verification import verify
 from lambert.engine.progress import progress
 from lambert.engine.signals import CONTINUE, START_AGAIN, graceful_stop
@@ -29,16 +31,20 @@ def run(config: PrepareConfig, say: Say = silent) -> Result:
     if config.verify is not None:
         _verify(config.verify, say)
         return Result(config.verify)
+    if config.fetch:
+        with graceful_stop("; the files that are complete are kept", CONTINUE):
+            _fetch(config, say)
+        return Result(config.folder)
     if config.peek:
         for line in shown(peek(config), width=shutil.get_terminal_size((100, 24)).columns):
             say(line)
-        return Result(config.out)
+        return Result(config.folder)
     status, again = " before the end; no corpus was written", START_AGAIN
-    if config.stages:
+    if config.stages or config.url:
         status, again = "; the parts that are complete are kept", CONTINUE
     with graceful_stop(status, again):
         _prepare(config, say)
-    return Result(config.out if config.makes_corpus else config.work_folder)
+    return Result(config.folder if config.makes_corpus else config.work_folder)
 
 
 def _prepare(config: PrepareConfig, say: Say) -> None:
@@ -56,11 +62,23 @@ def _prepare(config: PrepareConfig, say: Say) -> None:
     if not config.makes_corpus:
         say(f"documents  {config.work_folder}  ({time.monotonic() - started:.1f} s)")
         return
-    if "already prepared" in phases:
-        say(f"already prepared: {config.out}")
+    out = public(config.url) or config.folder
+    if "already prepared" in phases and corpora.COPYING not in phases:
+        say(f"already prepared: {out}")
     for line in summary(manifest):
         say(line)
-    say(f"corpus  {config.out}  ({time.monotonic() - started:.1f} s)")
+    say(f"corpus  {out}  ({time.monotonic() - started:.1f} s)")
+    if config.url and config.folder.is_dir():
+        say(f"its local copy  {config.folder}")
+
+
+def _fetch(config: PrepareConfig, say: Say) -> None:
+    started = time.monotonic()
+    with progress(None, "fetching", unit="MB", quiet=say is silent, summary=False) as bar:
+        show = lambda done, total, phase: bar.update(phase, done / 1e6, total / 1e6)  # noqa: E731
+        manifest = corpora.fetch_corpus(config.fetch, config.folder, show)
+    tokens = sum(split["tokens"] for split in manifest["splits"].values())
+    say(f"corpus  {config.folder}  ({tokens:,} tokens, {time.monotonic() - started:.1f} s)")
 
 
 def _verify(corpus: Path, say: Say) -> None:

@@ -1,13 +1,12 @@
 """Inputs and corpora in S3: s3fs, which fsspec uses for s3://, with a server of moto on this machine."""
 
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +16,14 @@ from commands import last_line
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
-from lambert.corpus.remote import fetch as module
 from lambert.corpus.remote.fetch import fetch
 from lambert.corpus.remote.servers import source_of
 
 pytest.importorskip("pyarrow")
 s3fs = pytest.importorskip("s3fs")
-moto = pytest.importorskip("moto.server")
+pytest.importorskip("moto")
 ROWS = [{"text": f"The river number {number} runs under an old stone bridge to town."} for number in range(400)]
 DATA = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-NUMBERS = itertools.count()
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    found = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    found.start()
-    host, port = found.get_host_and_port()
-    yield f"http://{host}:{port}"
-    found.stop()
-
-
-@pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty bucket, as a file system of s3fs and its name."""
-    monkeypatch.setattr(module, "BACKOFF", 0.001)
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in (
-        *((key, f"s3cret-{key}") for key in KEYS), ("AWS_ENDPOINT_URL", server), ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_EC2_METADATA_DISABLED", "true"), ("AWS_CONFIG_FILE", os.devnull), ("AWS_MAX_ATTEMPTS", "1"),
-        ("AWS_SHARED_CREDENTIALS_FILE", os.devnull),
-    ):  # fmt: skip
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    files = s3fs.S3FileSystem()
-    name = f"bucket-{next(NUMBERS)}"
-    files.mkdir(name)
-    yield files, name
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def fetched(folder: Path, url: str) -> list[Path]:
@@ -97,7 +64,7 @@ def test_what_is_missing_is_one_line(path: str, words: str, bucket: Any, tmp_pat
 def test_no_credentials(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lambert: Callable[..., Any]
 ) -> None:
-    for key in KEYS:
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(key)
     s3fs.S3FileSystem.clear_instance_cache()
     for path in ("a.jsonl", "*.jsonl"):

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_COLLAPSED = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 _SECRET = re.compile(r"sig|token|key|credential|secret|passw|auth|expires|x-amz|x-goog|policy", re.IGNORECASE)
 _NAME = re.compile(r"[^A-Za-z0-9._-]")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s\"'<>]+")
@@ -13,6 +14,12 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s\"'<>]+")
 def is_remote(entry: str | Path) -> bool:
     """Returns whether an input is a URL, and not a path."""
     return _REMOTE.match(str(entry)) is not None
+
+
+def address(entry: str | Path) -> str:
+    """Returns the URL of a folder, or nothing if it is a path. A URL that was made a Path has lost a slash."""
+    found = _COLLAPSED.sub(r"\1//", str(entry), count=1) if isinstance(entry, Path) else entry
+    return found if is_remote(found) else ""
 
 
 def public(url: str) -> str:

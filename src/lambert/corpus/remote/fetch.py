@@ -111,7 +111,7 @@ def _fetched(
     part = own / f"{path.name}.part"
     with disk_errors(own, kept="What was fetched is kept"):
         make_folder(own)
-        mark = _download(source, url, part, expected, progress)
+        mark = download(source, url, part, expected, progress)
         if expected and _digest(part, expected) != expected:
             raise _wrong(url, part, expected, checksums)
         sync(part)
@@ -131,8 +131,9 @@ def _complete(path: Path, record: Path, url: str) -> bool:
         return False
 
 
-def _download(source: Source, url: str, part: Path, expected: str, progress: Progress) -> str:
-    """Writes a file to `part`, whose bytes of a try before are kept if the file has not changed. Returns its mark."""
+def download(source: Source, url: str, part: Path, expected: str, progress: Progress) -> str:
+    """Writes a file to `part`, whose bytes of a try before are kept if the file has not changed, or an
+    `expected` checksum will be compared. Returns its mark."""
     problem = ""
     for attempt in range(TRIES):
         if attempt:

@@ -114,8 +114,8 @@ class Fsspec:
     """A server that fsspec knows."""
 
     def files(self, url: str) -> list[str]:
-        with _errors(url):
-            files, path = _filesystem(url)
+        with errors(url):
+            files, path = filesystem(url)
             if any(sign in path for sign in "*?["):
                 found = [name for name, entry in files.glob(path, detail=True).items() if entry["type"] == "file"]
             elif files.isdir(path):
@@ -128,8 +128,8 @@ class Fsspec:
 
     @contextmanager
     def open(self, url: str, begin: int, mark: str) -> Iterator[Body]:
-        with _errors(url):
-            files, path = _filesystem(url)
+        with errors(url):
+            files, path = filesystem(url)
             entry = files.info(path)
             found = next((str(entry[key]) for key in ("ETag", "etag", "md5", "LastModified", "mtime", "created")
                           if entry.get(key)), "")  # fmt: skip
@@ -139,7 +139,7 @@ class Fsspec:
             file.seek(begin)
 
             def read(size: int) -> bytes:
-                with _errors(url):
+                with errors(url):
                     return bytes(file.read(size))
 
             yield Body(read, begin, entry["size"], found)
@@ -150,7 +150,8 @@ def _is_text(name: str) -> bool:
     return inner in SUFFIXES or inner.startswith(".xml")
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
+def filesystem(url: str) -> tuple[Any, str]:
+    """Returns the object of fsspec for a URL, and the path in it. Raises UsageError if a library is missing."""
     try:
         files, path = importlib.import_module("fsspec.core").url_to_fs(url)
         files.invalidate_cache()  # objects of fsspec are shared in the process, and remember listings
@@ -163,7 +164,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _errors(url: str) -> Iterator[None]:
+def errors(url: str) -> Iterator[None]:
     """Explains the exceptions of fsspec and the libraries behind it, which have no common class."""
     try:
         yield

@@ -1,0 +1,47 @@
+"""Compares a prepared corpus with the settings and inputs of a command that would prepare it."""
+
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import UsageError
+from lambert.core.settings import dotted
+from lambert.core.shards import check_corpus, check_shape, read_manifest
+
+_DOCUMENTS = {"read": int, "kept": int, "dropped": {"*": int}, "unreadable": [str]}
+_PREPARED = {
+    "settings": {"heldout": float}, "tokenizer": str, "inputs": [{"file": str, "bytes": int, "sha256": str}],
+    "documents": _DOCUMENTS, "characters_removed": int, "files_passed_over": {"count": int},
+    "splits": {"*": {"unknown_rate": float, "unigram_entropy": float}},
+}  # fmt: skip
+"""What `prepare` reads of the manifest that it wrote, besides what every reader does."""
+
+
+def existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
+    """Returns the manifest of the corpus in `out`. Raises UsageError with the differences if it was prepared from other
+    settings or inputs."""
+    if not (out / "manifest.json").is_file():
+        raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
+    manifest = read_manifest(out)
+    check_same(out, manifest, head)
+    check_corpus(out, whole=True)
+    return manifest
+
+
+def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any]) -> None:
+    """Raises UsageError with the differences if a corpus was prepared from other settings or inputs than `head`."""
+    check_shape(f"{out}/manifest.json", manifest, _PREPARED)
+    known = [values["settings"] for values in (manifest, head)]
+    unset: dict[str, Any] = {"clean": [], "weights": []}
+    old, new = (unset | {"deduplicate": "deduplicate" in own} | dotted(own) for own in known)
+    differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
+    if manifest["tokenizer"] != head["tokenizer"]:
+        differs.append("another tokenizer")
+    was, now = ([entry["sha256"] for entry in values["inputs"]] for values in (manifest, head))
+    if was != now:
+        changed = [entry["file"] for entry in head["inputs"] if entry["sha256"] not in set(was)]
+        gone = [entry["file"] for entry in manifest["inputs"] if entry["sha256"] not in set(now)]
+        what = [f"{names[0]} {verb}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+                for names, verb in ((changed, "is new or changed"), (gone, "is gone")) if names]  # fmt: skip
+        differs.append("other inputs: " + (", ".join(what) or "their order changed"))
+    if differs:
+        raise UsageError(f"{out} was prepared with {'; '.join(differs)}: choose another out, or move it away.")

@@ -1,0 +1,182 @@
+"""Copies corpora to an object store and back. In the store, a corpus is complete if `manifest.json` is there.
+
+The manifest is written last. Until then an object `MARK` says that what is there may be replaced by `lambert prepare`.
+"""
+
+import errno
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lambert.core.contents import sha256
+from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.files import delete_folder, make_folder, remove_leftovers, sync
+from lambert.core.lock import lock_folder
+from lambert.core.shards import FORMAT_VERSION, check_corpus, has_hash, read_manifest
+from lambert.corpus.remote.addresses import public
+from lambert.corpus.remote.fetch import download
+from lambert.corpus.remote.servers import source_of
+from lambert.corpus.remote.store import Store
+from lambert.corpus.tokens import tokenizer
+
+MANIFEST, MARK = "manifest.json", "lambert-prepare-unfinished.txt"
+_SHARD = re.compile(r"[a-z]+/\d{5,}\.bin")
+_TOKENIZER = (tokenizer.JSON, "tokenizer_config.json", "vocab.txt")
+COPYING = "copying"
+_SAID = "`lambert prepare` has not completed the corpus in this folder: it is complete when manifest.json is there.\n"
+Progress = Callable[[int, int, str], None]
+
+
+def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+    """Returns the manifest of the corpus at `url`, or None if there is none or files of it are missing.
+
+    `check` is called with the manifest, and raises UsageError if it is of another corpus. Raises UsageError also if
+    something else than a corpus is there.
+    """
+    store = Store(url)
+    objects = store.objects()
+    if MANIFEST not in objects:
+        if objects and MARK not in objects:
+            raise UsageError(f"{public(url)} exists and is no prepared corpus: choose another out, or delete it.")
+        return None
+    manifest = _parsed(store.read(MANIFEST), url)
+    check(manifest)
+    sizes = {name: objects[name]["size"] for name in objects}
+    files = _files(manifest)
+    complete = all(name in sizes and size in (None, sizes[name]) for name, size in files.items())
+    return manifest if complete else None
+
+
+def begin(url: str, folder: Path) -> None:
+    """Writes MARK, by way of `folder`, so that a store that cannot be written is found before the work."""
+    try:
+        make_folder(folder)
+        (folder / MARK).write_text(_SAID)
+    except OSError as error:
+        raise MachineError(f"{folder} cannot be written: {error.strerror}. Choose another work folder.") from error
+    Store(url).write(MARK, folder / MARK)
+
+
+def publish(corpus: Path, url: str, progress: Progress) -> None:
+    """Copies a corpus to `url`: what is missing there or differs, and the manifest last. Compares each object with its
+    file.
+
+    Raises MachineError if the store refuses, or has another content than it was sent.
+    """
+    store = Store(url)
+    objects = store.objects()
+    if MANIFEST in objects and not store.holds(MANIFEST, corpus / MANIFEST):
+        store.delete(MANIFEST)
+    names = [name for name in (*_files(read_manifest(corpus)), *_TOKENIZER) if (corpus / name).is_file()]
+    names = [*dict.fromkeys(names), MANIFEST]
+    for name in sorted(objects.keys() - names):
+        if _SHARD.fullmatch(name):  # of a longer corpus that was not completed
+            store.delete(name)
+    total = sum((corpus / name).stat().st_size for name in names)
+    done = 0
+    for name in names:
+        path = corpus / name
+        progress(done, total, COPYING)
+        if name not in objects or not store.holds(name, path):
+            store.write(name, path)
+            if not store.holds(name, path):
+                raise MachineError(
+                    f"{public(url)}/{name} has another content than {path}, from which it was copied. The same command "
+                    "copies it again."
+                )
+        done += path.stat().st_size
+    progress(total, total, COPYING)
+    if MARK in store.objects():
+        store.delete(MARK)
+
+
+def fetch_corpus(url: str, out: Path, progress: Progress) -> dict[str, Any]:
+    """Copies the corpus at `url` to the folder `out`, compares it with its hashes, and returns its manifest. What is
+    complete is kept beside `out` after a kill. If `out` has this corpus already, it is only compared.
+
+    Raises:
+        DataError: There is no corpus, or a file has another hash than its manifest says.
+        MachineError: The store cannot be reached, or the disk is full.
+        UsageError: `out` holds something else.
+    """
+    manifest = _parsed(_manifest(url), url)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not (out / MANIFEST).is_file() or read_manifest(out) != manifest:
+            raise UsageError(f"{out} exists and is not the corpus at {public(url)}: choose another out.")
+        check_corpus(out, whole=True)
+        return manifest
+    keep = out.with_name(out.name + ".fetch")
+    with lock_folder(keep, "out"):
+        folder = keep / "corpus"
+        try:
+            _fetch_files(url, folder, manifest, progress)
+            check_corpus(folder)
+            for path in (*sorted(folder.rglob("*")), folder):
+                sync(path)
+            remove_leftovers(out)
+            folder.rename(out)
+            sync(out.parent)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            advice = "Free space; the same command continues" if full else "Choose another out"
+            raise MachineError(f"{keep} cannot be written: {error.strerror}. {advice}.") from error
+        delete_folder(keep)
+    return manifest
+
+
+def _fetch_files(url: str, folder: Path, manifest: Mapping[str, Any], progress: Progress) -> None:
+    make_folder(folder)
+    (folder / MANIFEST).write_bytes(_manifest(url))
+    hashes = _hashes(read_manifest(folder))  # which checks that names stay in the folder
+    objects = Store(url).objects()
+    wanted = [name for name in (*hashes, *_TOKENIZER) if name in hashes or name in objects]
+    missing = [name for name in wanted if name not in objects]
+    if missing:
+        raise DataError(f"{public(url)}/{missing[0]} is missing: the command that made the corpus copies it again.")
+    total, done = sum(objects[name]["size"] for name in dict.fromkeys(wanted)), 0
+    for name in dict.fromkeys(wanted):
+        path = folder / name
+        make_folder(path.parent)
+        if not path.is_file() or sha256(path) != hashes.get(name):
+            part, before = path.with_name(f"{path.name}.part"), done
+            address = f"{url.rstrip('/')}/{name}"
+            download(source_of(address), address, part, "", lambda own, _, what: progress(before + own, total, what))  # noqa: B023
+            if name in hashes and sha256(part) != hashes[name]:
+                part.unlink()
+                raise DataError(f"{public(address)} is damaged: its SHA-256 is not that of the manifest.")
+            part.replace(path)
+            part.with_name("part.json").unlink(missing_ok=True)
+        done += path.stat().st_size
+
+
+def _manifest(url: str) -> bytes:
+    store = Store(url)
+    if MANIFEST not in store.objects():
+        raise DataError(f"No prepared corpus at {public(url)} (no {MANIFEST}).")
+    return store.read(MANIFEST)
+
+
+def _parsed(data: bytes, url: str) -> dict[str, Any]:
+    try:
+        manifest = json.loads(data)
+    except (ValueError, RecursionError):
+        manifest = None
+    if not has_hash(manifest) or manifest.get("format_version") != FORMAT_VERSION:
+        raise DataError(f"{public(url)}/{MANIFEST} is damaged, or of another version of Lambert: choose another out.")
+    return dict(manifest)
+
+
+def _files(manifest: Mapping[str, Any]) -> dict[str, int | None]:
+    """Returns the names of the files of a corpus without its manifest, and their sizes as far as they are known."""
+    shards = {f"{split}/{shard['file']}": shard["bytes"] for split, own in manifest["splits"].items()
+              for shard in own["shards"]}  # fmt: skip
+    return shards | dict.fromkeys([f"{split}/index.npy" for split in manifest["splits"]] + [tokenizer.JSON])
+
+
+def _hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
+    splits = manifest["splits"].items()
+    hashes = {f"{split}/{shard['file']}": shard["sha256"] for split, own in splits for shard in own["shards"]}
+    hashes |= {f"{split}/index.npy": own["index_sha256"] for split, own in splits}
+    return hashes | {tokenizer.JSON: manifest["tokenizer_sha256"]}
