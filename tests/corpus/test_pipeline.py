@@ -222,6 +222,8 @@ def test_another_configuration_or_input_is_refused(texts: Path, config: Make, st
     cfg = config(texts)
     prepare(cfg)
     before = content(cfg.out)
+    with pytest.raises(UsageError, match=r"was prepared with lowercase = True, not False: choose another out"):
+        prepare(config(texts, lowercase=False))
     with pytest.raises(UsageError, match=r"was prepared with seed = 42, not 43: choose another out"):
         prepare(config(texts, seed=43))
     (texts / "99.txt").write_text(story(99))

@@ -259,7 +259,10 @@ class PrepareConfig:
             without |= set() if name in self.cleaners else set(step.tables)
         if self.tokenizer != "train":
             without |= {"vocabulary", "min_frequency", "alphabet", "sample_megabytes"}
+            without |= {"lowercase"}  # the tokenizer says it
         values = {name: value for name, value in as_dict(self).items() if name not in without}
+        if self.tokenizer == "train":
+            values["lowercase"] = self.lowercase is not False
         if "decontaminate" in values:
             values["decontaminate"] = FILTERS["decontaminate"].settings(self)  # with the hashes of the files
         return values | ({"clean": [*self.cleaners]} if self.clean else {})

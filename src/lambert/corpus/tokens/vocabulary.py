@@ -99,7 +99,7 @@ def learn(
     progress: Callable[[int, int, str], None],
 ) -> Any:
     """Returns a tokenizer learnt from a sample of the documents that are not held out."""
-    lowercase = True if config.lowercase is None else config.lowercase
+    lowercase = config.lowercase is not False
     spool = folder / "sample.txt"
     rate = min(1.0, config.sample_megabytes * 1e6 / max(documents.text_bytes, 1))
     characters = Characters()
