@@ -18,8 +18,8 @@ class Stopped(Exception):
 
 def small_config(inputs: Path, out: str, **settings: Any) -> PrepareConfig:
     """Settings for a corpus beside `inputs`, made by one process."""
-    fixed: dict[str, Any] = {"vocabulary": 120, "workers": 1, "min_tokens": 2}
-    return PrepareConfig(input=(inputs,), out=inputs.parent / out, **fixed | settings)
+    fixed: dict[str, Any] = {"input": (inputs,), "vocabulary": 120, "workers": 1, "min_tokens": 2}
+    return PrepareConfig(out=inputs.parent / out, **fixed | settings)
 
 
 def content(folder: Path, without: Collection[str] = ()) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from lambert.core.shards import check_corpus, check_shape, read_manifest
 _DOCUMENTS = {"read": int, "kept": int, "dropped": {"*": int}, "unreadable": [str]}
 _PREPARED = {
     "settings": {"heldout": float}, "tokenizer": str, "inputs": [{"file": str, "bytes": int, "sha256": str}],
-    "documents": _DOCUMENTS, "characters_removed": int, "files_passed_over": {"count": int},
+    "documents": _DOCUMENTS, "characters_removed": int, "files_passed_over": {"count": int}, "heldout_threshold": float,
     "splits": {"*": {"unknown_rate": float, "unigram_entropy": float}},
 }  # fmt: skip
 """What `prepare` reads of the manifest that it wrote, besides what every reader does."""

@@ -151,6 +151,9 @@ def _corpus(
     remove_leftovers(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         manifest = existing(out, head)
+        if unfinished:
+            with disk_errors(unfinished.keep, kept=unfinished.KEPT):
+                unfinished.finish(out, manifest["heldout_threshold"])
         _tell_prepared(head, progress)
     else:
         manifest = _made(config, head, documents, given, passed, progress, unfinished)
@@ -259,6 +262,9 @@ def _write(
     return {
         "vocabulary": specials.vocabulary,
         "tokenizer_sha256": sha256(folder / tokenizer.JSON),
+        "tokenizer_files": {
+            name: sha256(folder / name) for name in (tokenizer.VOCABULARY, tokenizer.CONFIG) if (folder / name).exists()
+        },
         "documents": {
             "read": documents.read,
             "kept": kept,
@@ -268,6 +274,7 @@ def _write(
             "passed_over": dict(sorted(documents.passed_over.items())),
         },
         "characters_removed": sink.removed,
+        "heldout_threshold": threshold,
         "sources": sink.by_input(),
         "splits": splits,
     }

@@ -8,7 +8,7 @@ import pytest
 from small_corpora import WORDS, content, small_config, stopped
 
 from lambert.core.errors import MachineError
-from lambert.core.shards import SplitWriter
+from lambert.core.shards import SplitWriter, with_hash
 from lambert.corpus import documents
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.reading import slices
@@ -133,6 +133,34 @@ def test_files_that_are_added_at_the_end_are_all_that_is_encoded(
     prepare(config(inputs, "whole", steps=(), tokenizer=str(vocabulary)))
     assert content(second.out) == content(inputs.parent / "whole")
     assert content(inputs.parent / "moved" if gone else first.out) == before
+
+
+@pytest.mark.parametrize("steps", [("extract", "tokens"), ("extract", "encode", "tokens")])
+def test_inputs_that_are_added_at_the_end_continue_a_corpus(
+    inputs: Path, vocabulary: Path, steps: tuple[str, ...]
+) -> None:
+    work, files = inputs.parent / "work", sorted(inputs.iterdir())
+    chosen = partial(config, inputs, tokenizer=str(vocabulary), work=work, steps=steps)
+    for count in (1, 2, 3):
+        manifest = prepare(chosen(f"out{count}", input=tuple(files[:count])))
+        assert len(manifest["sources"]) == count
+    single = prepare(config(inputs, "whole", steps=(), tokenizer=str(vocabulary), input=tuple(files)))
+    assert content(inputs.parent / "out3") == content(inputs.parent / "whole")
+    assert manifest["sources"] == single["sources"]
+
+
+def test_a_command_that_is_repeated_records_what_a_kill_prevented(inputs: Path) -> None:
+    chosen = config(inputs, "out")
+    prepare(chosen)
+    work = chosen.work_folder / "tokens"
+    complete = content(work)
+    causes = json.loads((work / "causes.json").read_text())
+    del causes["manifest_sha256"]
+    (work / "causes.json").write_text(json.dumps(with_hash({**causes, "out": ""})))
+    (work / "corpus").mkdir()
+    (work / "corpus" / "left").touch()
+    prepare(chosen)
+    assert content(work) == complete
 
 
 def test_a_corpus_of_fewer_parts_is_not_continued(inputs: Path, vocabulary: Path) -> None:

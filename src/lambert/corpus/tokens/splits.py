@@ -58,7 +58,9 @@ class Sink:
         self.repeated: int = state["repeated"] if state else 0
         """Number of documents that were added again."""
         self._unknown = unknown
-        self._by_input = np.array(state["inputs"] if state else np.zeros((inputs, 3)), dtype=np.int64)
+        self._by_input = np.zeros((inputs, 3), dtype=np.int64)
+        if state:  # of as many inputs or fewer
+            self._by_input[: len(state["inputs"])] = state["inputs"]
         drawn: tuple[float, float, int] = state["drawn"] if state else (1.0, 0.0, 0)
         self._least, self._most, self._kept = drawn
         self._seen, self._seen_hash = Seen(), hashlib.sha256()

@@ -20,6 +20,8 @@ SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
 LONGEST_WORD = 100  # characters; a longer word is [UNK], as in Hugging Face; google-research/bert has 200
 JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+DERIVED = (VOCABULARY, CONFIG)
+"""Files that `save` writes besides `tokenizer.json`, for other libraries."""
 
 
 def build(pieces: list[str], *, lowercase: bool) -> Any:

@@ -2,7 +2,8 @@
 more parts does.
 
 WORK/tokens/
-├── causes.json     hash of the settings, the keys of the parts, and `out` when the corpus is finished
+├── causes.json     hash of the settings, threshold of held-out documents, keys of the parts, and `out` when the corpus
+│                   is finished
 ├── corpus/         the corpus as far as it is written, renamed to `out` at the end
 ├── learnt          SHA-256 of the tokenizer.json in it, if it was learnt
 ├── state.json      counts, and the lengths of the files at that time: what `Sink` needs to continue
@@ -45,23 +46,26 @@ class Unfinished:
     def begin(self, threshold: float) -> None:
         """Creates the folder, with what an earlier call for this threshold of held-out documents wrote, if it can be
         used. Raises OSError if the disk refuses a write."""
-        causes = hashlib.sha256(json.dumps([*self._causes, threshold], sort_keys=True).encode()).hexdigest()
         before = self._before()
-        if before.get("causes") != causes or not self._can_continue(before):
+        known = {"causes": self._hash(), "threshold": threshold}
+        if any(before.get(name) != value for name, value in known.items()) or not self._can_continue(before):
             self.forget()
         make_folder(self.keep)
         remove_all_leftovers(self.keep)
         make_folder(self.folder)
-        described = {"causes": causes, "parts": self._parts, "out": ""}
+        described = {**known, "parts": self._parts, "out": ""}
         if self._before() != described:
             replace_files({self.keep / _CAUSES: json.dumps(with_hash(described)).encode()})
 
+    def _hash(self) -> str:
+        return hashlib.sha256(json.dumps(self._causes, sort_keys=True).encode()).hexdigest()
+
     def _before(self) -> dict[str, Any]:
         """Returns the description of the earlier call; empty if there is none or it is damaged."""
-        with suppress(OSError, ValueError, RecursionError):
+        with suppress(OSError, ValueError, RecursionError, LookupError):
             values = json.loads((self.keep / _CAUSES).read_bytes())
             if has_hash(values):
-                return {name: values[name] for name in ("causes", "parts", "out")}
+                return {name: values[name] for name in ("causes", "threshold", "parts", "out")}
         return {}
 
     def _can_continue(self, before: Mapping[str, Any]) -> bool:
@@ -134,10 +138,20 @@ class Unfinished:
         yield self.folder
         for path in (*sorted(self.folder.rglob("*")), self.folder):
             sync(path)
-        described = {**self._before(), "out": str(out.absolute())}
         with disk_errors(out, "out", self.KEPT):
             self._move(out)
-        replace_files({self.keep / _CAUSES: json.dumps(with_hash(described)).encode()})
+        self.finish(out, self._before()["threshold"])
+
+    def finish(self, out: Path, threshold: float) -> None:
+        """Records that the corpus of these causes, parts and threshold is in `out`, if that is not recorded, and
+        deletes what a kill has left. Raises OSError if the disk refuses a write."""
+        before = self._before()
+        if before != {"causes": self._hash(), "threshold": threshold, "parts": self._parts, "out": ""}:
+            return
+        remove_all_leftovers(self.keep)
+        if self.folder.is_dir():
+            delete_folder(self.folder)
+        replace_files({self.keep / _CAUSES: json.dumps(with_hash({**before, "out": str(out.absolute())})).encode()})
 
     def _move(self, out: Path) -> None:
         try:
@@ -149,7 +163,6 @@ class Unfinished:
                 raise
             with atomic_folder(out) as copy:  # on another file system
                 shutil.copytree(self.folder, copy, dirs_exist_ok=True)
-            delete_folder(self.folder)
 
     def forget(self) -> None:
         """Deletes everything."""
