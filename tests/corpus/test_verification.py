@@ -74,7 +74,32 @@ def test_inputs_that_changed_or_are_gone_are_named(corpus: Path, whole: Path) ->
         text.write_bytes(before)
 
 
-@pytest.mark.parametrize("name", ["train/00000.bin", "train/index.npy", "tokenizer.json", "heldout/00000.bin"])
+def test_remote_inputs_are_not_compared(corpus: Path) -> None:
+    url = "https://example.org/text.txt"
+    rewrite(corpus, lambda manifest: manifest["inputs"][0].update(file=url))
+    lines: list[str] = []
+    run(PrepareConfig(verify=corpus), lines.append)
+    assert lines[-2] == f"inputs      1 of 1 remote, and were not compared: {url}"
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer_config.json"])
+def test_a_lost_file_of_the_tokenizer_is_found(corpus: Path, name: str) -> None:
+    (corpus / name).unlink()
+    with pytest.raises(DataError, match=name):
+        verify(corpus)
+
+
+FILES = [
+    "train/00000.bin",
+    "train/index.npy",
+    "heldout/00000.bin",
+    "tokenizer.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_changed_byte_of_any_file_is_found(corpus: Path, name: str) -> None:
     data = bytearray((corpus / name).read_bytes())
     data[len(data) // 2] ^= 1

@@ -123,5 +123,5 @@ def test_a_damaged_index_is_an_error(write_corpus, row, value):
     split = write_corpus([[[7] * 9] * 6] * 30)
     split.ends = np.array(split.ends)
     split.ends[row] = value
-    with pytest.raises(DataError, match="Run `lambert prepare` again"):
+    with pytest.raises(DataError, match="remove the corpus and prepare it again"):
         Outline(split)

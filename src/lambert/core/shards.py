@@ -206,15 +206,15 @@ class Split:
         for file, shard in zip(shards, entry["shards"], strict=True):
             if not file.path.is_file() or file.path.stat().st_size != shard["bytes"]:
                 size = shard["bytes"]
-                raise DataError(f"{file.path} is missing or not {size} bytes long. Run `lambert prepare` again.")
+                raise DataError(f"{file.path} is missing or not {size} bytes long. {_REMEDY}")
             self._maps.append(np.memmap(file.path, dtype=dtype, mode="r"))
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in entry["shards"])])
         try:
             index = np.load(index_file.path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{index_file.path} cannot be read ({error}). Run `lambert prepare` again.") from error
+            raise DataError(f"{index_file.path} cannot be read ({error}). {_REMEDY}") from error
         if index.shape != (entry["sentences"], 2) or index.dtype != "<i8" or np.isfortran(index):
-            raise DataError(f"{index_file.path} does not match the manifest. Run `lambert prepare` again.")
+            raise DataError(f"{index_file.path} does not match the manifest. {_REMEDY}")
         self.ends: npt.NDArray[np.int64] = index[:, 0]
         self.documents: npt.NDArray[np.int64] = index[:, 1]
         self.tokens = int(self._starts[-1])
@@ -321,12 +321,10 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}. Run `lambert prepare` again.") from error
+        raise DataError(f"{path} is not JSON: {error}. {_REMEDY}") from error
     found = manifest.get("format_version") if isinstance(manifest, dict) else None
     if found != FORMAT_VERSION:
-        raise DataError(
-            f"{path} is of format {found}, this version reads {FORMAT_VERSION}. Run `lambert prepare` again."
-        )
+        raise DataError(f"{path} is of format {found}, this version reads {FORMAT_VERSION}. {_REMEDY}")
     rest = {name: value for name, value in manifest.items() if name != _MANIFEST_HASH}
     if manifest.get(_MANIFEST_HASH, _digest(rest)) != _digest(rest):
         raise DataError(

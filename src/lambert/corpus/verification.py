@@ -9,6 +9,7 @@ import numpy as np
 from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError
 from lambert.core.shards import SPLITS, Split, check_corpus, read_manifest
+from lambert.corpus.remote.addresses import is_remote
 from lambert.corpus.tokens import tokenizer
 from lambert.corpus.tokens.unigram import cross_entropy, entropy
 
@@ -18,12 +19,17 @@ _REMEDY = "Restore the corpus from a copy, or remove it and prepare it again."
 
 def verify(corpus: Path, progress: Callable[[int, int, str], None] = lambda done, total, note: None) -> dict[str, Any]:
     """Reads all files of a corpus, compares their hashes and counts with the manifest, and returns the manifest with
-    `inputs_changed` and `inputs_gone`: the input files that are not as they were when the corpus was prepared.
+    `inputs_changed` and `inputs_gone`: the input files that are not as they were when the corpus was prepared. Remote
+    inputs are not compared: `inputs_remote`.
 
     Raises DataError, which names the file and what differs.
     """
     manifest = read_manifest(corpus)
     check_corpus(corpus, whole=True)
+    for name, expected in manifest.get("tokenizer_files", {}).items():
+        if not (corpus / name).is_file():
+            raise DataError(f"{corpus / name} is missing. {_REMEDY}")
+        HashedFile(corpus / name, expected).check()
     learnt = tokenizer.load(corpus)
     specials = tokenizer.specials(learnt, str(corpus / tokenizer.JSON))
     if specials.vocabulary != manifest["vocabulary"]:
@@ -49,7 +55,8 @@ def verify(corpus: Path, progress: Callable[[int, int, str], None] = lambda done
         if str(path.relative_to(corpus)) not in known:
             raise DataError(f"{path} is no file of this corpus: its manifest does not name it. Remove it.")
     changed, gone = _inputs(manifest)
-    return {**manifest, "inputs_changed": changed, "inputs_gone": gone}
+    remote = [entry["file"] for entry in manifest["inputs"] if is_remote(entry["file"])]
+    return {**manifest, "inputs_changed": changed, "inputs_gone": gone, "inputs_remote": remote}
 
 
 def _check_split(corpus: Path, split: Split, entry: dict[str, Any], counts: dict[str, Any], unknown: int) -> None:
@@ -83,6 +90,8 @@ def _differs(path: Path, what: str, found: Any, said: Any) -> DataError:
 def _inputs(manifest: dict[str, Any]) -> tuple[list[str], list[str]]:
     changed, gone = [], []
     for entry in manifest["inputs"]:
+        if is_remote(entry["file"]):
+            continue
         path = Path(entry["file"])
         try:
             if path.stat().st_size != entry["bytes"]:

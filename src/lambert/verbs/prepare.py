@@ -89,12 +89,13 @@ def _verify(corpus: Path, say: Say) -> None:
             f"{name:<{_LABEL}} {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} "
             f"tokens in {len(split['shards']):,} files: as the manifest says"
         )
-    count = len(manifest["inputs"])
-    for verb, names in (("changed since", manifest["inputs_changed"]), ("gone", manifest["inputs_gone"])):
-        if names:
-            say(f"{'inputs':<{_LABEL}} {len(names):,} of {count:,} {verb}: {names[0]}{' ...' if names[1:] else ''}")
-    if not manifest["inputs_changed"] and not manifest["inputs_gone"]:
-        say(f"{'inputs':<{_LABEL}} {count:,} files, as they were")
+    count = same = len(manifest["inputs"])
+    for kind, what in (("changed", "changed since"), ("gone", "gone"), ("remote", "remote, and were not compared")):
+        if names := manifest[f"inputs_{kind}"]:
+            same -= len(names)
+            say(f"{'inputs':<{_LABEL}} {len(names):,} of {count:,} {what}: {names[0]}{' ...' if names[1:] else ''}")
+    if same:
+        say(f"{'inputs':<{_LABEL}} {same:,} files, as they were")
     say(f"{'verified':<{_LABEL}} {corpus}")
 
 

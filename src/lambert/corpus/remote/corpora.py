@@ -172,11 +172,12 @@ def _files(manifest: Mapping[str, Any]) -> dict[str, int | None]:
     """Returns the names of the files of a corpus without its manifest, and their sizes as far as they are known."""
     shards = {f"{split}/{shard['file']}": shard["bytes"] for split, own in manifest["splits"].items()
               for shard in own["shards"]}  # fmt: skip
-    return shards | dict.fromkeys([f"{split}/index.npy" for split in manifest["splits"]] + [tokenizer.JSON])
+    indexes = [f"{split}/index.npy" for split in manifest["splits"]]
+    return shards | dict.fromkeys([*indexes, tokenizer.JSON, *manifest.get("tokenizer_files", {})])
 
 
 def _hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
     splits = manifest["splits"].items()
     hashes = {f"{split}/{shard['file']}": shard["sha256"] for split, own in splits for shard in own["shards"]}
     hashes |= {f"{split}/index.npy": own["index_sha256"] for split, own in splits}
-    return hashes | {tokenizer.JSON: manifest["tokenizer_sha256"]}
+    return hashes | {tokenizer.JSON: manifest["tokenizer_sha256"], **manifest.get("tokenizer_files", {})}
