@@ -2,6 +2,7 @@ import bz2
 import csv
 import gzip
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -185,6 +186,18 @@ def test_long_documents_come_in_bounded_pieces(tmp_path: Path, unit: str, docume
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert len(pieces) >= 3
     assert all(len(piece.text.encode()) <= PIECE for piece in pieces)
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n", " ", ""])
+def test_long_texts_of_rows_come_in_bounded_pieces(tmp_path: Path, separator: str) -> None:
+    text = separator.join(f"{number:06}" for number in range(5 * PIECE // 14))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text, "url": "u"}) + '\n{"text": "short"}\n')
+    *parts, short = read(tmp_path / "a.jsonl", Layout(metadata=("url",)))
+    assert [piece.last for piece in parts] == [False] * (len(parts) - 1) + [True]
+    assert "".join(piece.text for piece in parts) == text
+    assert all(PIECE // 2 < len(piece.text) <= PIECE and piece.text.endswith(separator) for piece in parts[:-1])
+    assert {piece.metadata for piece in parts} == {'{"url": "u"}'}
+    assert (short.text, short.last) == ("short", True)
 
 
 def test_a_line_that_ends_exactly_at_the_limit(tmp_path: Path) -> None:

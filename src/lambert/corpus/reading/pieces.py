@@ -1,7 +1,7 @@
 """What readers take and yield."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,18 @@ def text_piece(text: Any, field: str, place: str) -> Piece:
     except UnicodeEncodeError:
         return Piece("", place, error="contains half of a surrogate pair, which is not a character")
     return Piece(with_newlines(text), place)
+
+
+def bounded(piece: Piece) -> Iterator[Piece]:
+    """Yields a piece, in parts of at most `PIECE` characters that end with a paragraph, else a line, else a word."""
+    text, start = piece.text, 0
+    while len(text) - start > PIECE:
+        middle, end = start + PIECE // 2, start + PIECE
+        cuts = ((text.rfind(separator, middle, end), separator) for separator in ("\n\n", "\n", " "))
+        cut = next((at + len(separator) for at, separator in cuts if at >= 0), end)
+        yield replace(piece, text=text[start:cut], last=False)
+        start = cut
+    yield replace(piece, text=text[start:]) if start else piece
 
 
 def described(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:

@@ -20,7 +20,7 @@ from lambert.corpus.reading.gutenberg import book_reader, is_book
 from lambert.corpus.reading.html import read_html
 from lambert.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
-from lambert.corpus.reading.pieces import PIECE, Layout, Piece, described, row_piece, with_newlines
+from lambert.corpus.reading.pieces import PIECE, Layout, Piece, bounded, described, row_piece, with_newlines
 from lambert.corpus.reading.streams import BLOCK, Stream, TooLarge, binary, is_damage, unpacked
 from lambert.corpus.reading.tables import column, read_csv
 from lambert.corpus.reading.warc import SEPARATOR as RECORDS
@@ -174,7 +174,7 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
             stream.read(len(_BOM))
         for piece in reader(cast(BinaryIO, opened if kind in _SEEKING else stream), layout):
             place = piece.place
-            yield piece
+            yield from bounded(piece)
     except TooLarge as error:
         yield Piece("", place, error=str(error))
     except Exception as error:
