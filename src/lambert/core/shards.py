@@ -32,7 +32,7 @@ from lambert.core.errors import DataError
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
-_MANIFEST_HASH = "manifest_sha256"
+_MANIFEST_HASH, RECORD_HASH = "manifest_sha256", "record_sha256"
 _SHARD = {"file": str, "tokens": int, "bytes": int, "sha256": str, "blocks?": str}
 _COUNTS = {
     "documents": int,
@@ -290,15 +290,15 @@ def content_hash(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def with_hash(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the manifest with a hash of itself added."""
-    return {**manifest, _MANIFEST_HASH: _digest(manifest)}
+def with_hash(values: Mapping[str, Any], key: str = _MANIFEST_HASH) -> dict[str, Any]:
+    """Returns JSON values with a hash of themselves added as `key`."""
+    return {**values, key: _digest(values)}
 
 
-def has_hash(values: Any) -> bool:
+def has_hash(values: Any, key: str = _MANIFEST_HASH) -> bool:
     """Returns whether parsed JSON is what `with_hash` returned."""
-    rest = {name: value for name, value in values.items() if name != _MANIFEST_HASH} if isinstance(values, dict) else {}
-    return isinstance(values, dict) and values.get(_MANIFEST_HASH) == _digest(rest)
+    rest = {name: value for name, value in values.items() if name != key} if isinstance(values, dict) else {}
+    return isinstance(values, dict) and values.get(key) == _digest(rest)
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from lambert.core.contents import HashedFile, misfit, sha256
 from lambert.core.errors import UsageError
 from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, replace_files
 from lambert.core.registry import lookup
+from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors
@@ -43,7 +44,7 @@ _RECORD = {
     "key": str, "files?": [{"source": str, "documents": int, "unreadable": int}], "sha256": str, "documents": int,
     "unreadable": int, "characters": int, "named": [str],
     "dropped": {"*": int}, "passed_over": {"*": int}, "changed": {"*": int}, "found": {"*": int},
-    "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]}, "record_sha256": str,
+    "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]},
 }  # fmt: skip
 """The content of a record."""
 VERSIONS = {"extract": 5, "clean": 5, "encode": 2}
@@ -272,8 +273,7 @@ def _write(
     with disk_errors(path):
         with atomic_file(path) as temporary:
             counts = write(temporary)
-        record = {"key": unit.key, "sha256": sha256(path), **counts, **more}
-        record["record_sha256"] = digest(record)
+        record = with_hash({"key": unit.key, "sha256": sha256(path), **counts, **more}, RECORD_HASH)
         described = json.dumps(record) + "\n"
         replace_files({path.with_suffix(".json"): described.encode()})
     return record
@@ -286,8 +286,7 @@ def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
         record = json.loads(path.with_suffix(".json").read_bytes())
         if misfit(record, _RECORD):
             return None
-        own = {name: value for name, value in record.items() if name != "record_sha256"}
-        whole = record["record_sha256"] == digest(own) and record["sha256"] == sha256(path)
+        whole = has_hash(record, RECORD_HASH) and record["sha256"] == sha256(path)
     except (OSError, ValueError, RecursionError):
         return None
     return dict(record) if whole and record["key"] == unit.key else None

@@ -7,7 +7,7 @@ which is a function of the set of texts and is made again when a part is added.
 import hashlib
 import json
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,24 @@ import numpy.typing as npt
 
 from lambert.core.contents import misfit, sha256
 from lambert.core.files import atomic_folder, make_folder, remove_all_leftovers
+from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.corpus.config import DeduplicateConfig
 from lambert.corpus.duplicates import drops, minhash
 from lambert.corpus.duplicates.drops import Drops
 from lambert.corpus.duplicates.lists import write_lists
 from lambert.corpus.duplicates.near import Index, clusters
-from lambert.corpus.duplicates.signatures import Sign, Signed, record_hash
+from lambert.corpus.duplicates.signatures import Sign, Signed
 from lambert.corpus.duplicates.similarity import link_similar
-from lambert.corpus.plan import Make, Plan, here
+from lambert.corpus.plan import Make, Plan, Progress, digest, here
 
 VERSION = 1
 """Increase it when the files of this step change, so that those of older versions are made again."""
 _RECORD = {
     "key": str, "parts": [{"key": str, "documents": [int], "lines": [int]}], "documents": int, "characters": int,
     "dropped": {"*": int}, "lines_removed": int, "pairs": {"compared": int, "similar": int}, "files": {"*": str},
-    "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]}, "record_sha256": str,
+    "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]},
 }  # fmt: skip
 _FILES = {"documents": drops.DOCUMENT, "lines": drops.LINE}
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def deduplicate(
     signed = [Signed(key, path, folder, _name(key, least)) for key, path in parts]
     counts = _sign(signed, folder, least, workers, progress, make)
     settings = [VERSION, config.threshold, least]
-    run_key = hashlib.sha256(json.dumps([settings, [part.name for part in signed]]).encode()).hexdigest()
+    run_key = digest([settings, [part.name for part in signed]])
     lists = folder / "lists"
     record = _complete(lists, run_key)
     if record is None:
@@ -95,7 +94,7 @@ def deduplicate(
 
 def _name(key: str, least: int) -> str:
     versions = [VERSION, minhash.rensa().ALGORITHM_VERSION, unicodedata.unidata_version]
-    return hashlib.sha256(json.dumps([versions, key, least]).encode()).hexdigest()[:16]
+    return digest([versions, key, least])[:16]
 
 
 def _sign(
@@ -141,7 +140,7 @@ def _write(
         "pairs": compared,
         "files": {path.name: sha256(path) for path in sorted(folder.iterdir())},
     }
-    record["record_sha256"] = record_hash(record)
+    record = with_hash(record, RECORD_HASH)
     (folder / "record.json").write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
     return record
 
@@ -150,7 +149,7 @@ def _complete(lists: Path, key: str) -> dict[str, Any] | None:
     """Returns the record of the lists if they are complete and those of this key, or None."""
     try:
         record = json.loads((lists / "record.json").read_bytes())
-        if misfit(record, _RECORD) or record["record_sha256"] != record_hash(record) or record["key"] != key:
+        if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH) or record["key"] != key:
             return None
         whole = record["files"] == {f"{name}.bin": sha256(lists / f"{name}.bin") for name in sorted(_FILES)}
     except (OSError, ValueError, RecursionError):

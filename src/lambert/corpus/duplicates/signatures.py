@@ -5,9 +5,8 @@ The files of a part are `signatures-KEY.bin` and `lines-KEY.bin`, arrays of reco
 written after them. They are complete or absent, and a function of the part alone.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from lambert.core.contents import misfit, sha256
 from lambert.core.files import atomic_file, replace_files
+from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.duplicates import minhash, shingles
 from lambert.corpus.duplicates.spill import write
@@ -37,7 +37,7 @@ LINE = np.dtype([("hash", "<u8"), ("document", "<u4"), ("line", "<u4")])
 BATCH, BATCH_TEXTS = 1 << 18, 1 << 12
 """Characters and texts that are hashed at a time (our choice: the arrays take about 25 MB)."""
 Records = npt.NDArray[Any]
-_RECORD = {"key": str, "documents": int, "files": {"*": str}, "record_sha256": str}
+_RECORD = {"key": str, "documents": int, "files": {"*": str}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Signed:
         """Returns the record if the files are as they were written, or None."""
         try:
             record = json.loads(self.record.read_bytes())
-            if misfit(record, _RECORD) or record["record_sha256"] != record_hash(record):
+            if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH):
                 return None
             whole = record["files"] == {path.name: sha256(path) for path in (self.documents, self.lines)}
         except (OSError, ValueError, RecursionError):
@@ -115,17 +115,10 @@ class Sign:
             to_documents.flush()
             to_lines.flush()
         files = {path.name: sha256(path) for path in (part.documents, part.lines)}
-        record: dict[str, Any] = {"key": part.key, "documents": count, "files": files}
-        record["record_sha256"] = record_hash(record)
+        record = with_hash({"key": part.key, "documents": count, "files": files}, RECORD_HASH)
         with disk_errors(part.record):
             replace_files({part.record: (json.dumps(record) + "\n").encode()})
         return record
-
-
-def record_hash(record: Mapping[str, Any]) -> str:
-    """Returns the hash of a record without its entry `record_sha256`."""
-    own = {name: value for name, value in record.items() if name != "record_sha256"}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def describe(pieces: Iterable[Piece], least: int) -> Iterator[tuple[Records, Records]]:

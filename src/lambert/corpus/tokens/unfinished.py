@@ -11,7 +11,6 @@ WORK/tokens/
 """
 
 import errno
-import hashlib
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import atomic_folder, delete_folder, make_folder, remove_all_leftovers, replace_files, sync
 from lambert.core.shards import SPLITS, check_corpus, has_hash, with_hash
 from lambert.corpus.disk import disk_errors
+from lambert.corpus.plan import digest
 from lambert.corpus.tokens import tokenizer
 from lambert.corpus.tokens.splits import STATE, Sink, read_state
 
@@ -58,7 +58,7 @@ class Unfinished:
             replace_files({self.keep / _CAUSES: json.dumps(with_hash(described)).encode()})
 
     def _hash(self) -> str:
-        return hashlib.sha256(json.dumps(self._causes, sort_keys=True).encode()).hexdigest()
+        return digest(self._causes)
 
     def _before(self) -> dict[str, Any]:
         """Returns the description of the earlier call; empty if there is none or it is damaged."""
