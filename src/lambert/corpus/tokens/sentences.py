@@ -43,9 +43,10 @@ def split(text: str, language: str = "en", lines: str = "auto") -> list[str]:
     """Returns the sentences of a document, without empty ones, with single spaces inside and none around.
 
     Args:
-        text: The document. language: ISO 639 code. lines: "wrapped": the lines between blank lines are joined to a
-        paragraph. "paragraphs": each line is a paragraph.
-            "auto": decided by the lengths of the lines.
+        text: The document.
+        language: ISO 639 code.
+        lines: "wrapped": the lines between blank lines are joined to a paragraph. "paragraphs": each line is a
+            paragraph. "auto": decided by the lengths of the lines.
     """
     found: list[str] = []
     for paragraph in _paragraphs(text, lines):
