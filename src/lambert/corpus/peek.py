@@ -126,20 +126,21 @@ def _after_steps(path: Path, piece: Piece, filters: Chain, config: PrepareConfig
     if piece.error:
         return Peeked(str(path), piece.place, "", whole=True, error=piece.error)
     done: list[Filtered] = []
-    now: Piece | None = Piece(piece.text, piece.place)
+    now = Piece(piece.text, piece.place)
     for step in filters:
-        assert now is not None
         ledger, before = Ledger(), now
-        now = next(filtered([before], [step], ledger), None)
-        if now is None:
+        after = next(filtered([before], [step], ledger), None)
+        if after is None:
             done.append(Filtered(step[0], next(iter(ledger.dropped)), before.text, changed=False))
             return Peeked(str(path), piece.place, piece.text, piece.last, filters=done)
+        now = after
         done.append(Filtered(step[0], None, now.text, now.text != before.text))
-    found = sentences.split(sentences.clean(now.text if now else "")[0], config.language, config.lines)
+    found = sentences.split(sentences.clean(now.text)[0], config.language, config.lines)
     if learnt is None:
         words = [word for sentence in found[:PIECES] for word in sentence.split()]
-        return Peeked(str(path), piece.place, piece.text, piece.last, "", done, found, None, words[:PIECES])
-    tokens, pieces = _tokens(found, learnt)
+        tokens, pieces = None, words[:PIECES]
+    else:
+        tokens, pieces = _tokens(found, learnt)
     return Peeked(str(path), piece.place, piece.text, piece.last, "", done, found, tokens, pieces)
 
 
