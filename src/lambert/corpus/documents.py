@@ -118,13 +118,10 @@ class Documents:
         Raises DataError if a file was changed, and at the end if more than a share `max_bad` of the documents could not
         be read.
         """
-        mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
-        self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
-        self.passed_over = Counter(self._passed_over_before)
         texts: list[str] = []
         size = since = 0
         own = Part()
-        for number, source in enumerate(self.sources[mark["sources"] :], mark["sources"] + 1):
+        for number, source in self._begin(mark):
             before, inside = self.done, False
             if texts and (own.input, own.repeat) != (source.input, source.repeat):
                 yield texts, own
@@ -158,6 +155,13 @@ class Documents:
         if texts:
             yield texts, own
         too_many_bad(self.bad, self.read, self._max_bad, self.named)
+
+    def _begin(self, mark: Mapping[str, Any] | None) -> Iterator[tuple[int, Source]]:
+        """Sets the counts to those of a mark, and returns the sources that are left with their numbers, from 1 on."""
+        mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
+        self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
+        self.passed_over = Counter(self._passed_over_before)
+        return enumerate(self.sources[mark["sources"] :], mark["sources"] + 1)
 
     def mark(self, sources: int) -> dict[str, Any]:
         """Returns the mark after the first `sources` sources, which were just read. What is passed over is not part of

@@ -5,7 +5,6 @@ row, in a row group of its own, is a batch of documents.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,14 +44,9 @@ def encode_part(path: Path, source: Source, encoder: Encoder) -> dict[str, Any]:
             size = sum(map(len, texts))
             total += size
             row = {name: [getattr(encoded, field).tobytes()] for name, field in _ARRAYS.items()}
-            numbers = dict(
-                zip(
-                    _NUMBERS,
-                    ([encoded.ids_T.itemsize], [encoded.removed], [int(kind.long)], [int(kind.first)], [size]),
-                    strict=True,
-                )
-            )
-            writer.write_table(arrow.table(row | numbers, schema=schema))
+            numbers = (encoded.ids_T.itemsize, encoded.removed, int(kind.long), int(kind.first), size)
+            row |= {name: [number] for name, number in zip(_NUMBERS, numbers, strict=True)}
+            writer.write_table(arrow.table(row, schema=schema))
     return {"documents": documents.read, "unreadable": documents.bad, "characters": total, "named": documents.named}
 
 
@@ -81,11 +75,8 @@ class EncodedDocuments(Documents):
 
     def encoded(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[tuple[None, Part], Encoded]]:
         """Yields what `workers.encode` gives for the batches of the documents, from `mark` on."""
-        mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
-        self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
-        self.passed_over = Counter(self._passed_over_before)
         since = 0
-        for number, source in enumerate(self.sources[mark["sources"] :], mark["sources"] + 1):
+        for number, source in self._begin(mark):
             own = Part(input=source.input, share=source.share, repeat=source.repeat)
             for encoded, part, size in _read(source.encoded):
                 since += size
