@@ -78,12 +78,7 @@ def test_a_damaged_state_is_not_used(inputs: Path, name: str, damage: str) -> No
     if damage != "gone":
         path.write_bytes(data[: len(data) // 2] if damage == "cut" else data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     prepare(chosen)
-    whole = content(inputs.parent / "whole")
-    assert {name: data for name, data in content(chosen.out).items() if name == "tokenizer.json"} == {
-        "tokenizer.json": whole["tokenizer.json"]
-    }
-    if (name, damage) != ("seen.bin", "changed"):
-        assert content(chosen.out) == whole
+    assert content(chosen.out) == content(inputs.parent / "whole")
 
 
 def test_a_lost_shard_is_written_again(inputs: Path) -> None:
