@@ -19,11 +19,13 @@ from typing import Any, Protocol
 
 from lambert import __version__
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError
-from lambert.core.files import remove_all_leftovers, replace_files
+from lambert.core.files import make_folder, remove_all_leftovers, replace_files
 from lambert.core.lock import Lock, lock_folder
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.plan import Plan, Units
+from lambert.corpus.remote.addresses import is_remote
+from lambert.corpus.remote.parts import PartStore, outputs
 from lambert.corpus.stages import plans
 
 _PACKAGES = ("pyarrow", "sentencex", "tokenizers", "rensa", "resiliparse", "py3langid")
@@ -31,6 +33,9 @@ _PACKAGES = ("pyarrow", "sentencex", "tokenizers", "rensa", "resiliparse", "py3l
 
 RETRIES = 3
 """How often Ray runs a task again whose worker was lost (the default of Ray)."""
+
+TRANSFERS = 8
+"""Files that are copied from a store at a time (our choice)."""
 
 
 class Executor(Protocol):
@@ -45,11 +50,12 @@ class MakeParts:
     datatrove.
 
     The work folder and the input files must have the same paths on all machines. Files that exist are not made again. A
-    unit that fails does not stop the others; the reason is written beside the parts.
+    unit that fails does not stop the others; the reason is written beside the parts. With the URL of a `store`, each
+    machine has a work folder of its own, and parts are copied from and to the store.
     """
 
-    def __init__(self, config: PrepareConfig, plan: Plan, units: Units) -> None:
-        self._config, self._plan, self._units = config, plan, tuple(units)
+    def __init__(self, config: PrepareConfig, plan: Plan, units: Units, store: str = "") -> None:
+        self._config, self._plan, self._units, self._store = config, plan, tuple(units), store
         self._folder, self._versions = os.getcwd(), _versions()
 
     def __repr__(self) -> str:
@@ -59,18 +65,25 @@ class MakeParts:
         """Makes the files of task `rank` of `world_size` tasks. `data` is not used."""
         plan, make = self._plan, None
         with chdir(self._folder), lock_folder(self._config.work_folder, "work folder", shared=True):
+            store = PartStore(self._store, self._config.work_folder) if self._store else None
             for unit in self._units[rank::world_size]:
-                if plan.complete(unit):
+                own = outputs(plan, unit)
+                if store.has(own[-1]) if store else plan.complete(unit):
                     continue
                 try:
                     if make is None:
                         self._check()
+                        make_folder(plan.folder)
                         make = plan.target(*plan.arguments)
-                    make(unit)
+                    make(store.pull_inputs(plan, unit, self._config.input) if store else unit)
+                    if store:
+                        store.push(own)
                 except Exception as error:
                     reason = str(error) if isinstance(error, LambertError) else f"{type(error).__name__}: {error}"
-                    with suppress(OSError):
+                    with suppress(OSError, LambertError):
                         replace_files({_failure(plan, unit): json.dumps(reason).encode()})
+                        if store:
+                            store.push([_failure(plan, unit)])
 
     def _check(self) -> None:
         """Raises MachineError if this machine would make other files than the one where the command was given."""
@@ -112,7 +125,9 @@ def _task(step: MakeParts, rank: int, tasks: int) -> None:
     step(None, rank, tasks)
 
 
-def prepare_on_cluster(config: PrepareConfig, executor: Callable[..., Executor], tasks: int) -> dict[str, Any]:
+def prepare_on_cluster(
+    config: PrepareConfig, executor: Callable[..., Executor], tasks: int, store: str = ""
+) -> dict[str, Any]:
     """Makes the parts of `config.steps` with an executor, and the rest in this process. Returns what `prepare` returns;
     the same call continues after a failure.
 
@@ -120,6 +135,8 @@ def prepare_on_cluster(config: PrepareConfig, executor: Callable[..., Executor],
         executor: Called with `pipeline`, `tasks`, `logging_dir` and `skip_completed`; returns an Executor. For example
             `functools.partial(LocalPipelineExecutor, workers=8)`.
         tasks: Number of tasks for each step, at most.
+        store: URL of a folder in an object store, for machines that share no file system. The inputs are URLs then, or
+            have the same paths on all machines.
 
     Raises:
         DataError: Parts are missing after a step; the message names the first input file and the reason.
@@ -127,20 +144,24 @@ def prepare_on_cluster(config: PrepareConfig, executor: Callable[..., Executor],
     """
     if not config.stages:
         raise UsageError("steps is empty: name the steps, such as extract, clean, tokens.")
-    return prepare(config, elsewhere=partial(partial, _make, config, executor, tasks))
+    if store and not is_remote(store):
+        raise UsageError(f"store = {store!r} is no URL, such as s3://bucket/work.")
+    return prepare(config, elsewhere=partial(partial, _make, config, executor, tasks, store))
 
 
 def _make(
-    config: PrepareConfig, executor: Callable[..., Executor], tasks: int, lock: Lock, plan: Plan, units: Units,
-    workers: int, tell: Callable[[Any, float], None] | None,
+    config: PrepareConfig, executor: Callable[..., Executor], tasks: int, store: str, lock: Lock, plan: Plan,
+    units: Units, workers: int, tell: Callable[[Any, float], None] | None,
 ) -> list[tuple[Any, dict[str, Any]]]:  # fmt: skip
     """Makes the files of units with an executor and returns the units with their records."""
     if not units:
         return []
+    if store:
+        _send_inputs(PartStore(store, config.work_folder), plan, units)
     for path in plan.folder.glob("failed-*.json"):
         path.unlink()
     logs = config.work_folder / "logs" / plan.step
-    step, count = MakeParts(config, plan, units), min(tasks, len(units))
+    step, count = MakeParts(config, plan, units, store), min(tasks, len(units))
     problem: Exception | None = None
     with lock.shared():
         try:
@@ -148,6 +169,8 @@ def _make(
         except Exception as error:  # the files tell what is missing
             problem = error
     remove_all_leftovers(plan.folder)
+    if store:
+        _get_outputs(PartStore(store, config.work_folder), plan, units)
     with ThreadPoolExecutor(workers) as pool:
         records = list(pool.map(plan.complete, units))
     missing = [unit for unit, record in zip(units, records, strict=True) if record is None]
@@ -158,6 +181,33 @@ def _make(
             "command makes only these.)"
         ) from problem
     return [(unit, record) for unit, record in zip(units, records, strict=True) if record]
+
+
+def _send_inputs(store: PartStore, plan: Plan, units: Units) -> None:
+    """Copies the files that tasks read to the store, and deletes what earlier tasks left there of units that failed or
+    have a damaged part."""
+    for unit in units:
+        store.delete(_failure(plan, unit))
+    _get_outputs(store, plan, units)
+    for unit in units:
+        if store.has(outputs(plan, unit)[-1]) and not plan.complete(unit):
+            store.delete(outputs(plan, unit)[-1])
+    store.push_inputs(plan, units)
+
+
+def _get_outputs(store: PartStore, plan: Plan, units: Units) -> None:
+    """Copies the files that tasks made from the store."""
+
+    def get(unit: Any) -> None:
+        own = outputs(plan, unit)
+        if store.has(own[-1]) and not plan.complete(unit):
+            for path in own:
+                store.pull(path)
+        elif store.has(_failure(plan, unit)):
+            store.pull(_failure(plan, unit))
+
+    with ThreadPoolExecutor(TRANSFERS) as pool:
+        list(pool.map(get, units))
 
 
 def _failure(plan: Plan, unit: Any) -> Path:

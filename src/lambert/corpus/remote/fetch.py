@@ -4,6 +4,7 @@ Each URL has a folder, named by its hash. The file that is being fetched is `NAM
 complete. `record.json` beside it says what was fetched.
 """
 
+import fcntl
 import hashlib
 import json
 import re
@@ -98,11 +99,33 @@ def _files(url: str, source: Source) -> list[str]:
         raise MachineError(f"{public(url)} cannot be reached: {error}. The same command continues.") from error
 
 
+def place(url: str, folder: Path) -> Path:
+    """Returns where the file at a URL is kept in `folder`."""
+    return folder / hashlib.sha256(public(url).encode()).hexdigest()[:16] / name_of(url)
+
+
+def fetch_again(path: Path, inputs: Sequence[str | Path], folder: Path, source_of: Callable[[str], Source]) -> None:
+    """Fetches the file that `fetch` with these inputs keeps at `path` on another machine. Other processes of this
+    machine may do the same: one of them fetches, and the others wait.
+
+    Raises DataError if none of the inputs names the file any more; else as `fetch`.
+    """
+    for entry in filter(is_remote, inputs):
+        for url in _files(str(entry), source_of(str(entry))):
+            if place(url, folder) == path:
+                make_folder(path.parent)
+                with (path.parent / "lock").open("wb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    _fetched(url, folder, source_of(url), None, "", lambda *_: None)
+                return
+    raise DataError(f"No remote input has the name of {path} any more.")
+
+
 def _fetched(
     url: str, folder: Path, source: Source, sums: Mapping[str, str] | None, checksums: str, progress: Progress
 ) -> Path:
-    own = folder / hashlib.sha256(public(url).encode()).hexdigest()[:16]
-    path, record = own / name_of(url), own / "record.json"
+    path = place(url, folder)
+    own, record = path.parent, path.with_name("record.json")
     expected = _expected(url, sums, checksums) if sums is not None else ""
     if _complete(path, record, public(url)):
         if expected and _digest(path, expected) != expected:

@@ -53,6 +53,11 @@ class Store:
         with _written(f"{self.url}/{name}"):
             self._files.put_file(str(path), f"{self._path}/{name}")
 
+    def copy(self, name: str, path: Path) -> None:
+        """Copies an object to a file."""
+        with _named(f"{self.url}/{name}"):
+            self._files.get_file(f"{self._path}/{name}", str(path))
+
     def delete(self, name: str) -> None:
         """Deletes an object."""
         with _written(f"{self.url}/{name}"):

@@ -1,0 +1,120 @@
+"""Passes parts of the steps between machines that share no file system, by way of an object store.
+
+A file has the same name below the URL of the store as below the work folder. The record of a part is written after the
+part, so a part whose record is in the store is complete.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lambert.core.contents import HashedFile, sha256
+from lambert.core.errors import DataError, MachineError
+from lambert.core.files import atomic_file, make_folder
+from lambert.corpus.documents import changed
+from lambert.corpus.duplicates.deduplication import Lists
+from lambert.corpus.duplicates.signatures import Signed
+from lambert.corpus.plan import Plan
+from lambert.corpus.remote.addresses import public
+from lambert.corpus.remote.fetch import fetch_again
+from lambert.corpus.remote.servers import source_of
+from lambert.corpus.remote.store import Store
+
+
+class PartStore:
+    """The files of a work folder in an object store."""
+
+    def __init__(self, url: str, work: Path) -> None:
+        self._store, self._work = Store(url), work
+        self._there = set(self._store.objects())
+        self._inputs: dict[Path, tuple[Any, str]] = {}
+
+    def has(self, path: Path) -> bool:
+        """Returns whether the store had a file when this object was created or `push` wrote it."""
+        return self._name(path) in self._there
+
+    def push(self, paths: Iterable[Path]) -> None:
+        """Copies files, in their order, to the store. Raises MachineError if it keeps something else."""
+        for path in paths:
+            name = self._name(path)
+            self._store.write(name, path)
+            if not self._store.holds(name, path):
+                raise MachineError(f"{public(self._store.url)}/{name} has another content than {path}: try again.")
+            self._there.add(name)
+
+    def pull(self, path: Path) -> None:
+        """Copies a file from the store. Raises DataError if there is none."""
+        if not self.has(path):
+            raise DataError(f"{public(self._store.url)}/{self._name(path)} is missing: give the same command again.")
+        make_folder(path.parent)
+        with atomic_file(path) as new:
+            self._store.copy(self._name(path), new)
+
+    def delete(self, path: Path) -> None:
+        """Deletes a file from the store, if it is there."""
+        if self.has(path):
+            self._store.delete(self._name(path))
+            self._there.remove(self._name(path))
+
+    def pull_inputs(self, plan: Plan, unit: Any, inputs: Sequence[str | Path]) -> Any:
+        """Fetches what the target of a plan reads for a unit, as far as this machine lacks it, and returns the unit for
+        this machine. Raises DataError if an input has changed since the command hashed it."""
+        lists = _lists(plan)
+        for path in lists:
+            if not path.is_file() or sha256(path) != lists[path]:
+                self.pull(path)
+        if plan.step != "extract":
+            record = unit.path.with_suffix(".json")
+            if not _whole(unit.path, record):
+                self.pull(record)
+                self.pull(unit.path)
+                if not _whole(unit.path, record):
+                    raise DataError(f"{public(self._store.url)}/{self._name(unit.path)} is damaged: delete it.")
+            return unit
+        source, folder = Path(unit.source), self._work / "fetch"
+        if source.is_relative_to(folder):
+            fetch_again(source, inputs, folder, source_of)
+        stamp, digest = self._hashed(source)
+        if replace(unit, key=digest).after(plan.step, plan.settings).key != unit.key:
+            raise changed(unit.source)
+        return replace(unit, stamp=stamp)
+
+    def push_inputs(self, plan: Plan, units: Iterable[Any]) -> None:
+        """Copies what the target of a plan reads to the store, as far as it is made of parts and the store lacks it."""
+        self.push(_lists(plan))
+        if plan.step != "extract":
+            for unit in units:
+                self.push(path for path in (unit.path, unit.path.with_suffix(".json")) if not self.has(path))
+
+    def _hashed(self, source: Path) -> tuple[Any, str]:
+        """Returns the stamp and the SHA-256 of an input file, which several units may share."""
+        stamp = HashedFile(source, "").stamp()
+        if self._inputs.get(source, (None, ""))[0] != stamp or stamp is None:
+            self._inputs[source] = stamp, sha256(source)
+        return self._inputs[source]
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._work).as_posix()
+
+
+def outputs(plan: Plan, unit: Any) -> list[Path]:
+    """Returns the files that the target of a plan makes of a unit, its record last."""
+    if isinstance(unit, Signed):
+        return [unit.documents, unit.lines, unit.record]
+    part = plan.folder / f"part-{unit.key}.parquet"
+    return [part, part.with_suffix(".json")]
+
+
+def _lists(plan: Plan) -> dict[Path, str]:
+    """Returns the lists of duplicates that the target of a plan reads, with their SHA-256."""
+    found = [value for value in plan.arguments if isinstance(value, Lists)]
+    return {own.folder / name: digest for own in found for name, digest in own.record["files"].items()}
+
+
+def _whole(part: Path, record: Path) -> bool:
+    try:
+        return bool(json.loads(record.read_bytes())["sha256"] == sha256(part))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
