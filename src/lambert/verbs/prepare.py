@@ -40,8 +40,10 @@ def run(config: PrepareConfig, say: Say = silent) -> Result:
             say(line)
         return Result(config.folder)
     status, again = " before the end; no corpus was written", START_AGAIN
-    if config.stages or config.url:
+    if config.stages:
         status, again = "; the parts that are complete are kept", CONTINUE
+    elif config.url:
+        status, again = "; a corpus that is complete in work is kept, and what is copied", CONTINUE
     with graceful_stop(status, again):
         _prepare(config, say)
     return Result(config.folder if config.makes_corpus else config.work_folder)

@@ -98,11 +98,14 @@ def test_a_finished_corpus_is_neither_made_nor_copied_again(
     assert f"corpus  {place.url}  (" in first.out
     assert "local copy" in first.out
     place.written.clear()
+    assert [path.name[:7] for path in (tmp_path / "work").iterdir()] == ["corpus-"]
     shutil.rmtree(tmp_path / "work")
+    place.files.pipe(f"{place.path}/{MARK}", b"of a command that was killed after it had written the manifest")
     again = lambert("prepare", **settings)
     assert again.code == 0, again.err
     assert f"already prepared: {place.url}" in again.out
     assert place.written == []
+    assert MARK not in place.content()
     assert not (tmp_path / "work").exists()
     one_line(lambert("prepare", **settings | {"seed": 7}), 2, place.url, "was prepared with seed = 42, not 7")
     rows.write_text(rows.read_text() + json.dumps({"text": "One more document in the file."}) + "\n")

@@ -45,8 +45,11 @@ def published(url: str, check: Callable[[dict[str, Any]], None]) -> dict[str, An
     check(manifest)
     sizes = {name: objects[name]["size"] for name in objects}
     files = _files(manifest)
-    complete = all(name in sizes and size in (None, sizes[name]) for name, size in files.items())
-    return manifest if complete else None
+    if not all(name in sizes and size in (None, sizes[name]) for name, size in files.items()):
+        return None
+    if MARK in objects:  # of a command that was killed after it had written the manifest
+        store.delete(MARK)
+    return manifest
 
 
 def begin(url: str, folder: Path) -> None:
@@ -57,6 +60,7 @@ def begin(url: str, folder: Path) -> None:
     except OSError as error:
         raise MachineError(f"{folder} cannot be written: {error.strerror}. Choose another work folder.") from error
     Store(url).write(MARK, folder / MARK)
+    (folder / MARK).unlink(missing_ok=True)
 
 
 def publish(corpus: Path, url: str, progress: Progress) -> None:
