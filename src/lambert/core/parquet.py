@@ -58,7 +58,8 @@ def parquet_rows(
         file = parquet.ParquetFile(stream)
         names = file.schema_arrow.names
         if column and column not in names:
-            raise NotParquet(f"has no column {column!r} (columns: {', '.join(names)})")
+            listed = ", ".join(name[:40] for name in names[:8])
+            raise NotParquet(f"has no column {column!r} (columns: {listed}): name its column of text as text_field")
         _check_sizes(file, stream)
         leaves = [file.schema.column(number) for number in range(len(file.schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level]

@@ -153,7 +153,7 @@ def test_arrow_files(tmp_path: Path, compression: str | None, form: str) -> None
     if not compression:
         assert "damaged" in found(tmp_path / "a.arrow", out.getvalue()[:-3000])[-1]
         (error,) = found(tmp_path / "a.arrow", out.getvalue(), Layout(text_field="body"))
-        assert "has no column 'body' (columns: n, text)" in error
+        assert "has no column 'body' (columns: n, text): name its column of text as text_field" in error
 
 
 # --- books ---

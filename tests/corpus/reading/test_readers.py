@@ -153,7 +153,7 @@ def test_documents_end_where_a_separator_matches(
     [
         (b"{", "is not JSON"),
         (b"[1]", "is not a JSON object"),
-        (b'{"body": "x"}', "has no field 'text' (fields: body)"),
+        (b'{"body": "x"}', "has no field 'text' (fields: body): name its field of text as text_field"),
         (b'{"text": 3}', "has a int in the field 'text'"),
         (b'{"text": "\\ud800"}', "half of a surrogate pair"),
         (b'{"text": "\xff"}', "is not UTF-8 text (byte 0xff)"),
@@ -215,7 +215,8 @@ def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(table, path, row_group_size=100)
     assert texts(path, Layout(text_field="body")) == [f"text {number}" for number in range(700)] + [""]
-    assert errors(path) == [("row 1", "has no column 'text' (columns: body, id)")]
+    said = "has no column 'text' (columns: body, id): name its column of text as text_field"
+    assert errors(path) == [("row 1", said)]
     ((_, error),) = errors(written(path, path.read_bytes()[:3000]))
     assert "is damaged or not Parquet" in error
 

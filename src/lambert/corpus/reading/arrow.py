@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.reading.pieces import Layout, Piece, row_piece
+from lambert.corpus.reading.pieces import Layout, Piece, lacks, row_piece
 
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
@@ -76,8 +76,7 @@ def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         reader = ipc.open_stream(stream)
         column = reader.schema.get_field_index(layout.text_field)
         if column < 0:
-            names = ", ".join(reader.schema.names)
-            yield Piece("", "row 1", error=f"has no column {layout.text_field!r} (columns: {names})")
+            yield Piece("", "row 1", error=lacks(layout.text_field, reader.schema.names, "column"))
             return
         stream.seek(begin)
         fields = sorted(

@@ -51,6 +51,13 @@ def row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:
     return replace(piece, metadata=described(row, layout.metadata)) if layout.metadata else piece
 
 
+def lacks(field: str, names: Iterable[str], what: str) -> str:
+    """Returns, as the end of a sentence, that a table or an object has no such column or field (`what`), and what to
+    do."""
+    listed = ", ".join(str(name)[:40] for name in list(names)[:8])
+    return f"has no {what} {field!r} ({what}s: {listed}): name its {what} of text as text_field"
+
+
 def text_piece(text: Any, field: str, place: str) -> Piece:
     """Returns the value of a field as a document, or as one that cannot be used if it is no text."""
     if text is None:

@@ -20,7 +20,7 @@ from lambert.corpus.reading.gutenberg import book_reader, is_book
 from lambert.corpus.reading.html import read_html
 from lambert.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
-from lambert.corpus.reading.pieces import PIECE, Layout, Piece, bounded, described, row_piece, with_newlines
+from lambert.corpus.reading.pieces import PIECE, Layout, Piece, bounded, described, lacks, row_piece, with_newlines
 from lambert.corpus.reading.streams import BLOCK, Stream, TooLarge, binary, is_damage, unpacked
 from lambert.corpus.reading.tables import column, read_csv
 from lambert.corpus.reading.warc import SEPARATOR as RECORDS
@@ -320,6 +320,5 @@ def _field(row: Any, layout: Layout, place: str) -> Piece:
     if not isinstance(row, dict):
         return Piece("", place, error="is not a JSON object")
     if field not in row:
-        names = ", ".join(map(str, list(row)[:8]))
-        return Piece("", place, error=f"has no field {field!r} (fields: {names})")
+        return Piece("", place, error=lacks(field, row, "field"))
     return row_piece(row, layout, place)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
-from lambert.corpus.reading.pieces import Layout, Piece, row_piece
+from lambert.corpus.reading.pieces import Layout, Piece, lacks, row_piece
 
 FIELD = 16 << 20
 """Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
@@ -70,8 +70,7 @@ def column(first: str, text_field: str) -> tuple[str, str]:
         if text_field in (names := _cells(first, separator)):
             return separator, "" if names.count(text_field) == 1 else f"has two columns {text_field!r}"
     names = max((_cells(first, separator) for separator in _SEPARATORS), key=len)
-    listed = ", ".join(name[:40] for name in names[:8])
-    return "", f"has no column {text_field!r} (columns: {listed}): name its column of text as text_field"
+    return "", lacks(text_field, names, "column")
 
 
 def _cells(first: str, separator: str) -> list[str]:
