@@ -312,6 +312,7 @@ def test_a_table_is_not_set_to_a_value(tmp_path: Path, lambert: Lambert) -> None
     recipe.write_text("masking = 0.5\n")
     one_line(lambert("pretrain", recipe), 2, "masking is a table of settings, not 0.5")
     one_line(lambert("pretrain", "--model=5"), 2, "--model is a table of settings", "--model.layers")
-    one_line(lambert("prepare", "--input=x", "--out", ""), 2, "--out is empty")
+    one_line(lambert("prepare", "--input=x", "--out", ""), 2, "prepare requires --out")
+    one_line(lambert("prepare", "--input=x", "--out=y", "--work", ""), 2, "--work is empty")
     with pytest.raises(UsageError, match="model is a table of settings, not 5"):
         pretrain(model=5, corpus="x", out="y")

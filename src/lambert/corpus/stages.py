@@ -47,7 +47,7 @@ _RECORD = {
     "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]},
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 5, "clean": 5, "encode": 2}
+VERSIONS = {"extract": 6, "clean": 5, "encode": 2}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 

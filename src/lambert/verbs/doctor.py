@@ -30,6 +30,7 @@ EXTRAS = {
     "ray": ("ray",),
     "web": ("brotli", "resiliparse"),
     "remote": ("fsspec",),
+    "s3": ("s3fs",),
     "hub": ("datasets",),
 }
 """The distributions of each optional extra, as in pyproject.toml."""

@@ -21,7 +21,7 @@ from lambert.corpus.reading.html import read_html
 from lambert.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
 from lambert.corpus.reading.pieces import PIECE, Layout, Piece, bounded, described, lacks, row_piece, with_newlines
-from lambert.corpus.reading.streams import BLOCK, Stream, TooLarge, binary, is_damage, unpacked
+from lambert.corpus.reading.streams import BLOCK, Stream, TooLarge, binary, is_damage, parquet, twice, unpacked
 from lambert.corpus.reading.tables import column, read_csv
 from lambert.corpus.reading.warc import SEPARATOR as RECORDS
 from lambert.corpus.reading.warc import read_warc
@@ -166,9 +166,13 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
     try:
         if kind == "auto":
             kind, problem = recognised(suffix, stream.peek(), layout.text_field)
-            if problem:
-                yield Piece("", place, error=problem)
-                return
+        elif kind in READERS:  # a reader of the user may decompress
+            problem = twice(stream.peek())
+        else:
+            problem = ""
+        if problem:
+            yield Piece("", place, error=problem)
+            return
         reader = lookup(READERS, kind, "format", KIND)
         if kind not in _SEEKING and stream.peek().startswith(_BOM):
             stream.read(len(_BOM))
@@ -208,6 +212,8 @@ def recognised(inner: str, beginning: bytes, text_field: str) -> tuple[str, str]
         beginning: Its first bytes, decompressed.
     """
     kind = SUFFIXES.get(inner, "text")
+    if kind not in _SEEKING and (problem := twice(beginning) or parquet(beginning)):
+        return "", problem
     if kind == "csv" and not markup(beginning):
         _, problem = column(beginning.partition(b"\n")[0].decode("utf-8", "replace"), text_field)
         return (kind, "") if not problem else ("", f"{problem}; it {labelled(inner)}")

@@ -90,10 +90,19 @@ def compression(begin: bytes) -> str:
     return "" if suffix == ".bz2" and not begin[4:].startswith(_BZ2_BLOCK) else suffix
 
 
+def twice(begin: bytes) -> str:
+    """Returns, as the end of a sentence, that decompressed data which begins like this is compressed, or ""."""
+    suffix = compression(begin)
+    return suffix and f"is compressed more than once, and is {suffix[1:]} inside: decompress it once"
+
+
+def parquet(begin: bytes) -> str:
+    """Returns, as the end of a sentence, that data which begins like this is a Parquet file, or ""."""
+    return "is a Parquet file (it begins with PAR1): name it .parquet" if begin.startswith(b"PAR1") else ""
+
+
 def binary(begin: bytes) -> str:
     """Returns, as the end of a sentence, why (decompressed) data that begins like this is no text, or ""."""
-    if suffix := compression(begin):
-        return f"is compressed more than once, and is {suffix[1:]} inside: decompress it once"
     if begin[257:262] == b"ustar":
         return "is a tar archive: unpack it and name its content"
     what = next((what for magic, what in _BINARY.items() if begin.startswith(magic)), "")
