@@ -130,6 +130,15 @@ def test_prose_with_separators_is_text(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "cut", [b"<doc id", b'<doc id="2" title="T">\nBody', b'<doc id="2">\n' + b"word " * (PIECE // 4)]
+)
+def test_an_article_without_its_end_is_truncated(tmp_path: Path, cut: bytes) -> None:
+    path = written(tmp_path / "wiki_00", b'<doc id="1" title="T">\nBody.\n</doc>\n' + cut)
+    assert [error for _, error in errors(path)] == ["has no </doc>: the file is truncated"]
+    assert next(iter(read(path, DEFAULT))).text == "Body."
+
+
+@pytest.mark.parametrize(
     ("layout", "separator", "mark"),
     [
         (Layout(documents="blank-line"), rb"\r?\n(?:[ \t]*\r?\n)+", b"x"),

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -57,12 +58,17 @@ def read_text(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
 
 def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads articles written by WikiExtractor: `<doc id=... title=...>`, the title, paragraphs, `</doc>`."""
-    for raw, number, last in _parts(stream, _WIKI_END):
-        if raw.strip() or not last:
+    opened, end = False, (b"", 0, True)
+    for (raw, number, last), following in pairwise(chain(_parts(stream, _WIKI_END), [end])):
+        opened = opened or raw.lstrip().startswith(_SNIFF)
+        if opened and following is end:
+            yield Piece("", f"line {number}", error="has no </doc>: the file is truncated")
+        elif raw.strip() or not last:
             piece = _decoded(raw.rstrip() if last else raw, number, last)
             begin = _WIKI_START.match(piece.text)
             about = described(dict(_ATTRIBUTE.findall(begin[0]))) if begin else ""
             yield replace(piece, text=piece.text[begin.end() if begin else 0 :], metadata=about)
+        opened = opened and not last
 
 
 def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
