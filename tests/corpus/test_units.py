@@ -58,12 +58,12 @@ def made(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.parquet")}
 
 
-def grouped(sizes: Sequence[int], entries: Sequence[int] = (), names: Sequence[str] = ()) -> list[list[str]]:
+def grouped(sizes: Sequence[int], shares: Sequence[float] = (), names: Sequence[str] = ()) -> list[list[str]]:
     names = names or [f"{number}.txt" for number in range(len(sizes))]
     inputs = [
         {"file": name, "bytes": size, "sha256": f"{name}-{size}"} for name, size in zip(names, sizes, strict=True)
     ]
-    found = units.make_units(inputs, [None] * len(sizes), [[WHOLE]] * len(sizes), entries or [0] * len(sizes))
+    found = units.make_units(inputs, [None] * len(sizes), [[WHOLE]] * len(sizes), shares or [1.0] * len(sizes))
     return [[extent.source for extent in unit.extents] for unit in found]
 
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_added_or_removed_affects_few_groups() -> None:
     assert sum(changed) / len(changed) < 3
 
 
-def test_files_of_two_entries_of_input_share_no_part() -> None:
+def test_files_of_two_weights_share_no_part() -> None:
     assert grouped([0, 0, 0, 0], [0, 0, 1, 1]) == [["0.txt", "1.txt"], ["2.txt", "3.txt"]]
 
 
@@ -207,6 +207,57 @@ def test_a_corpus_that_was_stopped_continues(inputs: Path, monkeypatch: pytest.M
             prepare(chosen, progress)
     prepare(chosen)
     assert content(chosen.out) == content(inputs.parent / "whole")
+
+
+@pytest.mark.parametrize(("steps", "weights"), [((), ()), (("extract,tokens",), ()), (("extract,tokens",), (0.4, 2.5))])
+def test_documents_are_counted_by_file(inputs: Path, steps: tuple[str, ...], weights: tuple[float, ...]) -> None:
+    (inputs / "01.txt").write_text(".")
+    (inputs / "09.txt").write_text((inputs / "00.txt").read_text())
+    (inputs / "10.txt").write_text(" ")
+    (inputs.parent / "other.txt").write_text(f"{WORDS} again. " * 9)
+    given = dataclasses.replace(config(inputs, "out"), steps=steps)
+    manifest = prepare(dataclasses.replace(given, input=(inputs, inputs.parent / "other.txt"), weights=weights))
+    found = {Path(entry["file"]).name: entry["documents"] for entry in manifest["inputs"]}
+    assert found["07.txt"] == {"read": 1, "unreadable": 1, "kept": 0}
+    assert found["08.jsonl"] == {"read": 0, "kept": 0}
+    assert found["01.txt"] == {"read": 1, "short": 1, "kept": 0}
+    assert found["09.txt"] == {"read": 1, "duplicate": 1, "kept": 0}
+    assert found["10.txt"] == {"read": 1, "empty": 1, "kept": 0}
+    assert found["30.jsonl"]["read"] == 60
+    total = manifest["documents"]
+    assert sum(own["read"] for own in found.values()) == total["read"]
+    assert sum(own["kept"] for own in found.values()) == total["kept"]
+    assert sum(own.get("repeated", 0) for own in found.values()) == total["repeated"]
+    for reason, count in total["dropped"].items():
+        assert sum(own.get(reason, 0) for own in found.values()) == count
+    for own in found.values():
+        dropped = sum(own.get(reason, 0) for reason in total["dropped"])
+        assert own["read"] == dropped + own["kept"] - own.get("repeated", 0)
+    tokens = sum(split["tokens"] for split in manifest["splits"].values())
+    assert sum(entry["tokens"] for entry in manifest["inputs"]) == tokens
+    assert sum(source["tokens"] for source in manifest["sources"]) == tokens
+    if weights:
+        assert found["other.txt"]["repeated"] in (1, 2)
+        assert 10 < found["30.jsonl"]["weight"] < 50
+
+
+def test_what_each_step_drops_is_counted_by_file(inputs: Path) -> None:
+    pytest.importorskip("rensa")
+    for name, source in (("a1.txt", "17"), ("a2.txt", "17"), ("a3.txt", "26")):
+        (inputs / name).write_text((inputs / f"{source}.txt").read_text())
+    (inputs / "a4.txt").write_text("- one\n- two\n- three")
+    chosen = config(inputs, "out", steps=("extract,clean,deduplicate,tokens",), clean=("normalise", "prose"))
+    manifest = prepare(chosen)
+    found = {Path(entry["file"]).name: entry["documents"] for entry in manifest["inputs"]}
+    for step, dropped in manifest["steps"].items():
+        if step != "extract":
+            assert sum(own.get(step, 0) for own in found.values()) == sum(dropped["dropped"].values()) > 0
+    assert found["a4.txt"] == {"read": 1, "clean": 1, "kept": 0}
+    assert found["a1.txt"] == {"read": 1, "deduplicate": 1, "kept": 0}
+    assert all(
+        own["read"] == own["kept"] + sum(count for kind, count in own.items() if kind not in ("read", "kept"))
+        for own in found.values()
+    )
 
 
 def test_errors_name_the_file(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

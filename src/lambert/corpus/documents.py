@@ -11,6 +11,7 @@ from typing import Any
 from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError
 from lambert.corpus.reading.files import size_of
+from lambert.corpus.reading.pieces import as_text
 from lambert.corpus.reading.readers import Layout, Piece, read
 
 BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for dozens in memory
@@ -26,8 +27,8 @@ class Part:
 
     long: bool = False
     first: bool = False
-    input: int = 0
-    """The number of the entry of `input` that the documents are from."""
+    files: Sequence[int] = ()
+    """The number of the input file of each document of the batch."""
     share: float = 1.0
     """The share of the documents that is used."""
     repeat: int = 0
@@ -50,7 +51,6 @@ class Source:
     """A hash of all that determines its documents; empty if it is not known."""
     encoded: Path = Path()
     """The part of the step `encode`, if there is one."""
-    input: int = 0
     share: float = 1.0
     repeat: int = 0
     """As in `Part`."""
@@ -59,7 +59,7 @@ class Source:
 
 
 def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Sequence[float]) -> list[Source]:
-    """Returns the sources with the numbers of their inputs and shares. Those of inputs with weights above 1 are
+    """Returns the sources with their shares. Those of inputs with weights above 1 are
     repeated at the end, round by round.
 
     Args:
@@ -69,10 +69,9 @@ def weighted(sources: Sequence[Source], input_of: Mapping[str, int], weights: Se
     found = []
     for repeat in range(math.ceil(max(weights, default=1.0))):
         for source in sources:
-            number = input_of[source.files[0]]
-            share = min(1.0, weights[number] - repeat) if weights else 1.0
+            share = min(1.0, weights[input_of[source.files[0]]] - repeat) if weights else 1.0
             if share > 0:
-                found.append(replace(source, input=number, share=share, repeat=repeat))
+                found.append(replace(source, share=share, repeat=repeat))
     return found
 
 
@@ -106,7 +105,12 @@ class Documents:
         """Bytes on disk."""
         self.done = 0
         """Bytes on disk read so far in the current pass."""
+        self.files = list(dict.fromkeys(name for source in sources for name in source.files))
+        """The input files, which are numbered in this order."""
+        self._numbers = {as_text(name): number for number, name in enumerate(self.files)}
         self.read = self.bad = 0
+        self.bad_of: Counter[str] = Counter()
+        """The unreadable documents of each input file, of a pass from the beginning."""
         self.named: list[str] = []
         self._passed_over_before = passed_over or {}
         self.passed_over: Counter[str] = Counter()
@@ -119,48 +123,51 @@ class Documents:
         be read.
         """
         texts: list[str] = []
+        files: list[int] = []
         size = since = 0
         own = Part()
         for number, source in self._begin(mark):
             before, inside = self.done, False
-            if texts and (own.input, own.repeat) != (source.input, source.repeat):
-                yield texts, own
-                texts, size = [], 0
-            own = Part(input=source.input, share=source.share, repeat=source.repeat)
+            if texts and (own.share, own.repeat) != (source.share, source.repeat):
+                yield texts, replace(own, files=files)
+                texts, files, size = [], [], 0
+            own = Part(share=source.share, repeat=source.repeat)
             for piece in source.pieces(partial(self._count, before)):
                 if piece.passed_over:
                     self.passed_over[piece.passed_over] += 1
                     continue
                 self.read += not inside and not source.repeat
                 since += len(piece.text)
+                name = piece.source or as_text(source.files[0])
                 if piece.error and not source.repeat:
-                    self._refuse(f"{piece.source or source.files[0]}, {piece.place}, {piece.error}")
+                    self._refuse(name, f"{piece.place}, {piece.error}")
                 if piece.last and not inside:
                     if not piece.error:
                         texts.append(piece.text)
+                        files.append(self._numbers[name])
                         size += len(piece.text)
                 else:
                     if texts:
-                        yield texts, own
-                        texts, size = [], 0
-                    yield [piece.text], replace(own, long=True, first=not inside)
+                        yield texts, replace(own, files=files)
+                        texts, files, size = [], [], 0
+                    yield [piece.text], replace(own, long=True, first=not inside, files=[self._numbers[name]])
                 inside = not piece.last
                 if size >= BATCH or len(texts) >= BATCH_DOCUMENTS:
-                    yield texts, own
-                    texts, size = [], 0
+                    yield texts, replace(own, files=files)
+                    texts, files, size = [], [], 0
             self.done = before + source.bytes
             if since >= MARK or self.is_before_growing(number):
-                yield texts, replace(own, mark=self.mark(number))
-                texts, size, since = [], 0, 0
+                yield texts, replace(own, files=files, mark=self.mark(number))
+                texts, files, size, since = [], [], 0, 0
         if texts:
-            yield texts, own
+            yield texts, replace(own, files=files)
         too_many_bad(self.bad, self.read, self._max_bad, self.named)
 
     def _begin(self, mark: Mapping[str, Any] | None) -> Iterator[tuple[int, Source]]:
         """Sets the counts to those of a mark, and returns the sources that are left with their numbers, from 1 on."""
         mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
         self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
-        self.passed_over = Counter(self._passed_over_before)
+        self.passed_over, self.bad_of = Counter(self._passed_over_before), Counter()
         return enumerate(self.sources[mark["sources"] :], mark["sources"] + 1)
 
     def mark(self, sources: int) -> dict[str, Any]:
@@ -181,10 +188,11 @@ class Documents:
     def _count(self, before: int, of_file: int) -> None:
         self.done = before + of_file
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, file: str, what: str) -> None:
         self.bad += 1
+        self.bad_of[file] += 1
         if len(self.named) < NAMED:
-            self.named.append(printable(what))
+            self.named.append(printable(f"{file}, {what}"))
 
 
 def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None:

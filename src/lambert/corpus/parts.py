@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.parquet import NotParquet, parquet_rows
+from lambert.corpus.reading.pieces import as_text
 from lambert.corpus.reading.readers import Piece
 
 GROUP_CHARACTERS = 8 << 20
@@ -71,11 +72,6 @@ def write_part(path: Path, sources: Sequence[str], pieces: Iterable[Piece]) -> d
             flush()
     total = {name: sum(counts[name] for counts in files.values()) for name in ("documents", "unreadable")}
     return {**total, "characters": characters, "files": [{"source": name} | own for name, own in files.items()]}
-
-
-def as_text(source: str) -> str:
-    """Returns the name of an input file as Unicode. A file name may have bytes that are no UTF-8."""
-    return source.encode(errors="backslashreplace").decode()
 
 
 def whole(pieces: Iterable[Piece]) -> Iterator[Piece]:

@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from lambert.corpus.disk import disk_errors
 from lambert.corpus.documents import Documents, Part, file_sources, weighted
 from lambert.corpus.duplicates.minhash import rensa
 from lambert.corpus.existing import check_same, existing
+from lambert.corpus.file_counts import counted
 from lambert.corpus.filtering import chain
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.plan import Make, Progress, here
@@ -34,7 +35,7 @@ from lambert.corpus.reading.streams import inner_suffix
 from lambert.corpus.remote import corpora, fetch
 from lambert.corpus.remote.addresses import is_remote, public
 from lambert.corpus.remote.servers import source_of
-from lambert.corpus.stages import make_parts
+from lambert.corpus.stages import FileCounts, make_parts
 from lambert.corpus.tokens import tokenizer, vocabulary
 from lambert.corpus.tokens.encoded import EncodedDocuments
 from lambert.corpus.tokens.encoding import Encoded
@@ -42,7 +43,7 @@ from lambert.corpus.tokens.splits import Sink
 from lambert.corpus.tokens.unfinished import Unfinished
 from lambert.corpus.workers import ahead, encode, shared_processes
 
-VERSION = 1
+VERSION = 2
 """Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
@@ -118,11 +119,11 @@ def prepare(
     if not config.stages:
         sources = weighted(file_sources(found, layout, config.format, stamps), input_of, config.weights)
         documents = Documents(sources, files.text_bytes(found), config.max_bad)
-        return _corpus(config, head, documents, given, passed, progress)
+        return _corpus(config, head, documents, given, passed, progress, input_of)
     with lock_folder(config.work_folder, "work folder") as lock, shared_processes():
         workers, make = _workers(config, files.text_bytes(found)), elsewhere(lock) if elsewhere else here
-        entries = [input_of[entry["file"]] for entry in inputs]
-        counts, parts = make_parts(config, inputs, stamps, entries, given, workers, progress, make)
+        shares = [config.weights[input_of[entry["file"]]] if config.weights else 1.0 for entry in inputs]
+        counts, parts, by_file = make_parts(config, inputs, stamps, shares, given, workers, progress, make)
         if not config.makes_corpus:
             return {"inputs": head["inputs"], "steps": counts}
         parts = weighted(parts, input_of, config.weights)
@@ -134,19 +135,21 @@ def prepare(
         if len(counts) > 1:
             documents.text_bytes = [*counts.values()][-1]["characters"]
             head["steps"] = counts
-        keys = [f"{part.key}-{part.input}-{part.repeat}" for part in parts]
+        keys = [f"{part.key}-{part.share}-{part.repeat}" for part in parts]
         causes = [VERSION, head["settings"], head["tokenizer"], *(keys if given is None else [])]
         unfinished = Unfinished(config.work_folder / "tokens", causes, keys)
-        manifest = _corpus(config, head, documents, given, passed, progress, unfinished)
+        manifest = _corpus(config, head, documents, given, passed, progress, input_of, unfinished, by_file)
         return {**manifest, "steps": counts}
 
 
 def _corpus(
     config: PrepareConfig, head: dict[str, Any], documents: Documents, given: Any, passed: list[Path],
-    progress: Progress, unfinished: Unfinished | None = None,
+    progress: Progress, input_of: Mapping[str, int], unfinished: Unfinished | None = None,
+    by_step: FileCounts | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Writes the corpus, unless it is there, copies it to a remote `out`, and returns its manifest, which begins with
-    `head`. With `unfinished`, a later call continues after a kill."""
+    `head`. With `unfinished`, a later call continues after a kill. `input_of` has the number of the entry of `input` of
+    each input file, and `by_step` what the steps before counted for each."""
     out = config.folder
     remove_leftovers(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -156,7 +159,7 @@ def _corpus(
                 unfinished.finish(out, manifest["heldout_threshold"])
         _tell_prepared(head, progress)
     else:
-        manifest = _made(config, head, documents, given, passed, progress, unfinished)
+        manifest = _made(config, head, documents, given, passed, progress, input_of, unfinished, by_step)
     if config.url:
         corpora.publish(out, config.url, progress)
     return manifest
@@ -169,7 +172,7 @@ def _tell_prepared(head: dict[str, Any], progress: Progress) -> None:
 
 def _made(
     config: PrepareConfig, head: dict[str, Any], documents: Documents, given: Any, passed: list[Path],
-    progress: Progress, unfinished: Unfinished | None,
+    progress: Progress, input_of: Mapping[str, int], unfinished: Unfinished | None, by_step: FileCounts | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Writes the corpus to the folder `config.folder` and returns its manifest."""
     text = documents.text_bytes
@@ -177,11 +180,12 @@ def _made(
     _check_space(config.folder, needed - (unfinished.size() if unfinished else 0))
     with _place(config.folder, unfinished) as folder:
         manifest = _write(config, folder, documents, given, progress, unfinished)
-        manifest["sources"] = [own | counts for own, counts in zip(head["sources"], manifest["sources"], strict=True)]
+        by_file = manifest.pop("by_file")
         manifest = with_hash(
             {
                 **head,
                 **manifest,
+                **counted(head, documents, by_file, input_of, by_step),
                 "files_passed_over": {"count": len(passed), "first": [str(file) for file in passed[:20]]},
                 "versions": {"lambert": __version__}
                 | {n: importlib.metadata.version(n) for n in ("tokenizers", "sentencex")},
@@ -213,7 +217,7 @@ def _write(
         specials = tokenizer.specials(learnt)
         size: dict[str, Any] = {
             "vocabulary": specials.vocabulary, "seed": config.seed, "threshold": threshold,
-            "min_tokens": config.min_tokens, "unknown": specials.unk, "inputs": len(config.input),
+            "min_tokens": config.min_tokens, "unknown": specials.unk, "files": len(documents.files),
         }  # fmt: skip
         if unfinished:
             unfinished.save(learnt)
@@ -257,8 +261,7 @@ def _write(
         counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
         counted = ", ".join(counts) or "none at all"
         names = ", ".join(map(str, config.input))
-        files_read = {file for source in documents.sources for file in source.files}
-        raise DataError(f"{names}: {len(files_read)} files but 0 usable documents: {counted}.")
+        raise DataError(f"{names}: {len(documents.files)} files but 0 usable documents: {counted}.")
     return {
         "vocabulary": specials.vocabulary,
         "tokenizer_sha256": sha256(folder / tokenizer.JSON),
@@ -275,7 +278,7 @@ def _write(
         },
         "characters_removed": sink.removed,
         "heldout_threshold": threshold,
-        "sources": sink.by_input(),
+        "by_file": sink.by_file(),
         "splits": splits,
     }
 

@@ -7,6 +7,7 @@ command that was stopped, or that is given more files, does only what is missing
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -15,6 +16,8 @@ from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+import numpy as np
 
 from lambert.core.contents import HashedFile, misfit, sha256
 from lambert.core.errors import UsageError
@@ -27,11 +30,12 @@ from lambert.corpus.disk import disk_errors
 from lambert.corpus.division import divided
 from lambert.corpus.documents import NAMED, Source, changed, printable, too_many_bad
 from lambert.corpus.duplicates.deduplication import Lists, deduplicate
-from lambert.corpus.duplicates.drops import remaining
+from lambert.corpus.duplicates.drops import Drops, remaining
 from lambert.corpus.filtering import Ledger, decides, filtered, merged
 from lambert.corpus.filtering import chain as filters_of
-from lambert.corpus.parts import as_text, read_part, whole, write_part
+from lambert.corpus.parts import read_part, whole, write_part
 from lambert.corpus.plan import Make, Plan, Progress, digest, here
+from lambert.corpus.reading.pieces import as_text
 from lambert.corpus.reading.readers import KIND, READERS, Layout, Piece
 from lambert.corpus.reading.slices import SliceReader
 from lambert.corpus.tokens.encoded import encode_part
@@ -49,6 +53,8 @@ _RECORD = {
 """The content of a record."""
 VERSIONS = {"extract": 6, "clean": 5, "encode": 2}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
+FileCounts = dict[str, dict[str, int]]
+"""For each input file: the documents that are read and unreadable, and those that each step drops, by its name."""
 _PART = re.compile(r"part-[0-9a-f]{16}\.(parquet|json)")
 
 
@@ -115,17 +121,18 @@ class Encode:
 
 
 def make_parts(
-    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], entries: Sequence[int],
+    config: PrepareConfig, inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], shares: Sequence[float],
     given: Any, workers: int, progress: Progress, make: Make = here,
-) -> tuple[dict[str, dict[str, Any]], list[Source]]:  # fmt: skip
+) -> tuple[dict[str, dict[str, Any]], list[Source], FileCounts]:  # fmt: skip
     """Runs the steps before `tokens` as far as `config.stages` names them.
 
-    Returns the counts of each step, and what to read after the last of them, in the order of the inputs.
+    Returns the counts of each step; what to read after the last of them, in the order of the inputs; and the documents
+    of each input file that were read, unreadable and dropped by each step.
 
     Args:
         inputs: `file`, `bytes` and `sha256` of each input file.
         stamps: `HashedFile.stamp` of each when it was hashed.
-        entries: The number of the entry of `input` that each is from.
+        shares: How often the documents of each are used.
         given: The tokenizer that the command names, or None.
         make: Makes the files of the units of a plan, with a number of processes.
 
@@ -135,14 +142,20 @@ def make_parts(
         MachineError: The disk refuses a write.
     """
     counts: dict[str, dict[str, Any]] = {}
-    units = make_units(inputs, stamps, divided(config, inputs, VERSIONS["extract"], workers, progress), entries)
+    units = make_units(inputs, stamps, divided(config, inputs, VERSIONS["extract"], workers, progress), shares)
+
+    by_file: FileCounts = {}
+    files: list[Any] = []
 
     def run_step(plan: Plan) -> None:
-        nonlocal units
+        nonlocal units, files
         units = [unit.after(plan.step, VERSIONS[plan.step], plan.settings) for unit in units]
         records = _run_step(plan, units, config.stages, workers, progress, make)
         counts[plan.step] = _sum(records)
         units = [replace(unit, path=_part(plan.folder, unit.key)) for unit in units]
+        if plan.step in VERSIONS and plan.step != "encode":
+            files = [record["files"] for record in records]
+            _count_files(by_file, plan.step, files)
         if plan.step == "extract":
             named = [text for record in records for text in record["named"]]
             too_many_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
@@ -158,6 +171,8 @@ def make_parts(
         nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found")}
         counts["deduplicate"] = {**counts[plan.step], **nothing, **lists.counts()}
         units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
+        left = [_remaining(entries, lists.of(number)) for number, entries in enumerate(files)]
+        _count_files(by_file, "deduplicate", left)
     else:
         _check_lists(config)
     sources = [
@@ -168,7 +183,29 @@ def make_parts(
         run_step(_encoding(config, given, lists))
         del counts["encode"]
         sources = [replace(source, encoded=unit.path) for source, unit in zip(sources, units, strict=True)]
-    return counts, sources
+    return counts, sources, by_file
+
+
+def _count_files(by_file: FileCounts, step: str, parts: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Adds to the counts of each input file what a step dropped, given the documents that each part has after it."""
+    left: Counter[str] = Counter()
+    for entry in (entry for part in parts for entry in part):
+        left[entry["source"]] += entry["documents"]
+        if step == "extract":
+            own = by_file.setdefault(entry["source"], {"read": 0, "unreadable": 0})
+            own["read"] += entry["documents"]
+            own["unreadable"] += entry["unreadable"]
+    for name, own in by_file.items():
+        if step != "extract":
+            dropped_before = sum(count for kind, count in own.items() if kind not in ("read", "unreadable"))
+            own[step] = own["read"] - dropped_before - left[name]
+
+
+def _remaining(files: Sequence[Mapping[str, Any]], drops: Drops) -> list[dict[str, Any]]:
+    """Returns the files of a part with the numbers of their documents that are not dropped."""
+    ends = np.cumsum([entry["documents"] for entry in files])
+    dropped = np.bincount(np.searchsorted(ends, drops.documents["document"], "right"), minlength=len(files)).tolist()
+    return [{**entry, "documents": entry["documents"] - gone} for entry, gone in zip(files, dropped, strict=True)]
 
 
 def _check_lists(config: PrepareConfig) -> None:

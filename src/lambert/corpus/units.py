@@ -72,7 +72,7 @@ def is_small(size: int) -> bool:
 
 def make_units(
     inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], slices: Sequence[Sequence[Slice]],
-    entries: Sequence[int],
+    shares: Sequence[float],
 ) -> list[Unit]:  # fmt: skip
     """Returns the units of all input files, in the order of the corpus.
 
@@ -84,20 +84,20 @@ def make_units(
         inputs: `file`, `bytes` and `sha256` of each input file.
         stamps: `HashedFile.stamp` of each when it was hashed.
         slices: The slices of each.
-        entries: The number of the entry of `input` that each is from; the same for all files of a unit.
+        shares: How often the documents of each are used; the same for all files of a unit.
     """
     found: list[list[Extent]] = []
-    held, before = 0.0, 0
-    for described, stamp, parts, entry in zip(inputs, stamps, slices, entries, strict=True):
-        source, size, sha256 = str(described["file"]), int(described["bytes"]), str(described["sha256"])
+    held, before = 0.0, 0.0
+    for entry, stamp, parts, share in zip(inputs, stamps, slices, shares, strict=True):
+        source, size, sha256 = str(entry["file"]), int(entry["bytes"]), str(entry["sha256"])
         extents = [Extent(source, part, size // len(parts), stamp, sha256) for part in parts]
         if not is_small(size):
             found += [[extent] for extent in extents]
             held = 0.0
             continue
-        if not held or entry != before:
+        if not held or share != before:
             found.append([])
-            held, before = 0.0, entry
+            held, before = 0.0, share
         weight = extents[0].text_bytes + OPENING
         found[-1] += extents
         held += weight

@@ -66,7 +66,9 @@ def test_what_was_saved_is_not_encoded_again(inputs: Path, monkeypatch: pytest.M
     assert len(texts) == manifest["documents"]["read"] - saved
 
 
-@pytest.mark.parametrize("name", ["state.json", "seen.bin", "learnt", "causes.json", "corpus/tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["state.json", "seen.bin", "files.bin", "learnt", "causes.json", "corpus/tokenizer.json"]
+)
 @pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
 def test_a_damaged_state_is_not_used(inputs: Path, name: str, damage: str) -> None:
     prepare(config(inputs, "whole"))
@@ -231,6 +233,6 @@ def test_the_folder_is_described(inputs: Path) -> None:
     chosen = config(inputs, "out")
     stopped_after(chosen, calls=40)
     found = {path.name for path in (chosen.work_folder / "tokens").iterdir()}
-    assert found == {"causes.json", "corpus", "learnt", "state.json", "seen.bin"}, found
+    assert found == {"causes.json", "corpus", "learnt", "state.json", "seen.bin", "files.bin"}, found
     for name in found:
         assert name in str(unfinished.__doc__)

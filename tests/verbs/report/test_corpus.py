@@ -13,7 +13,7 @@ from lambert.core.errors import DataError
 from lambert.core.shards import Split
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
-from lambert.verbs.report import corpus, corpus_packing, corpus_sample, histogram
+from lambert.verbs.report import corpus, corpus_inputs, corpus_packing, corpus_sample, histogram
 
 HOSTILE = "<script>alert(1)</script> <img src=x> {{ 7 * 7 }}"
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -66,6 +66,7 @@ def test_the_page_of_a_single_pass(single: Path, tmp_path: Path) -> None:
         f"rows.jsonl 1 60 {sum(Split(single, name).tokens for name in ('train', 'heldout')):,} 100.0% 0.000%",
     ):  # fmt: skip
         assert expected in text, expected
+    assert re.search(r"Input Read Unreadable Short Exact duplicate Kept Tokens \S*rows\.jsonl 63 1 1 1 60 ", text), text
     assert "Samples" not in text
     assert "Curves" not in text
     assert "Computed from a sample" not in text
@@ -171,6 +172,18 @@ def test_a_sample_inside_one_document(tmp_path: Path) -> None:
     assert "the corpus is one document" in text  # and no pairs can be packed
     assert "mini-laptop" in text
     assert "bert-base-128" not in text
+
+
+def test_the_documents_of_each_file_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, text in enumerate(texts(6)):
+        (tmp_path / f"{number}.txt").write_text(f"The document {number} is about a town. {text}")
+    prepare(PrepareConfig((*tmp_path.glob("*.txt"),), tmp_path / "corpus", vocabulary=150))
+    rows = corpus.read(tmp_path / "corpus", "corpus").files["rows"]
+    assert [row[1:-1] for row in rows] == [["1", "1"]] * 6 + [["6", "6"]]
+    monkeypatch.setattr(corpus_inputs, "MOST", 4)
+    rows = corpus.read(tmp_path / "corpus", "corpus").files["rows"]
+    assert [row[0] for row in rows[4:]] == ["2 more files", "all"]
+    assert [row[1] for row in rows[4:]] == ["2", "6"]
 
 
 def test_padding() -> None:

@@ -93,3 +93,8 @@ def described(values: Mapping[str, Any], names: Iterable[str] | None = None) -> 
 def with_newlines(text: str) -> str:
     """Returns a text with line feeds for all line breaks."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def as_text(source: str) -> str:
+    """Returns the name of an input file as Unicode. A file name may have bytes that are no UTF-8."""
+    return source.encode(errors="backslashreplace").decode()

@@ -16,10 +16,12 @@ import numpy.typing as npt
 from lambert.core.errors import DataError
 from lambert.corpus.documents import MARK, NAMED, Documents, Part, Source
 from lambert.corpus.parts import pyarrow
+from lambert.corpus.reading.pieces import as_text
 from lambert.corpus.tokens.encoding import Encoded, Encoder
 
 _ARRAYS = {"ids": "ids_T", "lengths": "lengths_n", "sentences": "sentences_D", "hashes": "hashes_D"}
-"""The columns with arrays, and the fields of `Encoded` that they hold."""
+"""The columns with arrays, and the fields of `Encoded` that they hold. The column `files` has the number of the input
+file of each document, among those of the part."""
 _NUMBERS = ("width", "removed", "long", "first", "characters")
 
 
@@ -30,7 +32,9 @@ def encode_part(path: Path, source: Source, encoder: Encoder) -> dict[str, Any]:
     Raises OSError if the disk refuses a write, and DataError if the part is damaged.
     """
     arrow, parquet = pyarrow()
-    fields = [(name, arrow.large_binary()) for name in _ARRAYS] + [(name, arrow.int64()) for name in _NUMBERS]
+    fields = [(name, arrow.large_binary()) for name in (*_ARRAYS, "files")] + [
+        (name, arrow.int64()) for name in _NUMBERS
+    ]
     schema = arrow.schema(fields)
     documents = Documents([source], 0, 1.0)
     total = 0
@@ -44,6 +48,7 @@ def encode_part(path: Path, source: Source, encoder: Encoder) -> dict[str, Any]:
             size = sum(map(len, texts))
             total += size
             row = {name: [getattr(encoded, field).tobytes()] for name, field in _ARRAYS.items()}
+            row["files"] = [np.array(kind.files, dtype="<i8").tobytes()]
             numbers = (encoded.ids_T.itemsize, encoded.removed, int(kind.long), int(kind.first), size)
             row |= {name: [number] for name, number in zip(_NUMBERS, numbers, strict=True)}
             writer.write_table(arrow.table(row, schema=schema))
@@ -65,7 +70,7 @@ def _read(path: Path) -> Iterator[tuple[Encoded, Part, int]]:
                     array(batch, "ids", f"<u{width}"), array(batch, "lengths", "<i8"), array(batch, "sentences", "<i8"),
                     array(batch, "hashes", "<u8"), removed,
                 )  # fmt: skip
-                yield encoded, Part(long=bool(long), first=bool(first)), size
+                yield encoded, Part(bool(long), bool(first), array(batch, "files", "<i8").tolist()), size
     except (arrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} cannot be read ({error}). Delete it, and run its step again.") from error
 
@@ -77,10 +82,12 @@ class EncodedDocuments(Documents):
         """Yields what `workers.encode` gives for the batches of the documents, from `mark` on."""
         since = 0
         for number, source in self._begin(mark):
-            own = Part(input=source.input, share=source.share, repeat=source.repeat)
+            own = Part(share=source.share, repeat=source.repeat)
+            numbers = [self._numbers[as_text(name)] for name in source.files]
             for encoded, part, size in _read(source.encoded):
                 since += size
-                yield (None, replace(own, long=part.long, first=part.first)), encoded
+                files = [numbers[number] for number in part.files]
+                yield (None, replace(own, long=part.long, first=part.first, files=files)), encoded
             if not source.repeat:
                 record = json.loads(source.encoded.with_suffix(".json").read_bytes())
                 self.read += record["documents"]

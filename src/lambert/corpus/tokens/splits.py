@@ -1,8 +1,7 @@
 """Writes encoded documents to training and held-out shards, and counts dropped documents by reason."""
 
-import hashlib
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,13 @@ from lambert.core.shards import SPLITS, SplitWriter, has_hash, token_type, with_
 from lambert.corpus.documents import Part
 from lambert.corpus.duplicates.exact import Seen
 from lambert.corpus.tokens.encoding import Encoded
+from lambert.corpus.tokens.journal import Journal
 from lambert.corpus.tokens.unigram import cross_entropy, entropy
 
-STATE, _SEEN = "state.json", "seen.bin"
+STATE, _SEEN, _FILES = "state.json", "seen.bin", "files.bin"
+COUNTS = ("kept", "tokens", "unknown", "repeated", "empty", "short", "duplicate", "weight")
+"""What is counted for each input file: documents in the corpus, with repeated ones, their tokens and those that are
+[UNK]; repeated documents; and dropped ones by reason."""
 
 _REPEAT = 0x9E3779B97F4A7C15  # distinguishes the hashes of repeated documents
 
@@ -43,11 +46,11 @@ class Sink:
 
     def __init__(
         self, folder: Path, vocabulary: int, seed: int, threshold: float, min_tokens: int, unknown: int,
-        inputs: int = 1, keep: Path | None = None,
+        files: int = 1, keep: Path | None = None,
     ) -> None:  # fmt: skip
-        """`unknown` is the id of [UNK], `inputs` the number of inputs. `keep` is a folder for what `save` keeps besides
-        the splits. If `save` was called before for both folders, this object continues from there. Raises DataError if
-        their files were changed since."""
+        """`unknown` is the id of [UNK], `files` the number of input files. `keep` is a folder for what `save` keeps
+        besides the splits. If `save` was called before for both folders, this object continues from there. Raises
+        DataError if their files were changed since."""
         self._seed, self._threshold, self._min_tokens = seed, threshold, min_tokens
         self._keep = keep
         state = read_state(keep) if keep else None
@@ -58,14 +61,18 @@ class Sink:
         self.repeated: int = state["repeated"] if state else 0
         """Number of documents that were added again."""
         self._unknown = unknown
-        self._by_input = np.zeros((inputs, 3), dtype=np.int64)
-        if state:  # of as many inputs or fewer
-            self._by_input[: len(state["inputs"])] = state["inputs"]
+        self._by_file = np.zeros((files, len(COUNTS)), dtype=np.int64)
         drawn: tuple[float, float, int] = state["drawn"] if state else (1.0, 0.0, 0)
         self._least, self._most, self._kept = drawn
-        self._seen, self._seen_hash = Seen(), hashlib.sha256()
-        if keep and state:
-            self._restore_seen(keep / _SEEN, state["seen"], state["seen_sha256"])
+        self._seen = Seen()
+        self._journals: dict[str, Journal] = {}
+        if keep:
+            saved = state or {_SEEN: None, _FILES: None}
+            columns = {_SEEN: 1, _FILES: 1 + len(COUNTS)}
+            self._journals = {name: Journal(keep / name, columns[name], saved[name]) for name in columns}
+            self._seen.add(self._journals[_SEEN].restored().ravel())
+            rows = self._journals[_FILES].restored().view("<i8")
+            np.add.at(self._by_file, rows[:, 0], rows[:, 1:])
         self._writers: list[SplitWriter] = []
         try:
             for name in SPLITS:
@@ -75,34 +82,16 @@ class Sink:
         except BaseException:
             self.abandon()
             raise
-        self._fresh: list[npt.NDArray[np.uint64]] = []
         self._long_split, self._long_begun = 0, False
-
-    def _restore_seen(self, path: Path, count: int, expected: str) -> None:
-        data = path.read_bytes()[: 8 * count] if path.is_file() else b""
-        self._seen_hash.update(data)
-        if self._seen_hash.hexdigest() != expected:
-            raise DataError(f"{path} is damaged.")
-        self._seen.add(np.frombuffer(data, dtype="<u8"))
 
     def save(self, progress: Any) -> None:
         """Flushes everything to the disk, so that another object can continue, with `progress`, any JSON value."""
         assert self._keep is not None
         splits = {name: writer.save() for name, writer in zip(SPLITS, self._writers, strict=True)}
-        before = len(self._seen) - sum(map(len, self._fresh))
-        with (self._keep / _SEEN).open("r+b" if before else "wb") as file:
-            file.truncate(8 * before)
-            file.seek(8 * before)
-            data = np.concatenate([*self._fresh, np.zeros(0, np.uint64)]).astype("<u8").tobytes()
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        self._fresh = []
-        self._seen_hash.update(data)
         state = {
             "progress": progress, "dropped": self.dropped, "removed": self.removed, "repeated": self.repeated,
-            "splits": splits, "inputs": self._by_input.tolist(), "drawn": [self._least, self._most, self._kept],
-            "seen": len(self._seen), "seen_sha256": self._seen_hash.hexdigest(),
+            "splits": splits, "drawn": [self._least, self._most, self._kept],
+            **{name: journal.save() for name, journal in self._journals.items()},
         }  # fmt: skip
         replace_files({self._keep / STATE: json.dumps(with_hash(state)).encode()})
 
@@ -124,17 +113,26 @@ class Sink:
         new_D = np.zeros(count, dtype=np.bool_)
         hashes_D = encoded.hashes_D ^ np.uint64(part.repeat * _REPEAT % 2**64)
         new_D[kept_D] = self._seen.add(hashes_D[kept_D])
-        if self._keep:
-            self._fresh.append(hashes_D[new_D])
+        if self._journals:
+            self._journals[_SEEN].add(hashes_D[new_D])
         used_D = new_D & used(self._seed, encoded.hashes_D, part.share)
         if not part.repeat:
-            for name, dropped_D in (("empty", empty_D), ("short", short_D), ("duplicate", kept_D & ~new_D)):
-                self.dropped[name] += int(dropped_D.sum())
+            dropped = {"empty": empty_D, "short": short_D, "duplicate": kept_D & ~new_D}
             if part.share < 1:
-                self.dropped["weight"] = self.dropped.get("weight", 0) + int((new_D & ~used_D).sum())
+                dropped["weight"] = new_D & ~used_D
+            self._drop(part, dropped)
         split_D = np.where(used_D, self._split(encoded.hashes_D, used_D), -1)
         if part.repeat:
             split_D[split_D > 0] = -1
+        put_D = split_D >= 0
+        unknown_n = np.searchsorted(
+            np.cumsum(encoded.lengths_n), np.flatnonzero(encoded.ids_T == self._unknown), "right"
+        )
+        unknown_D = np.bincount(numbers_n[unknown_n], minlength=count)
+        repeated_D = put_D & bool(part.repeat)
+        self.repeated += int(repeated_D.sum())
+        kept = {"kept": put_D, "tokens": put_D * tokens_D, "unknown": put_D * unknown_D, "repeated": repeated_D}
+        self._count(part, kept)
         split_n = split_D[numbers_n]
         split_T = np.repeat(split_n, encoded.lengths_n)
         for split in range(len(SPLITS)):
@@ -142,7 +140,7 @@ class Sink:
             chosen_n = split_n == split
             if chosen_n.any():
                 documents_n = numbers[numbers_n[chosen_n]]
-                self._put(split, encoded.ids_T[split_T == split], encoded.lengths_n[chosen_n], documents_n, part)
+                self._put(split, encoded.ids_T[split_T == split], encoded.lengths_n[chosen_n], documents_n)
 
     def _add_long(self, encoded: Encoded, part: Part) -> None:
         if part.first:
@@ -150,12 +148,45 @@ class Sink:
             split = int(self._split(encoded.hashes_D, used_D)[0])
             self._long_split = split if used_D[0] and not (split and part.repeat) else -1
             self._long_begun = False
+            if not part.repeat:
+                if not used_D[0]:
+                    self._drop(part, {"weight": np.ones(1, dtype=np.bool_)})
+                else:  # until a token is found
+                    self._drop(part, {"empty": np.ones(1, dtype=np.bool_)})
         if len(encoded.ids_T) and self._long_split >= 0:
             # -1 is the document before those of this call: these sentences continue it
             document = -1 if self._long_begun else 0
             documents_n = np.full(len(encoded.lengths_n), document)
-            self._put(self._long_split, encoded.ids_T, encoded.lengths_n, documents_n, part)
+            self._put(self._long_split, encoded.ids_T, encoded.lengths_n, documents_n)
+            new = np.array([not self._long_begun])
+            unknown = (encoded.ids_T == self._unknown).sum()
+            kept = {"kept": new, "tokens": len(encoded.ids_T), "unknown": unknown, "repeated": new & bool(part.repeat)}
+            self._count(part, kept)
+            self.repeated += int(kept["repeated"][0])
+            if new[0] and not part.repeat:
+                self._drop(part, {"empty": -new.astype(np.int64)})
             self._long_begun = True
+
+    def _drop(self, part: Part, dropped: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Counts dropped documents by reason: for each reason how many of the documents of a batch."""
+        for name, dropped_D in dropped.items():
+            self.dropped[name] = self.dropped.get(name, 0) + int(dropped_D.sum())
+        self._count(part, dropped)
+
+    def _count(self, part: Part, counts: Mapping[str, Any]) -> None:
+        """Adds counts of the documents of a batch to those of their input files."""
+        files_D = np.array(part.files, dtype=np.int64)
+        if not len(files_D):
+            return
+        values = np.zeros((len(files_D), 1 + len(COUNTS)), dtype=np.int64)
+        for name, counts_D in counts.items():
+            values[:, 1 + COUNTS.index(name)] = counts_D
+        firsts = np.flatnonzero(np.diff(files_D, prepend=-1))
+        rows = np.add.reduceat(values, firsts, axis=0)
+        rows[:, 0] = files_D[firsts]
+        np.add.at(self._by_file, rows[:, 0], rows[:, 1:])
+        if self._journals:
+            self._journals[_FILES].add(rows)
 
     def _split(self, hashes_D: npt.NDArray[np.uint64], kept_D: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         draws_D = unit(key(self._seed, Stream.SPLIT, hashes_D))
@@ -165,10 +196,7 @@ class Sink:
             self._kept += int(kept_D.sum())
         return (draws_D < self._threshold).astype(np.int64)
 
-    def _put(self, split: int, ids_T: Any, lengths_n: Any, documents_n: Any, part: Part) -> None:
-        counts = documents_n[-1] + 1, len(ids_T), (ids_T == self._unknown).sum()
-        self._by_input[part.input] += np.array(counts, dtype=np.int64)
-        self.repeated += int(counts[0]) if part.repeat else 0
+    def _put(self, split: int, ids_T: Any, lengths_n: Any, documents_n: Any) -> None:
         self._writers[split].add(ids_T, lengths_n, documents_n)
         self._counts[split] += np.bincount(ids_T, minlength=len(self._counts[split]))
 
@@ -186,12 +214,9 @@ class Sink:
         for writer in self._writers:
             writer.abandon()
 
-    def by_input(self) -> list[dict[str, Any]]:
-        """Returns the numbers of documents and tokens of each input, and the share of its tokens that is [UNK]."""
-        return [
-            {"documents": documents, "tokens": tokens, "unknown_rate": unknown / max(tokens, 1)}
-            for documents, tokens, unknown in self._by_input.tolist()
-        ]
+    def by_file(self) -> list[dict[str, int]]:
+        """Returns the counts of each input file."""
+        return [dict(zip(COUNTS, counts, strict=True)) for counts in self._by_file.tolist()]
 
     def close(self) -> dict[str, dict[str, Any]]:
         """Completes both splits and returns the manifest's entry of each."""

@@ -7,7 +7,8 @@ WORK/tokens/
 ├── corpus/         the corpus as far as it is written, renamed to `out` at the end
 ├── learnt          SHA-256 of the tokenizer.json in it, if it was learnt
 ├── state.json      counts, and the lengths of the files at that time: what `Sink` needs to continue
-└── seen.bin        hashes of the documents in it
+├── seen.bin        hashes of the documents in it
+└── files.bin       counts of the documents of input files
 """
 
 import errno

@@ -13,7 +13,7 @@ from lambert.corpus.tokens import tokenizer
 from lambert.verbs.prepare import warnings
 from lambert.verbs.report import histogram
 from lambert.verbs.report.cells import cell, table
-from lambert.verbs.report.corpus_inputs import inputs_table
+from lambert.verbs.report.corpus_inputs import files_table, inputs_table
 from lambert.verbs.report.corpus_packing import Packed
 from lambert.verbs.report.corpus_sample import SampledSplit, piece_counts, sampled
 from lambert.verbs.report.folders import Run
@@ -55,6 +55,7 @@ class CorpusPage:
     coverage: list[tuple[str, list[str]]] = field(default_factory=list)
     pieces: list[tuple[str, str]] = field(default_factory=list)
     inputs: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
     tables: list[dict[str, Any]] = field(default_factory=list)
     sampled: str = ""
     """Of how much the lengths and tables were computed, if not of everything."""
@@ -78,6 +79,7 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
         hashes=_hashes(manifest),
         sources=_sources(manifest),
         inputs=inputs_table(manifest, learnt),
+        files=files_table(manifest),
     )
     if not split.tokens:
         return found

@@ -1,6 +1,6 @@
 """What a tokenizer does with the beginning of each input file of a corpus."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,33 @@ from lambert.verbs.report.cells import table
 
 FILES = 24
 """Maximum number of input files that are read."""
+MOST = 50
+"""Number of input files whose counts are shown, each in a row."""
 CHARACTERS = 1 << 17
 """Characters that are read of a file, at least, if it has so many."""
+
+
+_LABELS = {"short": "short", "duplicate": "exact duplicate", "weight": "left out by weight", "repeated": "repeats"}
+
+
+def files_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a table of what became of the documents of each input file, the first `MOST` ones and the others
+    together. It is empty if the corpus was made by a version that did not count them."""
+    entries = [entry for entry in manifest["inputs"] if isinstance(entry.get("documents"), Mapping)]
+    kinds = [*dict.fromkeys(kind for entry in entries for kind in entry["documents"] if kind not in ("read", "kept"))]
+    names = ["read", *(kind for kind in kinds if kind != "repeated"), *(("repeated",) if "repeated" in kinds else ())]
+
+    def row(label: str, some: Sequence[Mapping[str, Any]]) -> list[str]:
+        counts = [sum(entry["documents"].get(name, 0) for entry in some) for name in (*names, "kept")]
+        return [label, *(f"{count:,}" for count in (*counts, sum(entry["tokens"] for entry in some)))]
+
+    rows = [row(entry["file"], [entry]) for entry in entries[:MOST]]
+    if len(entries) > MOST:
+        rows.append(row(f"{len(entries) - MOST:,} more files", entries[MOST:]))
+    if len(entries) > 1:
+        rows.append(row("all", entries))
+    titles = [_LABELS.get(name, name).capitalize() for name in (*names, "kept", "tokens")]
+    return table("Documents of each input file", ["Input", *titles], rows)
 
 
 def inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
