@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_corpora import stopped
 
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus import documents, units
@@ -195,16 +196,7 @@ def test_a_corpus_that_was_stopped_continues(inputs: Path, monkeypatch: pytest.M
     prepare(config(inputs, "whole", steps=("extract,tokens",)))
     chosen = config(inputs, "out", steps=("extract,tokens",))
     for calls in (3, 20, 45):
-        left = calls
-
-        def progress(done: int, total: int, note: str) -> None:
-            nonlocal left
-            left -= note == "writing tokens"
-            if left < 0:
-                raise InterruptedError
-
-        with pytest.raises(InterruptedError):
-            prepare(chosen, progress)
+        stopped(chosen, "writing tokens", calls)
     prepare(chosen)
     assert content(chosen.out) == content(inputs.parent / "whole")
 

@@ -11,6 +11,7 @@ from lambert.core.shards import Split
 from lambert.corpus import documents
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
+from lambert.corpus.reading.files import text_bytes
 
 pytest.importorskip("pyarrow")
 
@@ -103,6 +104,13 @@ def test_a_corpus_of_other_weights_is_another_corpus(inputs: Path) -> None:
     for out, weights in (("mixed", ()), ("mixed", (1.0, 0.5, 2.5)), ("plain", (1.0, 0.25, 2.5))):
         with pytest.raises(UsageError, match="was prepared with weights"):
             prepare(config(inputs, out, weights=weights))
+
+
+def test_the_expected_size_of_the_text_follows_from_the_weights(inputs: Path) -> None:
+    chosen = {inputs / f"{name}.jsonl": number for number, name in enumerate("abc")}
+    (size,) = {path.stat().st_size for path in chosen}
+    assert text_bytes(chosen) == 3 * size
+    assert text_bytes(chosen, (1.0, 0.25, 2.5)) == int(3.75 * size)
 
 
 def test_wrong_weights_are_refused(inputs: Path) -> None:

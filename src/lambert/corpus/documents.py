@@ -99,7 +99,8 @@ class Documents:
     def __init__(
         self, sources: Sequence[Source], text_bytes: int, max_bad: float, passed_over: Mapping[str, int] | None = None
     ) -> None:
-        """`text_bytes` is the approximate number of bytes of text; `passed_over` counts what was passed over before."""
+        """`text_bytes` is the approximate number of bytes of text, repeats included; `passed_over` counts what was
+        passed over before."""
         self.sources, self.text_bytes, self._max_bad = sources, text_bytes, max_bad
         self.total = sum(source.bytes for source in sources)
         """Bytes on disk."""

@@ -43,7 +43,7 @@ from lambert.corpus.tokens.splits import Sink
 from lambert.corpus.tokens.unfinished import Unfinished
 from lambert.corpus.workers import ahead, encode, shared_processes
 
-VERSION = 2
+VERSION = 3
 """Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
@@ -66,14 +66,7 @@ def prepare(
         UsageError: `config.out` holds something else.
         MachineError: The disk is full or `config.out` cannot be written.
     """
-    urls: dict[str, str] = {}
-    if any(map(is_remote, config.input)):
-        with lock_folder(config.work_folder, "work folder"):
-            folder = config.work_folder / "fetch"
-            local, entries, urls = fetch.fetch(config.input, folder, source_of, config.checksums, progress)
-        config = dataclasses.replace(
-            config, input=tuple(local), weights=tuple(config.weights[entry] for entry in entries if config.weights)
-        )
+    config, urls = _with_local_inputs(config, progress)
     if config.folder.is_dir() and any(Path(entry).resolve() == config.folder.resolve() for entry in config.input):
         raise UsageError(f"{config.folder}: --out is the input folder: choose another out.")
     keeps = bool(config.stages or config.url)
@@ -99,47 +92,66 @@ def prepare(
         if config.deduplicates:
             rensa()
     inputs, stamps = files.hashed(found, progress)
-    head = {
-        "format_version": FORMAT_VERSION,
-        "settings": config.decides(),
-        "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
-        "inputs": fetch.described(inputs, urls),
-        "sources": [
-            {"input": urls.get(str(entry), str(entry)), "weight": weight}
-            for entry, weight in zip(config.input, config.weights or [1.0] * len(config.input), strict=True)
-        ],
-    }
+    head = _head(config, given, inputs, urls)
     if config.url and config.makes_corpus:
         there = corpora.published(config.url, lambda found: check_same(public(config.url), found, head))
         if there is not None:
             _tell_prepared(head, progress)
             return there
         corpora.begin(config.url, config.work_folder)
-    layout = config.layout
+    text, used = files.text_bytes(chosen), files.text_bytes(chosen, config.weights)
     if not config.stages:
-        sources = weighted(file_sources(found, layout, config.format, stamps), input_of, config.weights)
-        documents = Documents(sources, files.text_bytes(found), config.max_bad)
+        sources = weighted(file_sources(found, config.layout, config.format, stamps), input_of, config.weights)
+        documents = Documents(sources, used, config.max_bad)
         return _corpus(config, head, documents, given, passed, progress, input_of)
     with lock_folder(config.work_folder, "work folder") as lock, shared_processes():
-        workers, make = _workers(config, files.text_bytes(found)), elsewhere(lock) if elsewhere else here
+        workers, make = _workers(config, text), elsewhere(lock) if elsewhere else here
         shares = [config.weights[input_of[entry["file"]]] if config.weights else 1.0 for entry in inputs]
         counts, parts, by_file = make_parts(config, inputs, stamps, shares, given, workers, progress, make)
         if not config.makes_corpus:
             return {"inputs": head["inputs"], "steps": counts}
         parts = weighted(parts, input_of, config.weights)
         kind = EncodedDocuments if "encode" in config.stages else Documents
-        documents = kind(parts, files.text_bytes(found), 1.0, counts["extract"]["passed_over"])
+        documents = kind(parts, used, 1.0, counts["extract"]["passed_over"])
         if config.clean and counts["clean"]["documents"] == counts["clean"]["unreadable"]:
             dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
             raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
         if len(counts) > 1:
-            documents.text_bytes = [*counts.values()][-1]["characters"]
+            documents.text_bytes = round([*counts.values()][-1]["characters"] * (used / max(text, 1)))
             head["steps"] = counts
         keys = [f"{part.key}-{part.share}-{part.repeat}" for part in parts]
         causes = [VERSION, head["settings"], head["tokenizer"], *(keys if given is None else [])]
         unfinished = Unfinished(config.work_folder / "tokens", causes, keys)
         manifest = _corpus(config, head, documents, given, passed, progress, input_of, unfinished, by_file)
         return {**manifest, "steps": counts}
+
+
+def _with_local_inputs(config: PrepareConfig, progress: Progress) -> tuple[PrepareConfig, dict[str, str]]:
+    """Fetches remote inputs. Returns the settings with their files instead, and the URLs by file."""
+    if not any(map(is_remote, config.input)):
+        return config, {}
+    with lock_folder(config.work_folder, "work folder"):
+        folder = config.work_folder / "fetch"
+        local, entries, urls = fetch.fetch(config.input, folder, source_of, config.checksums, progress)
+    weights = tuple(config.weights[entry] for entry in entries if config.weights)
+    return dataclasses.replace(config, input=tuple(local), weights=weights), urls
+
+
+def _head(
+    config: PrepareConfig, given: Any, inputs: list[dict[str, Any]], urls: dict[str, str]
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the beginning of the manifest: what determines the corpus."""
+    weights = config.weights or [1.0] * len(config.input)
+    return {
+        "format_version": FORMAT_VERSION,
+        "settings": config.decides(),
+        "tokenizer": "train" if given is None else tokenizer.fingerprint(given),
+        "inputs": fetch.described(inputs, urls),
+        "sources": [
+            {"input": urls.get(str(entry), str(entry)), "weight": weight}
+            for entry, weight in zip(config.input, weights, strict=True)
+        ],
+    }
 
 
 def _corpus(
@@ -250,18 +262,7 @@ def _write(
     kept = sum(split["documents"] for split in splits.values())
     dropped = {"unreadable": documents.bad, **sink.dropped}
     if not kept:
-        reasons = {
-            "unreadable": "unreadable",
-            "empty": "empty",
-            "short": f"shorter than {config.min_tokens} tokens (min_tokens)",
-            "duplicate": "duplicates",
-            "weight": "not chosen (weights)",
-        }
-        counts = [f"{count} {reasons[name]}" for name, count in dropped.items() if count]
-        counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
-        counted = ", ".join(counts) or "none at all"
-        names = ", ".join(map(str, config.input))
-        raise DataError(f"{names}: {len(documents.files)} files but 0 usable documents: {counted}.")
+        raise _unusable(config, documents, dropped)
     return {
         "vocabulary": specials.vocabulary,
         "tokenizer_sha256": sha256(folder / tokenizer.JSON),
@@ -281,6 +282,23 @@ def _write(
         "by_file": sink.by_file(),
         "splits": splits,
     }
+
+
+def _unusable(config: PrepareConfig, documents: Documents, dropped: dict[str, int]) -> DataError:
+    """Returns the error for a corpus without documents."""
+    reasons = {
+        "unreadable": "unreadable",
+        "empty": "empty",
+        "short": f"shorter than {config.min_tokens} tokens (min_tokens)",
+        "duplicate": "duplicates",
+        "weight": "not chosen (weights)",
+    }
+    counts = [f"{count} {reasons[name]}" for name, count in dropped.items() if count]
+    counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
+    counted = ", ".join(counts) or "none at all"
+    names = ", ".join(map(str, config.input))
+    count = len({file for source in documents.sources for file in source.files})
+    return DataError(f"{names}: {count} files but 0 usable documents: {counted}.")
 
 
 def _workers(config: PrepareConfig, text_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,15 @@ def find_sources(
     return chosen, list(passed)
 
 
-def text_bytes(files: Sequence[Path]) -> int:
-    """Returns an estimate of the bytes of text in the files, based on their sizes."""
-    return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) for file in files))
+def text_bytes(files: Mapping[Path, int], weights: Sequence[float] = ()) -> int:
+    """Returns an estimate of the bytes of text in the files, based on their sizes.
+
+    Args:
+        files: The number of the input that names each.
+        weights: How often the documents of each input are used; empty: once.
+    """
+    times = {file: weights[number] if weights else 1.0 for file, number in files.items()}
+    return int(sum(size_of(file) * EXPANSION.get(file.suffix.lower(), 1.0) * times[file] for file in files))
 
 
 def hashed(
