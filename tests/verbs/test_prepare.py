@@ -1,3 +1,5 @@
+import gzip
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,18 @@ def test_a_corpus_of_one_document_is_remarked_on(rows: Path, tmp_path: Path) -> 
     said.clear()
     run(PrepareConfig((rows,), tmp_path / "many", vocabulary=120, documents="blank-line"), said.append)
     assert not [line for line in said if "warning" in line or "no documents" in line]
+
+
+@pytest.mark.parametrize("steps", [(), ("extract",), ("extract", "tokens")])
+def test_a_file_that_ends_early_is_a_warning(tmp_path: Path, steps: tuple[str, ...]) -> None:
+    lines = [f'{{"text": "The river is {n} miles long, and nobody has walked along it."}}\n' for n in range(999)]
+    whole = gzip.compress("".join([*lines[:500], "{\n" * 30, *lines[500:]]).encode())
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-200])
+    said: list[str] = []
+    config = PrepareConfig((tmp_path / "cut.jsonl.gz",), tmp_path / "out", vocabulary=120, max_bad=0.1, steps=steps)
+    run(config, said.append)
+    (warning,) = [line for line in said if line.startswith("warning: ")]
+    assert re.search(r"cut.jsonl.gz, line \d+, is damaged or truncated after this .* are missing", warning)
 
 
 def test_preparing_does_not_wait_for_torch(rows: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reads the documents of all files in batches of bounded size, and counts and names unreadable documents."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,12 @@ BATCH = 1 << 20  # characters: large enough to amortize calls, small enough for 
 BATCH_DOCUMENTS = 1 << 14
 Stamp = tuple[int, int, int] | None
 MARK = 1 << 25  # characters, at least, between two batches with a mark
-NAMED = 20  # unreadable documents that the manifest names; all are counted
+NAMED = 20  # unreadable documents that the manifest names, and as many that end a file early; all are counted
+_CUT = re.compile(
+    r", is damaged or (truncated after this|not )|: the file is truncated|: the rest of the file is lost|"
+    r"and is not read further|: the file ends within it"
+)
+"""What readers say of an unreadable document after which those of its file are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +198,18 @@ class Documents:
     def _refuse(self, file: str, what: str) -> None:
         self.bad += 1
         self.bad_of[file] += 1
-        if len(self.named) < NAMED:
-            self.named.append(printable(f"{file}, {what}"))
+        add_name(self.named, printable(f"{file}, {what}"))
+
+
+def add_name(named: list[str], what: str) -> None:
+    """Appends an unreadable document to the list of those that are named, unless it is full."""
+    if len(named) < NAMED or (ends_early(what) and sum(map(ends_early, named)) < NAMED):
+        named.append(what)
+
+
+def ends_early(what: str) -> bool:
+    """Returns whether the documents of a file after this unreadable one are missing."""
+    return _CUT.search(what) is not None
 
 
 def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.division import divided
-from lambert.corpus.documents import NAMED, Source, changed, printable, too_many_bad
+from lambert.corpus.documents import Source, add_name, changed, printable, too_many_bad
 from lambert.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.corpus.duplicates.drops import Drops, remaining
 from lambert.corpus.filtering import Ledger, decides, filtered, merged
@@ -70,14 +70,14 @@ class Extract:
         passed_over: dict[str, int] = {}
 
         def of_file(extent: Extent) -> Iterator[Piece]:
-            name = as_text(extent.source)
+            own = as_text(extent.source)
             for piece in self._read(Path(extent.source), extent.part):
                 if piece.passed_over:
                     passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
                     continue
-                if piece.error and len(named) < NAMED:
-                    named.append(printable(f"{extent.source}, {piece.place}, {piece.error}"))
-                yield piece if len(unit.extents) == 1 else replace(piece, source=name)
+                if piece.error:
+                    add_name(named, printable(f"{extent.source}, {piece.place}, {piece.error}"))
+                yield piece if len(unit.extents) == 1 else replace(piece, source=own)
             if HashedFile(Path(extent.source), "").stamp() != extent.stamp:
                 raise changed(extent.source)
 
@@ -157,7 +157,11 @@ def make_parts(
             files = [record["files"] for record in records]
             _count_files(by_file, plan.step, files)
         if plan.step == "extract":
-            named = [text for record in records for text in record["named"]]
+            named: list[str] = []
+            for record in records:
+                for text in record["named"]:
+                    add_name(named, text)
+            counts["extract"]["named"] = named
             too_many_bad(counts["extract"]["unreadable"], counts["extract"]["documents"], config.max_bad, named)
 
     for plan in plans(config):

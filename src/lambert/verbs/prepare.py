@@ -2,10 +2,12 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.documents import ends_early
 from lambert.corpus.peek import peek
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.remote import corpora
@@ -20,6 +22,8 @@ __all__ = ["PrepareConfig", "run"]
 
 _LABEL = len("deduplicate")
 """Width of the labels of lines: that of the longest."""
+_ENDS = 5
+"""Warnings about files that end early."""
 
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:
@@ -62,6 +66,8 @@ def _prepare(config: PrepareConfig, say: Say) -> None:
     for line in summary_of_steps(manifest.get("steps", {})):
         say(line)
     if not config.makes_corpus:
+        for line in ends(manifest["steps"]["extract"]["named"]):
+            say(line)
         say(f"documents  {config.work_folder}  ({time.monotonic() - started:.1f} s)")
         return
     out = public(config.url) or config.folder
@@ -139,7 +145,7 @@ def summary(manifest: dict[str, Any]) -> list[str]:
     ]
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
         lines.append(f"  passed over, since they are no documents: {over}")
-    lines += [f"  unreadable: {named}" for named in documents["unreadable"][:3]]
+    lines += [f"  unreadable: {named}" for named in documents["unreadable"] if not ends_early(named)][:3]
     if manifest["characters_removed"]:
         lines.append(f"{'characters':<{_LABEL}} {manifest['characters_removed']:,} NUL characters removed")
     for name, split in manifest["splits"].items():
@@ -166,4 +172,11 @@ def warnings(manifest: dict[str, Any]) -> list[str]:
         )
     elif settings["heldout"] and not splits["heldout"]["documents"]:
         found.append("warning: no document is held out, so pre-training has no held-out scores")
-    return found
+    return found + ends(manifest["documents"]["unreadable"])
+
+
+def ends(unreadable: Sequence[str]) -> list[str]:
+    """Returns a warning for each file that ends before its last document."""
+    early = [named for named in unreadable if ends_early(named)]
+    found = [f"warning: {named}. The documents after it are missing: get a whole copy of the file" for named in early]
+    return found[:_ENDS] + ([f"warning: {len(found) - _ENDS:,} more files end early"] if found[_ENDS:] else [])

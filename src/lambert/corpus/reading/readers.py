@@ -83,10 +83,10 @@ def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
             continue
         try:
             row = json.loads(raw.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            yield Piece("", f"line {number}", error=_not_utf8(error))
         except (ValueError, RecursionError) as error:
-            yield Piece("", f"line {number}", error=f"is not JSON ({getattr(error, 'msg', error)})")
+            problem = _not_utf8(error) if isinstance(error, UnicodeDecodeError) else _not_json(error)
+            cut = "" if raw.endswith(b"\n") else ": the file ends within it"
+            yield Piece("", f"line {number}", error=problem + cut)
         else:
             yield _field(row, layout, f"line {number}")
 
@@ -325,6 +325,12 @@ def _decoded(raw: bytes, number: int, last: bool) -> Piece:
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
+
+
+def _not_json(error: Exception) -> str:
+    if "int_max_str_digits" in str(error):
+        return "has a number of thousands of digits"
+    return f"is not JSON ({getattr(error, 'msg', error)})"
 
 
 def _field(row: Any, layout: Layout, place: str) -> Piece:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
-from lambert.corpus.documents import MARK, NAMED, Documents, Part, Source
+from lambert.corpus.documents import MARK, Documents, Part, Source, add_name
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.reading.pieces import as_text
 from lambert.corpus.tokens.encoding import Encoded, Encoder
@@ -92,7 +92,8 @@ class EncodedDocuments(Documents):
                 record = json.loads(source.encoded.with_suffix(".json").read_bytes())
                 self.read += record["documents"]
                 self.bad += record["unreadable"]
-                self.named += record["named"][: NAMED - len(self.named)]
+                for text in record["named"]:
+                    add_name(self.named, text)
             self.done += source.bytes
             if since >= MARK or self.is_before_growing(number):
                 yield (None, replace(own, mark=self.mark(number))), _NOTHING
