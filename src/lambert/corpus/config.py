@@ -15,6 +15,7 @@ from lambert.corpus.filters.decontamination import Decontaminate
 from lambert.corpus.filters.fineweb import FineWeb
 from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.filters.repetition import Repetition
+from lambert.corpus.reading.encodings import known
 from lambert.corpus.reading.readers import READERS, Layout
 from lambert.corpus.reading.streams import MAX_RATIO
 from lambert.corpus.remote.addresses import address, is_remote, public
@@ -93,6 +94,8 @@ class PrepareConfig:
     files)."""
     documents: str = "file"
     """The documents of a plain text file: the whole `file`, text between blank lines (`blank-line`), or each `line`."""
+    encoding: str = "utf-8"
+    """Encoding of plain text files that declare none in their header, as Python names it: latin-1, cp1252, utf-16."""
     text_field: str = "text"
     """The field of JSON lines or column of Parquet, CSV or Arrow that holds the text."""
     metadata: tuple[str, ...] = ()
@@ -183,23 +186,30 @@ class PrepareConfig:
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
         if ":" not in self.format:
             choices["format"] = ("auto", *READERS)
-        for name, known in choices.items():
+        for name, allowed in choices.items():
             value = getattr(self, name)
-            if value not in known:
-                raise UsageError(f"{name} = {value!r} is unknown.{nearest(value, list(known))}")
+            if value not in allowed:
+                raise UsageError(f"{name} = {value!r} is unknown.{nearest(value, list(allowed))}")
         check(
             self,
             vocabulary="[6, 10000000]", min_frequency="[1, inf)", sample_megabytes="[1, inf)", min_tokens="[1, inf)",
             max_ratio="[1, inf)", workers="[0, 1024]", heldout="[0, 1)", max_bad="[0, 1]",
             min_language_score="[0, 1]", seed=SEEDS,
         )  # fmt: skip
+        known(self.encoding)
         if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", self.language):
             raise UsageError(f"language = {self.language!r} is not an ISO 639 code such as en or de.")
 
     @property
     def layout(self) -> Layout:
         """The settings of the readers."""
-        return Layout(self.documents, self.text_field, _names(self.metadata), max_ratio=self.max_ratio)
+        return Layout(
+            self.documents,
+            self.text_field,
+            _names(self.metadata),
+            encoding=known(self.encoding),
+            max_ratio=self.max_ratio,
+        )
 
     @property
     def stages(self) -> tuple[str, ...]:

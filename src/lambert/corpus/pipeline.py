@@ -77,11 +77,12 @@ def prepare(
         text_field=config.text_field,
     )  # fmt: skip
     found, input_of = list(chosen), {str(file): number for file, number in chosen.items()}
+    layout = config.layout
     if config.format == "auto":
         named = set(map(Path, config.input))
         for file in found:
             if file in named or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
-                check_prose(file, config.text_field)
+                check_prose(file, config.text_field, layout.encoding)
     given = None
     if config.tokenizer != "train":
         given = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)

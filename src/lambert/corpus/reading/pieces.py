@@ -41,6 +41,8 @@ class Layout:
     """Fields (JSON lines) or columns (Parquet, CSV, Arrow) that are kept as metadata."""
     groups: tuple[int, int] | None = None
     """The first row group of a Parquet file to read, and the first not to read. None: all."""
+    encoding: str = "utf-8"
+    """The encoding of plain text that declares none."""
     max_ratio: int = 100
     """How many times its size a compressed file may expand to."""
 

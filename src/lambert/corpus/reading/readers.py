@@ -17,12 +17,13 @@ from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
 from lambert.corpus.reading.arrow import read_arrow
+from lambert.corpus.reading.encodings import UTF8, Decoded, declared
 from lambert.corpus.reading.gutenberg import book_reader, is_book
 from lambert.corpus.reading.html import read_html
 from lambert.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
 from lambert.corpus.reading.pieces import PIECE, Layout, Piece, bounded, described, lacks, row_piece, with_newlines
-from lambert.corpus.reading.streams import BLOCK, Stream, TooLarge, binary, is_damage, parquet, twice, unpacked
+from lambert.corpus.reading.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, twice, unpacked
 from lambert.corpus.reading.tables import column, read_csv
 from lambert.corpus.reading.warc import SEPARATOR as RECORDS
 from lambert.corpus.reading.warc import read_warc
@@ -130,6 +131,8 @@ SUFFIXES = {
     ".warc": "warc",
     ".wet": "warc",
 }
+_PLAIN = ("text", "gutenberg")
+"""Readers of text that may be in another encoding than UTF-8."""
 _SEEKING = ("parquet", "arrow")
 """Readers that need a stream that can seek."""
 
@@ -165,13 +168,14 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:
-    """Yields the pieces of a decompressed stream, as `read` does. `suffix` is that of the file's name."""
+def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str, headed: bool = True) -> Iterator[Piece]:
+    """Yields the pieces of a decompressed stream, as `read` does. `suffix` is that of the file's name, and `headed`
+    says whether the stream begins with the beginning of the file."""
     stream = Stream(opened)
     place = "line 1"
     try:
         if kind == "auto":
-            kind, problem = recognised(suffix, stream.peek(), layout.text_field)
+            kind, problem = recognised(suffix, stream.peek(), layout.text_field, layout.encoding)
         elif kind in READERS:  # a reader of the user may decompress
             problem = twice(stream.peek())
         else:
@@ -180,12 +184,15 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator
             yield Piece("", place, error=problem)
             return
         reader = lookup(READERS, kind, "format", KIND)
+        own = declared(stream.peek()) if headed else ""
+        if kind in _PLAIN and (own or layout.encoding) != UTF8:
+            stream = Stream(Decoded(stream, own or layout.encoding, perhaps_utf8=bool(own)))
         if kind not in _SEEKING and stream.peek().startswith(_BOM):
             stream.read(len(_BOM))
         for piece in reader(cast(BinaryIO, opened if kind in _SEEKING else stream), layout):
             place = piece.place
             yield from bounded(piece)
-    except TooLarge as error:
+    except Unreadable as error:
         yield Piece("", place, error=str(error))
     except Exception as error:
         if not is_damage(error):
@@ -203,6 +210,8 @@ def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] 
     """Returns what separates the documents of a file, or None if they can only be found from its beginning on. Between
     the rows of a table there is `NOTHING`: a line break may be in a cell."""
     if kind == "text":
+        if (declared(beginning) or layout.encoding) != UTF8:
+            return None
         return {"line": _LINE_END, "blank-line": _BLANK_LINE}.get(layout.documents)
     if kind == "mediawiki" and beginning.startswith(UTF16):
         return None
@@ -210,12 +219,13 @@ def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] 
     return between.get(kind)
 
 
-def recognised(inner: str, beginning: bytes, text_field: str) -> tuple[str, str]:
+def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UTF8) -> tuple[str, str]:
     """Returns (the reader of a file, "") or ("", why it is not read, as the end of a sentence).
 
     Args:
         inner: Suffix of its name without that of the compression.
         beginning: Its first bytes, decompressed.
+        encoding: That of plain text.
     """
     kind = SUFFIXES.get(inner, "text")
     if kind not in _SEEKING and (problem := twice(beginning) or parquet(beginning)):
@@ -229,17 +239,21 @@ def recognised(inner: str, beginning: bytes, text_field: str) -> tuple[str, str]
         return "wikipedia", ""
     if is_dump(beginning):
         return "mediawiki", ""
+    if problem := binary(beginning):
+        return kind, problem
+    if encoding != UTF8:
+        beginning = beginning.decode(encoding, "ignore").encode("utf-8", "ignore")
     if is_book(beginning):
         return "gutenberg", ""
-    return kind, binary(beginning) or labelled(inner, beginning) or markup(beginning)
+    return kind, labelled(inner, beginning) or markup(beginning)
 
 
-def check_prose(path: Path, text_field: str = "text") -> None:
+def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8) -> None:
     """Raises DataError if a file begins with markup or looks like labelled data."""
     try:
         with path.open("rb") as raw:
             opened, inner = unpacked(path, raw)
-            _, problem = recognised(inner, Stream(opened).peek(), text_field)
+            _, problem = recognised(inner, Stream(opened).peek(), text_field, encoding)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     if problem:

@@ -126,7 +126,7 @@ class SliceReader:
                 head = read_head(start) if between is PAGES else start.readline(HEADER)
         text = self._open(path, part, between)
         content = io.BufferedReader(_Joined(text.content(part, head, foot)), BLOCK)
-        yield from self._placed(pieces(cast(BinaryIO, content), "", self._layout, kind), part)
+        yield from self._placed(pieces(cast(BinaryIO, content), "", self._layout, kind, headed=not part.begin), part)
 
     def _placed(self, found: Iterator[Piece], part: Slice) -> Iterator[Piece]:
         if not part.begin:

@@ -122,7 +122,11 @@ def is_damage(error: Exception) -> bool:
     return isinstance(error, EOFError | OSError | lzma.LZMAError | zlib.error) or type(error).__name__ == "ZstdError"
 
 
-class TooLarge(OSError):
+class Unreadable(OSError):
+    """Why a file is not read further."""
+
+
+class TooLarge(Unreadable):
     """Why a compressed file is not read further."""
 
 
@@ -177,8 +181,8 @@ class _Limited(io.RawIOBase):
 class _Whole(io.RawIOBase):
     """A stream that ends at damage and stores the error, so that data before the damage is not lost."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream: Any = stream
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
         self.error: Exception | None = None
 
     def readable(self) -> bool:
@@ -199,7 +203,7 @@ class Stream:
     """A stream whose `read(n)` returns n bytes unless the file ends, so that blocks do not depend on the compression.
     The error of damage is raised after all data before it has been returned, without a partial line."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._whole = _Whole(stream)
         self._buffer = io.BufferedReader(self._whole, BLOCK)
 

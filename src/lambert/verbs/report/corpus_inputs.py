@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lambert.core.errors import LambertError
+from lambert.corpus.reading.encodings import known
 from lambert.corpus.reading.readers import Layout, read
 from lambert.corpus.remote.addresses import is_remote
 from lambert.corpus.tokens import tokenizer
@@ -82,7 +83,8 @@ def _beginning(path: Path, settings: Mapping[str, Any]) -> Iterator[str]:
     kind = settings.get("format", "auto")
     if ":" in kind:
         return  # a page must not run code that a manifest names
-    layout = Layout(settings.get("documents", "file"), settings.get("text_field", "text"))
+    encoding = known(settings.get("encoding", "utf-8"))
+    layout = Layout(settings.get("documents", "file"), settings.get("text_field", "text"), encoding=encoding)
     left = CHARACTERS
     for piece in read(path, layout, kind):
         if piece.text:
