@@ -19,6 +19,7 @@ from lambert.corpus.scale import MakeParts, prepare_on_cluster
 
 pytest.importorskip("pyarrow")
 fsspec = pytest.importorskip("fsspec")
+pytestmark = pytest.mark.usefixtures("parts_of_one_file")
 STORE = "memory://store/work"
 
 

@@ -21,6 +21,7 @@ from lambert.corpus.remote.addresses import public
 from lambert.corpus.remote.fetch import fetch_again
 from lambert.corpus.remote.servers import source_of
 from lambert.corpus.remote.store import Store
+from lambert.corpus.units import Extent
 
 
 class PartStore:
@@ -73,13 +74,16 @@ class PartStore:
                 if not _whole(unit.path, record):
                     raise DataError(f"{public(self._store.url)}/{self._name(unit.path)} is damaged: delete it.")
             return unit
-        source, folder = Path(unit.source), self._work / "fetch"
+        return replace(unit, extents=tuple(self._pulled(extent, inputs) for extent in unit.extents))
+
+    def _pulled(self, extent: Extent, inputs: Sequence[str | Path]) -> Extent:
+        source, folder = Path(extent.source), self._work / "fetch"
         if source.is_relative_to(folder):
             fetch_again(source, inputs, folder, source_of)
-        stamp, digest = self._hashed(source)
-        if replace(unit, key=digest).after(plan.step, plan.settings).key != unit.key:
-            raise changed(unit.source)
-        return replace(unit, stamp=stamp)
+        stamp, found = self._hashed(source)
+        if found != extent.sha256:
+            raise changed(extent.source)
+        return replace(extent, stamp=stamp)
 
     def push_inputs(self, plan: Plan, units: Iterable[Any]) -> None:
         """Copies what the target of a plan reads to the store, as far as it is made of parts and the store lacks it."""
