@@ -12,6 +12,7 @@ from lambert.corpus.peek import peek
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.remote import corpora
 from lambert.corpus.remote.addresses import public
+from lambert.corpus.remote.fetch import AGAIN
 from lambert.corpus.verification import verify
 from lambert.engine.progress import progress
 from lambert.engine.signals import CONTINUE, START_AGAIN, graceful_stop
@@ -60,7 +61,10 @@ def _prepare(config: PrepareConfig, say: Say) -> None:
 
         def show(done: int, total: int, phase: str) -> None:
             phases.add(phase)
-            bar.update(phase, done / 1e6, total / 1e6)
+            if AGAIN in phase:
+                bar.note(phase)
+            else:
+                bar.update(phase, done / 1e6, total / 1e6)
 
         manifest = prepare(config, show)
     for line in summary_of_steps(manifest.get("steps", {})):

@@ -139,6 +139,14 @@ def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetched(tmp_path, "http://host:port/a.txt")
 
 
+def test_a_further_try_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF", 0.001)
+    told: list[str] = []
+    with pytest.raises(MachineError):
+        fetch(["http://127.0.0.1:1/a.txt"], tmp_path, source_of, "", lambda done, total, phase: told.append(phase))
+    assert told == [f"fetching a.txt: Connection refused; trying again, {n} of 5" for n in (2, 3, 4, 5)]
+
+
 @pytest.mark.parametrize("changed", [b"", b"other" * 9])
 def test_a_killed_fetch_continues_unless_the_file_changed(changed: bytes, server: str, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"continues after [\d,]+ bytes"):

@@ -23,6 +23,8 @@ from lambert.corpus.disk import disk_errors
 from lambert.corpus.remote.addresses import is_remote, name_of, public
 
 TRIES = 5
+AGAIN = "trying again"
+"""Part of the name of a step while the next try is awaited."""
 BACKOFF = 1.0
 """Seconds before the second try; doubled before each further one (our choice)."""
 SPARE = 256 << 20
@@ -160,6 +162,8 @@ def download(source: Source, url: str, part: Path, expected: str, progress: Prog
     problem = ""
     for attempt in range(TRIES):
         if attempt:
+            begin = part.stat().st_size if part.exists() else 0
+            progress(begin, begin, f"fetching {name_of(url)}: {problem}; {AGAIN}, {attempt + 1} of {TRIES}")
             time.sleep(BACKOFF * 2 ** (attempt - 1))
         mark = _mark(part)
         begin = part.stat().st_size if part.exists() and (mark or expected) else 0
