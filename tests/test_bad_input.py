@@ -142,7 +142,7 @@ def test_a_prepared_corpus_that_was_damaged_afterwards(
     shard = next((corpus / "train").glob("*.bin"))
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-2])
-    one_line(lambert("pretrain", corpus=corpus, out=out, **small, train__steps=1), 3, shard.name, "lambert prepare")
+    one_line(lambert("pretrain", corpus=corpus, out=out, **small, train__steps=1), 3, shard.name, "prepare it again")
     shard.write_bytes(whole)
     manifest = (corpus / "manifest.json").read_text()
     (corpus / "manifest.json").write_text(manifest[:100])
