@@ -8,7 +8,7 @@ one thread), `prepare` with one process, `prepare` with two, and, with `--peers`
 two processes each. `--side-by-side` also runs two commands of one process at the same time, which exchange nothing:
 what they gain over one is the most that two processes can gain on this machine. Seconds are those of the whole process;
 processor seconds include the processes that it started.
-Memory is the largest unique set of any process, disk the largest total of all files written, both sampled ten times a
+Memory is the largest unique set of any process, disk the largest total of all files written, both sampled twice a
 second.
 """
 
@@ -70,7 +70,7 @@ def watched(command: list[str], folder: Path, environment: dict[str, str] | None
         except psutil.Error:
             pass
         disk = max(disk, size_of(folder))
-        time.sleep(0.1)
+        time.sleep(0.5)
     seconds = time.perf_counter() - started
     after = os.times()
     if process.returncode:
