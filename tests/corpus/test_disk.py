@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.corpus.disk import disk_errors
+from lambert.corpus.disk import disk_errors, size_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,7 @@ def test_other_errors_pass() -> None:
     for error in (MachineError("ours"), ValueError("ours")):
         with pytest.raises(type(error), match=r"^ours$"), disk_errors(Path("a")):
             raise error
+
+
+def test_sizes_as_text() -> None:
+    assert [size_text(10.0**power) for power in (0, 3, 6, 9, 12)] == ["0.0 kB", "1.0 kB", "1.0 MB", "1.0 GB", "1.0 TB"]

@@ -12,6 +12,14 @@ _WRITTEN = (errno.ENOTEMPTY, errno.EEXIST)
 _WRONG_PATH = (errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
+def size_text(size: float) -> str:
+    """Returns a number of bytes as text: 3.2 GB, 17.0 MB, 0.4 kB."""
+    for unit, count in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= count:
+            return f"{size / count:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
+
+
 @contextmanager
 def disk_errors(path: Path, setting: str = "work folder", kept: str = "Complete parts are kept") -> Iterator[None]:
     """A context in which an OSError becomes an error that says what remains and what to do.

@@ -21,7 +21,7 @@ from lambert.core.lock import Lock, lock_folder
 from lambert.core.shards import FORMAT_VERSION, with_hash
 from lambert.core.unsupported import LABELLED
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.disk import disk_errors
+from lambert.corpus.disk import disk_errors, size_text
 from lambert.corpus.documents import Documents, Part, file_sources, weighted
 from lambert.corpus.duplicates.minhash import rensa
 from lambert.corpus.existing import check_same, existing
@@ -318,7 +318,7 @@ def _check_space(out: Path, needed: int) -> None:
         raise MachineError(f"{out} cannot be written: {folder} is not on a disk. Choose another out.")
     if free < needed:
         raise MachineError(
-            f"{folder} has {free / 1e9:.1f} GB free and {out} may need {needed / 1e9:.1f} GB: "
+            f"{folder} has {size_text(free)} free and {out} may need {size_text(needed)}: "
             "free space or choose another out."
         )
 

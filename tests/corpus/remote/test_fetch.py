@@ -188,7 +188,7 @@ def test_checksums(server: str, tmp_path: Path) -> None:
 
 def test_a_full_disk(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPARE", 10**18)
-    with pytest.raises(MachineError, match=r"GB free, and .* needs"):
+    with pytest.raises(MachineError, match=r"[GT]B free, and .* needs \d+\.\d TB"):
         fetched(tmp_path, f"{server}/good/a.jsonl")
 
 

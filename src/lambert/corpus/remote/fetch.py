@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError
 from lambert.core.files import make_folder, replace_files, sync
-from lambert.corpus.disk import disk_errors
+from lambert.corpus.disk import disk_errors, size_text
 from lambert.corpus.remote.addresses import is_remote, name_of, public
 
 TRIES = 5
@@ -218,7 +218,7 @@ def _check_space(part: Path, url: str, needed: int) -> None:
     free = shutil.disk_usage(part.parent).free
     if free < needed + SPARE:
         raise MachineError(
-            f"{part.parent} has {free / 1e9:.1f} GB free, and {public(url)} needs {(needed + SPARE) / 1e9:.1f} GB: "
+            f"{part.parent} has {size_text(free)} free, and {public(url)} needs {size_text(needed + SPARE)}: "
             "free space, or choose another work folder."
         )
 
