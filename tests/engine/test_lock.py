@@ -103,13 +103,19 @@ def test_a_file_in_the_place_of_the_folder_is_a_usage_error(tmp_path: Path) -> N
             pass
 
 
-def test_a_full_disk_is_the_machine_and_not_a_wrong_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, r"No space left on device\. Free space"), (errno.EROFS, r"Read-only .* Choose")],
+)
+def test_a_full_or_read_only_disk_is_the_machine_and_not_a_wrong_folder(
+    number: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "mkdir", full)
     with (
-        pytest.raises(MachineError, match=r"cannot be written: No space left on device\. Free space"),
+        pytest.raises(MachineError, match=rf"cannot be written: {words}"),
         hold(tmp_path / "run"),
     ):
         pass

@@ -15,7 +15,7 @@ from pathlib import Path
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import make_folder, process_exists
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """What is wrong with the disk, and not with the folder that was chosen."""
 _log = logging.getLogger("lambert.lock")
 
@@ -65,9 +65,8 @@ def _locked(folder: Path, kind: str, shared: bool) -> int:
         handle = os.open(folder / "lock.json", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         if error.errno in _DISK:
-            raise MachineError(
-                f"{folder} cannot be written: {error.strerror}. Free space or choose another {kind}."
-            ) from error
+            remedy = f"Choose another {kind}" if error.errno == errno.EROFS else f"Free space or choose another {kind}"
+            raise MachineError(f"{folder} cannot be written: {error.strerror}. {remedy}.") from error
         raise UsageError(f"{folder} cannot be written: {error.strerror}. Choose another {kind}.") from error
     try:
         _take(folder, handle, kind, shared)
