@@ -82,7 +82,7 @@ def prepare(
         named = set(map(Path, config.input))
         for file in found:
             if file in named or inner_suffix(file) in LABELLED:  # a glob matches files of all kinds
-                check_prose(file, config.text_field, layout.encoding)
+                check_prose(file, config.text_field, layout.encoding, urls.get(str(file), ""))
     given = None
     if config.tokenizer != "train":
         given = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)

@@ -139,6 +139,14 @@ def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetched(tmp_path, "http://host:port/a.txt")
 
 
+@pytest.mark.parametrize("name", ["dump.xml", "rows.jsonl"])
+def test_a_page_instead_of_a_file_is_named_with_its_url(name: str, server: str, tmp_path: Path) -> None:
+    Handler.answers["data"] = b"<!DOCTYPE html><html><body>Log in</body></html>"
+    config = PrepareConfig((f"{server}/good/{name}",), tmp_path / "out", steps=("extract", "tokens"))
+    with pytest.raises(DataError, match=rf"^{server}/good/{name} gave an HTML page.* delete the copy .*{name}\.$"):
+        prepare(config)
+
+
 def test_a_further_try_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF", 0.001)
     told: list[str] = []
