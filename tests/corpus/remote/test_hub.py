@@ -1,10 +1,11 @@
 import json
+import logging
 import sys
 from pathlib import Path
 
 import pytest
 
-from lambert.core.errors import DataError, LambertError, UsageError
+from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 
@@ -50,6 +51,15 @@ def test_what_cannot_be_loaded_is_one_line(folder: Path, tmp_path: Path) -> None
         prepare(config(f"datasets://{folder}?split=none", tmp_path / "out"))
     with pytest.raises(UsageError, match="spilt is unknown"):
         prepare(config(f"datasets://{folder}?spilt=test", tmp_path / "out"))
+
+
+def test_no_hub_is_found_out_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    levels = [logging.getLogger(name).level for name in ("datasets", "huggingface_hub")]
+    with pytest.raises(MachineError, match=r"http://127\.0\.0\.1:1 does not answer \(Connection refused\)"):
+        prepare(config("datasets://nobody/set", tmp_path / "out"))
+    assert levels == [logging.getLogger(name).level for name in ("datasets", "huggingface_hub")]
 
 
 def test_a_missing_library_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 import importlib
 import json
+import logging
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +15,8 @@ from lambert.corpus.remote.addresses import public, public_text
 from lambert.corpus.remote.fetch import Body, Unavailable
 
 SCHEME = "datasets"
+_SECONDS = 10
+"""A Hub that does not answer for so long is given up (our choice)."""
 _FORM = "datasets://OWNER/NAME?config=CONFIG&split=SPLIT"
 
 
@@ -34,7 +39,6 @@ class Hub:
         parts = urlsplit(url)
         name = (parts.netloc + parts.path.rpartition("/")[0]).rstrip("/")
         settings = _settings(url)
-        rows = self._rows(name, settings, public(url))
         held = b""
 
         def read(size: int) -> bytes:
@@ -50,7 +54,11 @@ class Hub:
             data, held = held[:size], held[size:]
             return data
 
-        yield Body(read, 0, None, "")
+        with _quiet():
+            if parts.netloc:
+                _check_reachable()
+            rows = self._rows(name, settings, public(url))
+            yield Body(read, 0, None, "")
 
     def _rows(self, name: str, settings: dict[str, str], shown: str) -> Iterator[dict[str, Any]]:
         try:
@@ -64,6 +72,39 @@ class Hub:
             raise DataError(f"{shown} cannot be loaded: {' '.join(str(error).split())[:300]}") from error
         except Exception as error:
             raise Unavailable(f"{type(error).__name__}: {public_text(str(error))}") from error
+
+
+def _check_reachable() -> None:
+    """Raises Unavailable if the Hub cannot be reached. The library would try again for minutes."""
+    try:
+        known = importlib.import_module("huggingface_hub.constants")
+    except ImportError:
+        return
+    if known.HF_HUB_OFFLINE:
+        return  # the library refuses at once
+    try:
+        with urllib.request.urlopen(urllib.request.Request(known.ENDPOINT, method="HEAD"), timeout=_SECONDS):
+            pass
+    except urllib.error.HTTPError as error:
+        error.close()  # the server answers, and says to the library what is wrong
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        said = str(getattr(reason, "strerror", None) or reason) or "no answer"
+        raise Unavailable(f"{known.ENDPOINT} does not answer ({said})") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without the lines that the libraries log about each try."""
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub", "fsspec")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _settings(url: str) -> dict[str, str]:
