@@ -17,6 +17,7 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.shards import Split, SplitWriter
 from lambert.corpus import pipeline
 from lambert.corpus.config import PrepareConfig
+from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.reading import readers
 from lambert.corpus.tokens import sentences
@@ -331,10 +332,19 @@ def test_what_a_killed_run_left_is_swept(tmp_path: Path, texts: Path, config: Ma
         ({"lines": "wraped"}, "Did you mean 'wrapped'"),
         ({"language": "English"}, "language = 'English'"),
         ({"min_tokens": 0}, "min_tokens = 0 must be at least 1"),
+        ({"input": (Path("x"), "")}, "input has an empty entry"),
+        ({"metadata": ("url",)}, "metadata is kept between steps only"),
+        ({"work": Path("w")}, "work = w holds the results of steps"),
+        ({"checksums": "sums"}, "checksums are of remote inputs"),
+        ({"steps": ("extract,clean",), "clean": ("prose", "prose")}, "clean names prose twice"),
+        ({"gopher": Gopher(min_words=9)}, "gopher is set, and .* add gopher to clean"),
+        ({"min_language_score": 0.5}, "min_language_score is set, .* add language to clean"),
     ],
 )
 def test_wrong_settings_are_named(config: Make, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        config(Path("x"), **settings)
+        PrepareConfig(**{"input": (Path("x"),), "out": Path("out"), **settings})
+    with pytest.raises(UsageError, match=r"gopher.min_words = 100 is more than gopher.max_words = 50"):
+        Gopher(min_words=100, max_words=50)
     with pytest.raises(UsageError, match="requires --input"):
         config()

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,8 @@ class PrepareConfig:
                 f"prepare requires {' and '.join(lacking)}. Give what is missing as flags or in a recipe; `lambert "
                 "prepare --help` explains it."
             )
+        if "" in map(str, self.input):
+            raise UsageError("input has an empty entry: name a file or a folder; the current folder is `.`.")
         if not all(0 < weight <= MOST_REPEATED for weight in self.weights):
             raise UsageError(f"weights = {list(self.weights)}: each must be above 0 and at most {MOST_REPEATED}.")
         if self.weights and len(self.weights) != len(self.input):
@@ -183,6 +185,7 @@ class PrepareConfig:
             _check_out(self)
         elif self.stages and not self.peek and self.folder.resolve() in _with_parents(self.work_folder.resolve()):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
+        _check_used(self)
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
         if ":" not in self.format:
             choices["format"] = ("auto", *READERS)
@@ -276,6 +279,24 @@ class PrepareConfig:
         if "decontaminate" in values:
             values["decontaminate"] = FILTERS["decontaminate"].settings(self)  # with the hashes of the files
         return values | ({"clean": [*self.cleaners]} if self.clean else {})
+
+
+def _check_used(config: PrepareConfig) -> None:
+    """Raises UsageError if a setting would have no effect."""
+    if twice := next((name for name in config.cleaners if config.cleaners.count(name) > 1), ""):
+        raise UsageError(f"clean names {twice} twice: name each function once.")
+    for field_of in fields(config):
+        owners = [name for name, step in FILTERS.items() if field_of.name in step.tables]
+        default = field_of.default if field_of.default_factory is MISSING else field_of.default_factory()
+        if owners and owners[0] not in config.cleaners and getattr(config, field_of.name) != default:
+            raise UsageError(f"{field_of.name} is set, and its filter does not run: add {owners[0]} to clean.")
+    if not (config.stages or config.peek):
+        if config.metadata:
+            raise UsageError("metadata is kept between steps only: set steps = extract, tokens, or leave it out.")
+        if config.work is not None and not config.url:
+            raise UsageError(f"work = {config.work} holds the results of steps: set steps, or leave it out.")
+    if config.checksums and config.input and not any(map(is_remote, config.input)):
+        raise UsageError("checksums are of remote inputs, and all inputs are local: leave it out.")
 
 
 def _check_fetch(config: PrepareConfig) -> None:

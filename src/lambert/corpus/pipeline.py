@@ -135,7 +135,7 @@ def _with_local_inputs(config: PrepareConfig, progress: Progress) -> tuple[Prepa
         folder = config.work_folder / "fetch"
         local, entries, urls = fetch.fetch(config.input, folder, source_of, config.checksums, progress)
     weights = tuple(config.weights[entry] for entry in entries if config.weights)
-    return dataclasses.replace(config, input=tuple(local), weights=weights), urls
+    return dataclasses.replace(config, input=tuple(local), weights=weights, checksums=""), urls
 
 
 def _head(

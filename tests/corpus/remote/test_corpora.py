@@ -75,7 +75,7 @@ def local(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("steps", [(), ("extract", "tokens")])
 def test_a_corpus_is_copied_and_fetched_back(steps: tuple[str, ...], place: Place, rows: Path, tmp_path: Path) -> None:
-    plain = prepare(config(rows, tmp_path / "plain", steps=steps, work=tmp_path / "other"))
+    plain = prepare(config(rows, tmp_path / "plain", steps=steps, work=tmp_path / "other" if steps else None))
     manifest = prepare(config(rows, place.url, steps=steps))
     assert {**manifest, "steps": 0} == {**plain, "steps": 0}
     assert place.content() == local(tmp_path / "plain")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lambert.core.errors import UsageError
 from lambert.core.settings import check
 from lambert.corpus.batch import Batch, Booleans, word_hashes
 from lambert.corpus.characters import LETTER, Integers
@@ -40,6 +41,12 @@ class Gopher:
 
     def __post_init__(self) -> None:
         check(self, "gopher.", max_bullet_lines="[0, 1]", max_ellipsis_lines="[0, 1]", min_alphabetic="[0, 1]")
+        for name in ("words", "word_length"):
+            least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if least > most:
+                raise UsageError(
+                    f"gopher.min_{name} = {least} is more than gopher.max_{name} = {most}: nothing passes."
+                )
 
 
 def gopher(batch: Batch, rules: Gopher) -> Outcome:
