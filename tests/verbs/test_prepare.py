@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Called, one_line
@@ -54,6 +55,16 @@ def test_a_file_that_ends_early_is_a_warning(tmp_path: Path, steps: tuple[str, .
     run(config, said.append)
     (warning,) = [line for line in said if line.startswith("warning: ")]
     assert re.search(r"cut.jsonl.gz, line \d+, is damaged or truncated after this .* are missing", warning)
+
+
+def test_a_vocabulary_of_another_script_is_a_warning(rows: Path, tmp_path: Path) -> None:
+    first = run(PrepareConfig((rows,), tmp_path / "first", vocabulary=120, documents="blank-line"))
+    (tmp_path / "thai.txt").write_text("\n\n".join("\u0e01\u0e02\u0e03 " * 9 + str(n) for n in range(40)))
+    said: list[str] = []
+    settings: dict[str, Any] = {"tokenizer": str(first.folder), "documents": "blank-line"}
+    run(PrepareConfig((tmp_path / "thai.txt",), tmp_path / "out", **settings), said.append)
+    (warning,) = [line for line in said if line.startswith("warning: ")]
+    assert re.search(r"\d\d% of the tokens of train are \[UNK\]: .* another language or script", warning)
 
 
 def test_preparing_does_not_wait_for_torch(rows: Path, tmp_path: Path) -> None:

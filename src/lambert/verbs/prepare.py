@@ -23,6 +23,8 @@ __all__ = ["PrepareConfig", "run"]
 
 _LABEL = len("deduplicate")
 """Width of the labels of lines: that of the longest."""
+_UNKNOWN = 0.05
+"""Share of [UNK] above which there is a warning (our choice)."""
 _ENDS = 5
 """Warnings about files that end early."""
 
@@ -176,6 +178,13 @@ def warnings(manifest: dict[str, Any]) -> list[str]:
         )
     elif settings["heldout"] and not splits["heldout"]["documents"]:
         found.append("warning: no document is held out, so pre-training has no held-out scores")
+    for name, split in splits.items():
+        if split["documents"] and split["unknown_rate"] > _UNKNOWN:
+            found.append(
+                f"warning: {split['unknown_rate']:.0%} of the tokens of {name} are [UNK]: the vocabulary is probably "
+                "for another language or script. Leave tokenizer out to learn one, or raise alphabet if it was learnt"
+            )
+            break
     return found + ends(manifest["documents"]["unreadable"])
 
 
