@@ -180,8 +180,14 @@ def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = folder(tmp_path / "runs" / "base")
     with pytest.raises(UsageError, match="lambert report runs/NAME"):
         report.run(ReportConfig())
-    with pytest.raises(DataError, match=r"No metrics\.jsonl in .*bsae\. Run folders near it: .*base"):
+    with pytest.raises(DataError, match=r"No such folder: .*bsae\. Run folders near it: .*base"):
         report.run(ReportConfig(runs=(tmp_path / "runs" / "bsae",)))
+    (tmp_path / "corpus.work" / "extract").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"corpus\.work is no run and no corpus"):
+        report.run(ReportConfig(runs=(tmp_path / "corpus.work",)))
+    (tmp_path / "corpus.work" / "lock.json").touch()
+    with pytest.raises(DataError, match=r"corpus\.work is a work folder of prepare"):
+        report.run(ReportConfig(runs=(tmp_path / "corpus.work",)))
     begun = folder(tmp_path / "runs" / "begun", [])
     (begun / "metrics.jsonl").unlink()
     with pytest.raises(DataError, match=r"begun has no metrics yet: a row is written every N updates, N = log\.every"):

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from lambert.core.contents import HashedFile, check, digests, misfit
 from lambert.core.errors import DataError
+from lambert.core.unsupported import is_work_folder
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
@@ -312,6 +313,8 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
         if remote := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/([^/].*)", str(corpus)):  # a Path has one slash here
             url = f"{remote[1]}://{remote[2].rpartition('@')[2]}"
             raise DataError(f"{url} is remote. Fetch it: `lambert prepare --fetch {url} --out {corpus.name}`.")
+        if is_work_folder(corpus):
+            raise DataError(f"{corpus} is a work folder of `lambert prepare`: name the corpus that was made with it.")
         near: Sequence[str] = sorted(str(p.parent) for p in corpus.parent.glob("*/manifest.json"))[:3]
         hint = f" Nearby: {', '.join(near)}." if near else " Create one with `lambert prepare`."
         if corpus.is_dir() and any(corpus.iterdir()):

@@ -12,6 +12,10 @@ ARROW = ("dataset_dict.json", "state.json", "dataset_info.json")
 """Files that `save_to_disk` of Hugging Face's datasets writes."""
 
 
+_WORK = ("extract", "fetch", "clean", "deduplicate", "encode", "tokens")
+"""Folders in the work folder of `lambert prepare`."""
+
+
 def refuse_archive(path: Path) -> None:
     """Raises DataError if the file name is that of an archive of several files."""
     if path.name.lower().endswith(ARCHIVES) and not path.is_dir():
@@ -27,9 +31,19 @@ def refuse_arrow(path: Path) -> None:
         )
 
 
+def is_corpus(folder: Path) -> bool:
+    """Returns whether a folder is a corpus that `lambert prepare` wrote."""
+    return (folder / "manifest.json").is_file() and (folder / "tokenizer.json").is_file()
+
+
+def is_work_folder(folder: Path) -> bool:
+    """Returns whether a folder holds the results of the steps of `lambert prepare`."""
+    return (folder / "lock.json").is_file() and any((folder / name).is_dir() for name in _WORK)
+
+
 def refuse_corpus(path: Path) -> None:
     """Raises DataError if the path is a corpus that `lambert prepare` wrote."""
-    if (path / "manifest.json").is_file() and (path / "tokenizer.json").is_file():
+    if is_corpus(path):
         raise DataError(f"{path} is a corpus that `lambert prepare` wrote: name the text that it was made from.")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
+from lambert.core.unsupported import is_work_folder
 from lambert.engine.metrics_file import METRICS
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
@@ -56,10 +57,13 @@ def read(folder: Path, name: str) -> Run:
     if not metrics.is_file():
         if (folder / "config.toml").is_file():
             raise DataError(f"{folder} has no metrics yet: a row is written every N updates, N = log.every.")
+        if is_work_folder(folder):
+            raise DataError(f"{folder} is a work folder of prepare: name the corpus that was made with it.")
         known = sorted(str(path.parent) for path in folder.parent.glob(f"*/{METRICS}"))
-        raise DataError(
-            f"No metrics.jsonl in {folder}. " + (f"Run folders near it: {', '.join(known[:5])}." if known else "")
-        )
+        near = f" Run folders near it: {', '.join(known[:5])}." if known else ""
+        if not folder.is_dir():
+            raise DataError(f"No such folder: {folder}.{near}")
+        raise DataError(f"{folder} is no run and no corpus: it has no {METRICS} and no manifest.json.{near}")
     notices: list[str] = []
     rows = _rows(metrics, name, notices)
     recipe: dict[str, Any] = {}
