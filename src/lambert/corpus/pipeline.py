@@ -30,7 +30,7 @@ from lambert.corpus.filtering import chain
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.plan import Make, Progress, here
 from lambert.corpus.reading import files
-from lambert.corpus.reading.readers import check_prose
+from lambert.corpus.reading.beginnings import check_prose
 from lambert.corpus.reading.streams import inner_suffix
 from lambert.corpus.remote import corpora, fetch
 from lambert.corpus.remote.addresses import is_remote, public

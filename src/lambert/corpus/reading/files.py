@@ -10,7 +10,8 @@ from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
 from lambert.core.unsupported import LABELLED, refuse_archive, refuse_corpus
 from lambert.corpus.reading.arrow import dataset_files, is_dataset
-from lambert.corpus.reading.readers import SUFFIXES, begins_as
+from lambert.corpus.reading.beginnings import begins_as
+from lambert.corpus.reading.readers import SUFFIXES
 from lambert.corpus.reading.streams import EXPANSION, inner_suffix
 
 
