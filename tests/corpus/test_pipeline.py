@@ -193,7 +193,7 @@ def test_nothing_usable(tmp_path: Path, config: Make) -> None:
     (folder / "a.txt").write_text("")
     (folder / "b.txt").write_text("Hi.")
     with pytest.raises(
-        DataError, match=r"2 files but 0 usable documents: 1 empty, 1 shorter than 8 tokens \(min_tokens\)"
+        DataError, match=r"0 usable documents in 2 files: 1 empty, 1 shorter than 8 tokens \(min_tokens\)"
     ):
         prepare(config(folder))
     assert not (tmp_path / "corpus").exists()

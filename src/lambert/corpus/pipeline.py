@@ -296,10 +296,10 @@ def _unusable(config: PrepareConfig, documents: Documents, dropped: dict[str, in
     }
     counts = [f"{count} {reasons[name]}" for name, count in dropped.items() if count]
     counts += [f"{count} passed over ({reason})" for reason, count in sorted(documents.passed_over.items())]
-    counted = ", ".join(counts) or "none at all"
+    counted = ", ".join(counts) or "no document was found"
     names = ", ".join(map(str, config.input))
     count = len({file for source in documents.sources for file in source.files})
-    return DataError(f"{names}: {count} files but 0 usable documents: {counted}.")
+    return DataError(f"{names}: 0 usable documents in {count} file{'s' if count > 1 else ''}: {counted}.")
 
 
 def _workers(config: PrepareConfig, text_bytes: int) -> int:

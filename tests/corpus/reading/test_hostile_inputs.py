@@ -148,7 +148,7 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "bomb.parquet": (lambda: parquet(["a" * (100 << 20)], compression="zstd"), "has a column, 'text', of"),
     "cut.parquet": (lambda: parquet(GOOD)[:-9], "is damaged or not Parquet"),
     "magic.parquet": (lambda: b"PAR1" + b"\xff" * 99 + b"PAR1", "is damaged or not Parquet"),
-    "numbers.parquet": (lambda: parquet([1, 2]), "has a int in the field 'text', not text"),
+    "numbers.parquet": (lambda: parquet([1, 2]), "has a number in the field 'text', not text"),
     "bomb.arrow": (lambda: stream(["a" * (100 << 20)], compression="zstd"), "has compressed record batches"),
     "dictionary.arrow": (
         lambda: stream(arrow.DictionaryArray.from_arrays(arrow.array([0] * 9), arrow.array(["a b " * (1 << 18)]))), "10"

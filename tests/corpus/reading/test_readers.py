@@ -163,7 +163,7 @@ def test_documents_end_where_a_separator_matches(
         (b"{", "is not JSON"),
         (b"[1]", "is not a JSON object"),
         (b'{"body": "x"}', "has no field 'text' (fields: body): name its field of text as text_field"),
-        (b'{"text": 3}', "has a int in the field 'text'"),
+        (b'{"text": 3}', "has a number in the field 'text'"),
         (b'{"text": "\\ud800"}', "half of a surrogate pair"),
         (b'{"text": "\xff"}', "is not UTF-8 text (byte 0xff)"),
     ],
@@ -284,5 +284,8 @@ def test_files_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         find([Path("rael.txt")])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/x.bin").write_text("x")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="No files to read in .*none: the folder is empty"):
+        find([tmp_path / "none"])
     with pytest.raises(DataError, match="1 with unknown suffixes"):
         find([tmp_path / "other"])

@@ -60,9 +60,11 @@ def find_sources(
                     passed[file] = None
     if not chosen:
         known = " ".join(SUFFIXES)
+        named = ", ".join(map(str, inputs))
+        if not passed:
+            raise DataError(f"No files to read in {named}: the folder is empty, or its files are hidden.")
         raise DataError(
-            f"No files to read in {', '.join(map(str, inputs))}: {len(passed)} with unknown suffixes. "
-            f"Known: {known}, also compressed."
+            f"No files to read in {named}: {len(passed)} with unknown suffixes. Known: {known}, also compressed."
         )
     return chosen, list(passed)
 

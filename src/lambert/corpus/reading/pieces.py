@@ -65,7 +65,7 @@ def text_piece(text: Any, field: str, place: str) -> Piece:
     if text is None:
         return Piece("", place)
     if not isinstance(text, str):
-        return Piece("", place, error=f"has a {type(text).__name__} in the field {field!r}, not text")
+        return Piece("", place, error=f"has {_kind(text)} in the field {field!r}, not text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -83,6 +83,16 @@ def bounded(piece: Piece) -> Iterator[Piece]:
         yield replace(piece, text=text[start:cut], last=False)
         start = cut
     yield replace(piece, text=text[start:]) if start else piece
+
+
+def _kind(value: Any) -> str:
+    """Returns what a value is, in words."""
+    if isinstance(value, bool):
+        return "true or false"
+    for kind, words in ((int | float, "a number"), (list, "a list"), (dict, "an object"), (bytes, "bytes")):
+        if isinstance(value, kind):
+            return words
+    return f"a value of the type {type(value).__name__}"
 
 
 def described(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
