@@ -199,7 +199,7 @@ def _made(
                 **head,
                 **manifest,
                 **counted(head, documents, by_file, input_of, by_step),
-                "files_passed_over": {"count": len(passed), "first": [str(file) for file in passed[:20]]},
+                "files_passed_over": {"count": len(passed), "first": [_passed(file) for file in passed[:20]]},
                 "versions": {"lambert": __version__}
                 | {n: importlib.metadata.version(n) for n in ("tokenizers", "sentencex")},
             }
@@ -300,6 +300,10 @@ def _unusable(config: PrepareConfig, documents: Documents, dropped: dict[str, in
     names = ", ".join(map(str, config.input))
     count = len({file for source in documents.sources for file in source.files})
     return DataError(f"{names}: 0 usable documents in {count} file{'s' if count > 1 else ''}: {counted}.")
+
+
+def _passed(path: Path) -> str:
+    return f"{path} (a corpus or work folder of Lambert)" if path.is_dir() else str(path)
 
 
 def _workers(config: PrepareConfig, text_bytes: int) -> int:

@@ -151,6 +151,8 @@ def summary(manifest: dict[str, Any]) -> list[str]:
     ]
     if over := ", ".join(f"{count:,} {reason}" for reason, count in documents.get("passed_over", {}).items()):
         lines.append(f"  passed over, since they are no documents: {over}")
+    own = [name for name in manifest["files_passed_over"].get("first", ()) if name.endswith(" of Lambert)")]
+    lines += [f"  passed over: {name}" for name in own[:3]]
     lines += [f"  unreadable: {named}" for named in documents["unreadable"] if not ends_early(named)][:3]
     if manifest["characters_removed"]:
         lines.append(f"{'characters':<{_LABEL}} {manifest['characters_removed']:,} NUL characters removed")

@@ -266,6 +266,15 @@ def test_files_of_folders_and_globs(tmp_path: Path) -> None:
     assert [file.name for file in found] == ["c.bin", "b.txt", "vocab.txt"]
 
 
+def test_a_corpus_and_a_work_folder_in_a_folder_are_passed_over(tmp_path: Path) -> None:
+    for name in ("a.txt", "old/manifest.json", "old/tokenizer.json", "old/vocab.txt", "x.work/lock.json",
+                 "x.work/extract/a.txt"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    found, passed = find([tmp_path])
+    assert (found, set(passed)) == ([tmp_path / "a.txt"], {tmp_path / "old", tmp_path / "x.work"})
+
+
 @pytest.mark.parametrize("name", ["texts.zip", "texts.tar.gz"])
 def test_files_of_files_are_refused_by_name_and_passed_over_in_a_folder(tmp_path: Path, name: str) -> None:
     written(tmp_path / name, b"?")

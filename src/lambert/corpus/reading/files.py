@@ -8,7 +8,7 @@ from typing import Any
 
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError
-from lambert.core.unsupported import LABELLED, refuse_archive, refuse_corpus
+from lambert.core.unsupported import LABELLED, is_corpus, is_work_folder, refuse_archive, refuse_corpus
 from lambert.corpus.reading.arrow import dataset_files, is_dataset
 from lambert.corpus.reading.beginnings import begins_as
 from lambert.corpus.reading.readers import SUFFIXES
@@ -31,7 +31,7 @@ def find_sources(
 
     A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
     at all, MediaWiki dumps, and tables that have the column `text_field` are, hidden ones are not; a glob (`*`, `?`,
-    `[`, `**`) names what it matches. Of a data set in a folder, the files that belong to it are read. Nothing below the
+    `[`, `**`) names what it matches. A corpus or a work folder of `prepare` in a folder is passed over. Of a data set in a folder, the files that belong to it are read. Nothing below the
     folders `without` (the output) is read. Raises DataError where something named does not exist or is an archive, a
     device or a prepared corpus, and where nothing is left.
     """
@@ -52,7 +52,8 @@ def find_sources(
             if not match.is_dir() and not match.is_file():
                 raise DataError(f"{match} is no regular file (a pipe, a device or a broken link): name a file.")
             for file in _walk(match) if match.is_dir() else [match]:
-                if file != path and apart.intersection(map(str, Path(os.path.realpath(file)).parents)):
+                real = Path(os.path.realpath(file))
+                if file != path and apart.intersection(map(str, (real, *real.parents))):
                     continue
                 if file == match or _is_text(file, text_field):
                     chosen.setdefault(file, number)
@@ -109,8 +110,13 @@ def size_of(file: Path) -> int:
 
 
 def _walk(folder: Path) -> list[Path]:
+    """Returns the files of a folder, and the folders in it that `prepare` wrote, whose files are no inputs."""
     found = []
     for root, folders, names in os.walk(folder):
+        if Path(root) != folder and (is_corpus(Path(root)) or is_work_folder(Path(root))):
+            found.append(Path(root))
+            folders.clear()
+            continue
         if is_dataset(Path(root)):
             found += dataset_files(Path(root))
             folders.clear()
