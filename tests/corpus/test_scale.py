@@ -125,6 +125,22 @@ def test_parts_that_exist_are_not_made_again(inputs: Path) -> None:
     assert [Path(source).name for source in made] == ["1.jsonl", "4.jsonl"]
 
 
+@pytest.mark.parametrize("executor", [None, "slurm", InOrder([None], 1)])
+def test_what_is_no_executor_is_named(executor: Any, inputs: Path) -> None:
+    with pytest.raises(UsageError, match="executor must be a class or function that is called with pipeline"):
+        prepare_on_cluster(config(inputs, "out"), executor, 2)
+
+
+def test_wrong_types_are_named(inputs: Path) -> None:
+    with pytest.raises(UsageError, match=r"tasks = '4' must be a whole number"):
+        prepare_on_cluster(config(inputs, "out"), InOrder, "4")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"config must be a lambert\.PrepareConfig, not \{"):
+        prepare_on_cluster({}, InOrder, 4)  # type: ignore[arg-type]
+    for name, value in (("steps", "extract,tokens"), ("weights", 1), ("clean", None)):
+        with pytest.raises(UsageError, match=f"{name} = .* must be a list"):
+            config(inputs, "out", **{name: value})
+
+
 def test_a_unit_that_fails_does_not_stop_the_others_and_is_named(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config(inputs, "out", clean=(), steps=("extract", "tokens"))
     original = stages.Extract.__call__

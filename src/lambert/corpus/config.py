@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import UsageError, shown
 from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
 from lambert.corpus.filters import FILTERS
@@ -139,6 +139,9 @@ class PrepareConfig:
     decontaminate: Decontaminate = field(default_factory=Decontaminate)
 
     def __post_init__(self) -> None:
+        for name in ("input", "weights", "steps", "clean", "metadata"):
+            if not isinstance(value := getattr(self, name), tuple | list):
+                raise UsageError(f"{name} = {shown(value)} must be a list; lambert.prepare also takes one value.")
         lacking = [name for name, value in (("--input", self.input), ("--out", Path(self.out).parts)) if not value]
         if self.fetch:
             _check_fetch(self)

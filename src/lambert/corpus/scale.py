@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lambert import __version__
-from lambert.core.errors import DataError, LambertError, MachineError, UsageError
+from lambert.core.errors import DataError, LambertError, MachineError, UsageError, shown
 from lambert.core.files import make_folder, remove_all_leftovers, replace_files
 from lambert.core.lock import Lock, lock_folder
 from lambert.corpus.config import PrepareConfig
@@ -142,6 +142,15 @@ def prepare_on_cluster(
         DataError: Parts are missing after a step; the message names the first input file and the reason.
         UsageError, MachineError: As `prepare`.
     """
+    if not isinstance(config, PrepareConfig):
+        raise UsageError(f"config must be a lambert.PrepareConfig, not {shown(config)}.")
+    if not callable(executor):
+        raise UsageError(
+            "executor must be a class or function that is called with pipeline, tasks, logging_dir and skip_completed, "
+            f"such as functools.partial(LocalPipelineExecutor, workers=8), not {shown(executor)}."
+        )
+    if not isinstance(tasks, int) or tasks < 1:
+        raise UsageError(f"tasks = {shown(tasks)} must be a whole number of at least 1.")
     if not config.stages:
         raise UsageError("steps is empty: name the steps, such as extract, clean, tokens.")
     if store and not is_remote(store):
