@@ -85,3 +85,10 @@ def test_help_and_version(lambert: Lambert) -> None:
     assert all(verb in shown.out and spec.line[:40] in shown.out for verb, spec in cli.VERBS.items())
     assert lambert().out == shown.out
     assert lambert("--version").out.strip() == __version__
+
+
+def test_what_is_required_has_no_default(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "2000")
+    shown = lambert("prepare", "--help").out
+    assert "[default: 30522]" in shown
+    assert not re.search(r"\[default: (|\.|\(\)|\"\")\]", shown)

@@ -179,7 +179,9 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     app = App(
         name="lambert", help=HELP, version=__version__, result_action="return_value", suppress_keyboard_interrupt=False
     )
-    app.default_parameter = Parameter(negative_iterable=(), consume_multiple=True, json_list=False)
+    app.default_parameter = Parameter(
+        negative_iterable=(), consume_multiple=True, json_list=False, show_default=_shown_default
+    )
     for place, (name, verb) in enumerate(VERBS.items()):
         if name == chosen:
             app.command(_command(verb, tokens, run), name=name, sort_key=place)
@@ -231,6 +233,11 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
         raise wrong_type(*_place(error.token, tokens), error.token.value, error.target_type) from error
     except UnusedCliTokensError as error:
         raise _stray(tokens, (error.unused_tokens or tokens[-1:])[0]) from error
+
+
+def _shown_default(value: Any) -> str | None:
+    """Returns a default for the help, or None if it stands for a setting that is not set."""
+    return None if value in (None, "", (), Path()) else str(value)
 
 
 def settings(tokens: list[str], values: Mapping[str, Any] | None = None) -> Any:
