@@ -294,7 +294,7 @@ def test_files_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "other").mkdir()
     (tmp_path / "other/x.bin").write_text("x")
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="No files to read in .*none: the folder is empty"):
+    with pytest.raises(DataError, match=r"No files to read in .*none: the folder is empty"):
         find([tmp_path / "none"])
     with pytest.raises(DataError, match="1 with unknown suffixes"):
         find([tmp_path / "other"])

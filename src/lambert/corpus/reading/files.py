@@ -31,9 +31,10 @@ def find_sources(
 
     A file that is named is read whatever its name; in a folder (searched recursively) those with a known suffix or none
     at all, MediaWiki dumps, and tables that have the column `text_field` are, hidden ones are not; a glob (`*`, `?`,
-    `[`, `**`) names what it matches. A corpus or a work folder of `prepare` in a folder is passed over. Of a data set in a folder, the files that belong to it are read. Nothing below the
-    folders `without` (the output) is read. Raises DataError where something named does not exist or is an archive, a
-    device or a prepared corpus, and where nothing is left.
+    `[`, `**`) names what it matches. A corpus or a work folder of `prepare` in a folder is passed over. Of a data set
+    in a folder, the files that belong to it are read. Nothing below the folders `without` (the output) is read. Raises
+    DataError where something named does not exist or is an archive, a device or a prepared corpus, and where nothing is
+    left.
     """
     chosen: dict[Path, int] = {}
     passed: dict[Path, None] = {}
