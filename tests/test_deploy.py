@@ -98,7 +98,7 @@ def test_slurm_prepares_the_corpus_of_one_process(tmp_path: Path) -> None:
     command(tmp_path, "srun", '#!/bin/bash\nwhile [[ $1 == -* ]]; do [[ $1 == -n ]] && shift; shift; done\nexec "$@"\n')
     command(tmp_path, "scontrol", '#!/bin/bash\necho "$3"\n')
     for number in range(3):
-        text = "".join(f"River {number}{line} runs under an old stone bridge.\n" for line in range(99))
+        text = "".join(f"River {number}{line} runs under an old stone bridge.\n" for line in range(25_000))
         (tmp_path / f"{number}.txt").write_text(text)
     names = [f"{number}.txt" for number in range(3)]
     shared = ["--documents", "line", "--vocabulary", "120", "--min-tokens", "2", "--steps", "extract,tokens"]

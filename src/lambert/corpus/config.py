@@ -188,7 +188,6 @@ class PrepareConfig:
             _check_out(self)
         elif self.stages and not self.peek and self.folder.resolve() in _with_parents(self.work_folder.resolve()):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
-        _check_used(self)
         choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
         if ":" not in self.format:
             choices["format"] = ("auto", *READERS)
@@ -205,6 +204,7 @@ class PrepareConfig:
         known(self.encoding)
         if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", self.language):
             raise UsageError(f"language = {self.language!r} is not an ISO 639 code such as en or de.")
+        _check_used(self)
 
     @property
     def layout(self) -> Layout:

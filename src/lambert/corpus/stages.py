@@ -173,7 +173,8 @@ def make_parts(
         with disk_errors(folder):
             lists = deduplicate(parts, folder, config.deduplicate, workers, progress, make)
         nothing: dict[str, Any] = {kind: {} for kind in ("dropped", "passed_over", "changed", "found")}
-        counts["deduplicate"] = {**counts[plan.step], **nothing, **lists.counts()}
+        before = {name: count for name, count in counts[plan.step].items() if name != "named"}
+        counts["deduplicate"] = {**before, **nothing, **lists.counts()}
         units = [replace(unit, key=digest([unit.key, lists.hash_of(unit.number)])) for unit in units]
         left = [_remaining(entries, lists.of(number)) for number, entries in enumerate(files)]
         _count_files(by_file, "deduplicate", left)

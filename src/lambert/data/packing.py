@@ -94,7 +94,7 @@ class Outline:
         self.sentences = len(self.ends)
         if not self.sentences:
             raise DataError(f"{self.name} contains no sentences. Run `lambert prepare` with more text.")
-        again = "Run `lambert prepare` again."
+        again = "Restore the corpus from a copy, or remove the corpus and prepare it again."
         if self.ends[0] <= 0 or self.ends[-1] != split.tokens:
             raise DataError(f"The sentences of {self.name} do not cover its {split.tokens:,} tokens. {again}")
         firsts = [np.zeros(1, dtype=np.int64)]

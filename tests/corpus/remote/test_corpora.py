@@ -281,7 +281,7 @@ def test_the_checksum_of_google_is_known(tmp_path: Path) -> None:
 def test_a_copy_that_is_killed_continues(bucket: Any, rows: Path, tmp_path: Path) -> None:
     files, name = bucket
     url = f"s3://{name}/corpus"
-    made = prepare(config(rows, tmp_path / "plain"))
+    made = prepare(config(rows, tmp_path / "plain", work=None))
     code = (
         "import os, signal, sys; from pathlib import Path; from lambert.corpus.remote.corpora import publish\n"
         "kill = lambda done, total, what: done and os.kill(os.getpid(), signal.SIGKILL)\n"
