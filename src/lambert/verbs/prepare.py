@@ -23,6 +23,8 @@ __all__ = ["PrepareConfig", "run"]
 
 _LABEL = len("deduplicate")
 """Width of the labels of lines: that of the longest."""
+_SHOWN = 8
+"""Counts of a step on the terminal. The manifest and the report have all."""
 _UNKNOWN = 0.05
 """Share of [UNK] above which there is a warning (our choice)."""
 _ENDS = 5
@@ -118,23 +120,24 @@ def summary_of_steps(steps: dict[str, Any]) -> list[str]:
     lines = []
     for name, counts in steps.items():
         by = "" if name == "deduplicate" else "by "
-        dropped, changed = (
-            ", ".join(f"{count:,} {by}{step}" for step, count in counts[kind].items() if count)
-            for kind in ("dropped", "changed")
-        )
-        found = sorted(counts["found"].items(), key=lambda entry: -entry[1])
-        most = ", ".join(f"{count:,} {what}" for what, count in found[:8]) + (", ..." if found[8:] else "")
-        over = ", ".join(f"{count:,} {reason}" for reason, count in counts["passed_over"].items())
+        dropped, changed = (_most(counts[kind], by) for kind in ("dropped", "changed"))
+        found, over = _most(counts["found"]), _most(counts["passed_over"])
         lines.append(
             f"{name:<{_LABEL}} {counts['documents']:,} documents, {counts['characters']:,} characters"
             + (f", {counts['unreadable']:,} unreadable" if counts["unreadable"] else "")
             + (f"; dropped: {dropped}" if dropped else "")
             + (f"; changed: {changed}" if changed else "")
-            + (f"; found: {most}" if most else "")
+            + (f"; found: {found}" if found else "")
             + (f"; passed over: {over}" if over else "")
             + (f"; {counts['lines_removed']:,} repeated paragraphs removed" if counts.get("lines_removed") else "")
         )
     return lines
+
+
+def _most(counts: dict[str, int], by: str = "") -> str:
+    """Returns the largest counts, with their names."""
+    found = sorted(((count, name) for name, count in counts.items() if count), key=lambda entry: -entry[0])
+    return ", ".join(f"{count:,} {by}{name}" for count, name in found[:_SHOWN]) + (", ..." if found[_SHOWN:] else "")
 
 
 def summary(manifest: dict[str, Any]) -> list[str]:
