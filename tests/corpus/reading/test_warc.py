@@ -107,7 +107,17 @@ def test_a_damaged_record_affects_no_other(tmp_path: Path, bad: bytes, problem: 
     assert lines[0] == "Page 1 is about rivers."
     assert problem in lines[1]
     assert lines[1].startswith("<record 2")
+    assert "truncated" not in lines[1]
     assert lines[2:] == ["Page 2 is about rivers.", "Page 3 is about rivers."]
+
+
+@web
+@pytest.mark.parametrize("length", [0, 10**6, 10**14])
+def test_an_archive_that_is_cut_is_called_truncated(tmp_path: Path, length: int) -> None:
+    last = record("response", http(b"<p>x"), **({"Content-Length": length} if length else {}))
+    lines = archive(tmp_path / "a.warc", article(1), last[:-9], packed=False)
+    assert lines[0] == "Page 1 is about rivers."
+    assert lines[1].endswith("has fewer bytes than its Content-Length: the file is truncated>")
 
 
 @web

@@ -21,6 +21,8 @@ _NEXT = re.compile(rb"\r?\n(?=WARC/1\.[01]\r?\n[Ww][Aa][Rr][Cc]-)")
 SEPARATOR = re.compile(rb"\n\r?\n(?=WARC/1\.[01]\r?\n[Ww][Aa][Rr][Cc]-)")
 """What ends a record that another follows."""
 _BORDER = 64  # bytes of a block that are searched again with the next one, longer than what `_NEXT` finds
+_FEWER = "has fewer bytes than its Content-Length"
+_TRUNCATED = f"{_FEWER}: the file is truncated"
 _PAGES = ("text/html", "application/xhtml+xml")
 _UNREAD = {"request", "warcinfo", "metadata", "revisit", "continuation"}
 
@@ -146,9 +148,9 @@ class _Records:
         begin, size = self._at, self._fill(min(int(length), RECORD))
         self._at += size
         left = int(length) - size
-        if left and (size < RECORD or _NEXT.search(self._held, begin, self._at)):
+        if left and ((found := _NEXT.search(self._held, begin, self._at)) or size < RECORD):
             self._again(begin)
-            raise _Damaged("has fewer bytes than its Content-Length")
+            raise _Damaged(_FEWER if found else _TRUNCATED)
         if left:
             content, begin = bytes(self._held[begin : self._at]), self._skip(left)
         end = self._at
@@ -190,7 +192,7 @@ class _Records:
             found = _NEXT.search(self._held, 0, self._at + taken)
             self._at = found.end() if found else self._at + taken
             if found or not taken:  # the length is wrong, or the file is truncated
-                raise _Damaged("has fewer bytes than its Content-Length")
+                raise _Damaged(_FEWER if found else _TRUNCATED)
             size -= taken
         return self._at
 
