@@ -38,10 +38,16 @@ def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any]) 
         differs.append("another tokenizer")
     was, now = ([entry["sha256"] for entry in values["inputs"]] for values in (manifest, head))
     if was != now:
-        changed = [entry["file"] for entry in head["inputs"] if entry["sha256"] not in set(was)]
-        gone = [entry["file"] for entry in manifest["inputs"] if entry["sha256"] not in set(now)]
+        before, after = set(was), set(now)
+        new = {entry["file"]: None for entry in head["inputs"] if entry["sha256"] not in before}
+        old = {entry["file"]: None for entry in manifest["inputs"] if entry["sha256"] not in after}
+        found = {
+            "has changed": [file for file in new if file in old],
+            "is new": [file for file in new if file not in old],
+            "is gone": [file for file in old if file not in new],
+        }
         what = [f"{names[0]} {verb}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-                for names, verb in ((changed, "is new or changed"), (gone, "is gone")) if names]  # fmt: skip
+                for verb, names in found.items() if names]  # fmt: skip
         differs.append("other inputs: " + (", ".join(what) or "their order changed"))
     if differs:
         raise UsageError(f"{out} was prepared with {'; '.join(differs)}: choose another out, or move it away.")

@@ -109,7 +109,7 @@ def test_a_finished_corpus_is_neither_made_nor_copied_again(
     assert not (tmp_path / "work").exists()
     one_line(lambert("prepare", **settings | {"seed": 7}), 2, place.url, "was prepared with seed = 42, not 7")
     rows.write_text(rows.read_text() + json.dumps({"text": "One more document in the file."}) + "\n")
-    with pytest.raises(UsageError, match=r"other inputs: .*rows\.jsonl is new or changed"):
+    with pytest.raises(UsageError, match=r"other inputs: .*rows\.jsonl has changed"):
         prepare(config(rows, place.url))
     assert place.written == []
 
