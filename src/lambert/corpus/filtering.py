@@ -13,6 +13,7 @@ from lambert.corpus.cleaning import CLEANERS, Cleaner, call, cleaner, code_hash
 from lambert.corpus.filters import FILTERS
 from lambert.corpus.filters.outcome import Filter, Outcome
 from lambert.corpus.reading.readers import Piece
+from lambert.corpus.versions import of_filter
 
 if TYPE_CHECKING:
     from lambert.corpus.config import PrepareConfig
@@ -47,9 +48,9 @@ def decides(names: Iterable[str], config: "PrepareConfig") -> list[Any]:
     found: list[Any] = []
     for name in names:
         if name in FILTERS:
-            found.append((name, FILTERS[name].settings(config)))
+            found.append((name, FILTERS[name].settings(config), of_filter(name)))
         else:
-            found.append((name, code_hash(cleaner(name)) if ":" in name else ""))
+            found.append((name, code_hash(cleaner(name)) if ":" in name else "", of_filter(name)))
     return found
 
 

@@ -5,11 +5,9 @@ found before, and checked after, an executor runs, whatever the executor says of
 depend on the executor or on the number of tasks.
 """
 
-import importlib.metadata
 import json
 import os
 import platform
-import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, suppress
@@ -21,15 +19,13 @@ from lambert import __version__
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError, shown
 from lambert.core.files import make_folder, remove_all_leftovers, replace_files
 from lambert.core.lock import Lock, lock_folder
+from lambert.corpus import versions
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.plan import Plan, Units
 from lambert.corpus.remote.addresses import is_remote
 from lambert.corpus.remote.parts import PartStore, outputs
 from lambert.corpus.stages import plans
-
-_PACKAGES = ("pyarrow", "sentencex", "tokenizers", "rensa", "resiliparse", "py3langid")
-"""Packages whose version may change the bytes of a part. The last three are needed for some inputs and steps only."""
 
 RETRIES = 3
 """How often Ray runs a task again whose worker was lost (the default of Ray)."""
@@ -237,14 +233,4 @@ def _last_line(problem: Exception | None) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Returns the versions of what determines the bytes of a part. That of Unicode is Python's."""
-    return {"lambert": __version__, "Unicode": unicodedata.unidata_version} | {
-        name: _version(name) for name in _PACKAGES
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "missing"
+    return {"lambert": __version__} | versions.of_machine()

@@ -142,8 +142,8 @@ def make_parts(
         MachineError: The disk refuses a write.
     """
     counts: dict[str, dict[str, Any]] = {}
-    units = make_units(inputs, stamps, divided(config, inputs, VERSIONS["extract"], workers, progress), shares)
-
+    slices = divided(config, inputs, VERSIONS["extract"], workers, progress)
+    units = make_units(inputs, stamps, slices, shares, config.format)
     by_file: FileCounts = {}
     files: list[Any] = []
 

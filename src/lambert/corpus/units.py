@@ -7,7 +7,8 @@ from typing import Any
 
 from lambert.corpus.plan import digest
 from lambert.corpus.reading.slices import Slice
-from lambert.corpus.reading.streams import EXPANSION
+from lambert.corpus.reading.streams import EXPANSION, inner_suffix
+from lambert.corpus.versions import of_reader
 
 SMALL = 1 << 20
 """An input file with fewer bytes shares a part with other small files (our choice)."""
@@ -72,7 +73,7 @@ def is_small(size: int) -> bool:
 
 def make_units(
     inputs: Sequence[Mapping[str, Any]], stamps: Sequence[Any], slices: Sequence[Sequence[Slice]],
-    shares: Sequence[float],
+    shares: Sequence[float], kind: str = "auto",
 ) -> list[Unit]:  # fmt: skip
     """Returns the units of all input files, in the order of the corpus.
 
@@ -85,6 +86,7 @@ def make_units(
         stamps: `HashedFile.stamp` of each when it was hashed.
         slices: The slices of each.
         shares: How often the documents of each are used; the same for all files of a unit.
+        kind: Name of the reader, or "auto".
     """
     found: list[list[Extent]] = []
     held, before = 0.0, 0.0
@@ -108,8 +110,14 @@ def make_units(
         Unit(
             tuple(extents),
             sum(extent.bytes for extent in extents),
-            digest([[extent.source, astuple(extent.part), extent.sha256] for extent in extents]),
+            digest(
+                [[extent.source, astuple(extent.part), extent.sha256, *_versions(extent, kind)] for extent in extents]
+            ),
             number=number,
         )
         for number, extents in enumerate(found)
     ]
+
+
+def _versions(extent: Extent, kind: str) -> tuple[str, ...]:
+    return of_reader(kind, inner_suffix(Path(extent.source)))

@@ -1,0 +1,37 @@
+"""Versions of what determines the bytes of parts besides Lambert's own code."""
+
+import functools
+import importlib.metadata
+import unicodedata
+
+from lambert.corpus.reading.readers import SUFFIXES
+
+PACKAGES = ("pyarrow", "sentencex", "tokenizers", "rensa", "resiliparse", "py3langid")
+"""Packages whose version may change the bytes of a part. The last three are needed for some inputs and steps only."""
+_READS = {"html": ("resiliparse",), "warc": ("resiliparse",)}
+_FILTERS = {"language": ("py3langid",)}
+
+
+def version(package: str) -> str:
+    """Returns the version of an installed package, or "missing"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+@functools.cache
+def of_reader(kind: str, suffix: str) -> tuple[str, ...]:
+    """Returns the versions that determine the texts of a file, given the name of its reader, or "auto", and the suffix
+    of its name."""
+    return tuple(version(package) for package in _READS.get(SUFFIXES.get(suffix, "") if kind == "auto" else kind, ()))
+
+
+def of_filter(name: str) -> list[str]:
+    """Returns the versions that determine what a filter does. That of Unicode is Python's."""
+    return [unicodedata.unidata_version, *(version(package) for package in _FILTERS.get(name, ()))]
+
+
+def of_machine() -> dict[str, str]:
+    """Returns all versions, which must be the same on machines that work together."""
+    return {"Unicode": unicodedata.unidata_version} | {package: version(package) for package in PACKAGES}

@@ -1,0 +1,41 @@
+from collections.abc import Iterator
+
+import pytest
+
+from lambert.corpus import versions
+from lambert.corpus.config import PrepareConfig
+from lambert.corpus.filtering import decides
+from lambert.corpus.reading.slices import WHOLE
+from lambert.corpus.units import make_units
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    versions.of_reader.cache_clear()
+
+
+def key(file: str, kind: str = "auto") -> str:
+    versions.of_reader.cache_clear()
+    (unit,) = make_units([{"file": file, "bytes": 9, "sha256": "a"}], [None], [[WHOLE]], [1.0], kind)
+    return unit.key
+
+
+def test_parts_of_pages_are_made_again_with_another_version_of_their_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = [("a.html", "auto"), ("a.warc.gz", "auto"), ("a", "html"), ("a.txt", "auto"), ("a.html", "text")]
+    before = [key(*file) for file in files]
+    monkeypatch.setattr("importlib.metadata.version", lambda package: f"{package} 1")
+    assert [key(*file) == old for file, old in zip(files, before, strict=True)] == [False, False, False, True, True]
+
+
+def test_parts_are_cleaned_again_with_another_version_of_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PrepareConfig(("in",), "out", steps=("extract,clean",), clean=("language", "c4"))
+    before = decides(config.cleaners, config)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: f"{package} 1")
+    language, c4 = decides(config.cleaners, config)
+    assert language != before[0]
+    assert c4 == before[1]
+    monkeypatch.setattr("unicodedata.unidata_version", "3.2.0")
+    assert decides(config.cleaners, config)[1] != c4
