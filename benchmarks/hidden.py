@@ -11,8 +11,8 @@ from ranks import MANY, Side, everyones, seconds_of
 from torch import nn
 
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import Exchange
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.exchange.overlapped import DistributedExchange
 from lambert.distributed.group import Group
 from lambert.engine.gradients import Bucket

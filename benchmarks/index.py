@@ -23,8 +23,7 @@ import numpy as np
 
 from lambert.core.shards import FORMAT_VERSION, Split, SplitWriter
 from lambert.core.specials import Specials
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import PackingConfig
+from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 
 BLOCK = 1_000_000  # sentences written at once

@@ -17,8 +17,8 @@ from torch import nn
 
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import Exchange, build
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine.allocator import TUNABLES
 from lambert.engine.loop import train
 from lambert.engine.precision import Precision
@@ -28,7 +28,7 @@ from lambert.model.heads import Model
 from lambert.optim import optimizers
 from lambert.optim.config import OptimConfig
 from lambert.verbs.bench import batches
-from lambert.verbs.bench.config import BenchConfig
+from lambert.verbs.settings.bench import BenchConfig
 
 MANY = 10**6
 """Updates of a run that is long enough for compiled kernels to pay."""

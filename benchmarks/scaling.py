@@ -52,8 +52,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lambert.core.world import World
 from lambert.distributed.agreement import compare_weights
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.detection import detect
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.exchange.overlapped import DistributedExchange
 from lambert.distributed.group import Group
 from lambert.distributed.stragglers import Stragglers

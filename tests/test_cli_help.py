@@ -4,6 +4,8 @@ import ast
 import dataclasses
 import inspect
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
@@ -60,7 +62,8 @@ def test_help_explains_every_setting(verb: str, lambert: Lambert, monkeypatch: p
 @pytest.mark.parametrize("verb", ["pretrain", "finetune"])
 def test_help_begins_with_the_common_settings(verb: str, lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    module, kind = stage(verb)
+    _, kind = stage(verb)
+    module = sys.modules[kind.__module__]
     assert set(module.COMMON) <= set(documented(kind))
     shown = lambert(verb, "--help").out
     assert shown.startswith(f"Usage: lambert {verb} ")
@@ -92,3 +95,15 @@ def test_what_is_required_has_no_default(lambert: Lambert, monkeypatch: pytest.M
     shown = lambert("prepare", "--help").out
     assert "[default: 30522]" in shown
     assert not re.search(r"\[default: (|\.|\(\)|\"\")\]", shown)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["pretrain --help", "pretrain --train.stps 3", "finetune --dta x", "evaluate --modl x", "predict --chnk 3",
+     "import --frm x", "export --formt x", "bench --sze x", "pretrain recipes/none.toml", "doctor --x"],
+)  # fmt: skip
+def test_help_and_mistyped_flags_do_not_wait_for_torch(command: str) -> None:
+    code = "import sys; from lambert import cli\ntry: cli.main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("False\n"), done.stderr
+    assert done.returncode == (0 if "--help" in command else 2)

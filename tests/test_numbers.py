@@ -1,7 +1,6 @@
 """Every number among the settings of every verb, with values that no number should have."""
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,11 +66,7 @@ def numbers(verb: str, kind: Any, prefix: str = "") -> Iterator[Number]:
 
 def all_numbers() -> list[Number]:
     """Each once, though pretrain and finetune share tables."""
-    kinds = {
-        name: getattr(importlib.import_module(f"lambert.verbs.{verb.module}"), verb.settings)
-        for name, verb in cli.VERBS.items()
-        if verb.settings
-    }
+    kinds = {name: cli.settings_of(verb) for name, verb in cli.VERBS.items() if verb.settings}
     found = {(number.table, number.name): number for verb, kind in kinds.items() for number in numbers(verb, kind)}
     return list(found.values())
 

@@ -29,7 +29,7 @@ def parsed(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     cli.call([verb, str(path)])
     (config,) = seen
-    assert type(config).__name__ == cli.VERBS[verb].settings
+    assert type(config) is cli.settings_of(cli.VERBS[verb])
     return config
 
 

@@ -28,11 +28,10 @@ from study import METHODS, flags_of, settings
 
 from lambert.core.shards import Split
 from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import PackingConfig
+from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import methods
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine.gradients import Gradients
 from lambert.engine.precision import Precision
 from lambert.model import weights

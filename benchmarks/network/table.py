@@ -21,7 +21,7 @@ from lab import bits_per_second
 from model import predict
 from study import BEGIN_DENSE, METHODS, done
 
-from lambert.distributed.exchange.config import ExchangeConfig
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange.methods import EARLY
 
 UNCOMPRESSED = ("horovod", "float32")

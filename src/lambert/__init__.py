@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from lambert.runs.config import TrainConfig as TrainConfig
     from lambert.runs.result import Result as Result
     from lambert.tasks.config import TaskConfig as TaskConfig
-    from lambert.verbs.evaluate import EvaluateConfig as EvaluateConfig
-    from lambert.verbs.finetune import FinetuneConfig as FinetuneConfig
-    from lambert.verbs.pretrain import PretrainConfig as PretrainConfig
+    from lambert.verbs.settings.evaluate import EvaluateConfig as EvaluateConfig
+    from lambert.verbs.settings.finetune import FinetuneConfig as FinetuneConfig
+    from lambert.verbs.settings.pretrain import PretrainConfig as PretrainConfig
 
 from lambert.core.path import forget_current_folder
 
@@ -65,9 +65,9 @@ _MODULES = {
     "optim.schedule": ("schedule",),
     "optim.config": ("OptimConfig",),
     "corpus.config": ("PrepareConfig", "DeduplicateConfig"),
-    "verbs.pretrain": ("PretrainConfig",),
-    "verbs.finetune": ("FinetuneConfig",),
-    "verbs.evaluate": ("EvaluateConfig",),
+    "verbs.settings.pretrain": ("PretrainConfig",),
+    "verbs.settings.finetune": ("FinetuneConfig",),
+    "verbs.settings.evaluate": ("EvaluateConfig",),
     "runs.config": ("TrainConfig", "LogConfig"),
     "tasks.config": ("TaskConfig",),
     "core.errors": ("LambertError", "UsageError", "DataError", "MachineError", "DivergedError", "SavedAndStopped"),

@@ -1,7 +1,7 @@
 """The command line: verbs, recipes with dotted overrides, and every failure as one line with an exit code.
 
-A verb is a module of `lambert.verbs` with a settings dataclass and a function `run`. Only the module of the called verb
-is imported, so `lambert --help` does not import torch.
+A verb is a module of `lambert.verbs` with a function `run`, and a settings dataclass. The module is imported when all
+settings are known to be right, so neither `--help` nor a mistyped flag waits for torch.
 """
 
 import dataclasses
@@ -45,7 +45,8 @@ from lambert.engine.allocator import keep_memory
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """A verb: its module, its settings dataclass, the line that explains it, and its arguments before the flags."""
+    """A verb: its module, its settings dataclass (module:name in `lambert.verbs`), the line that explains it, and its
+    arguments before the flags."""
 
     module: str
     settings: str
@@ -60,18 +61,34 @@ Runs = Annotated[list[Path], Parameter(help="Run folders, or prepared corpora.")
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 VERBS = {
-    "prepare": Verb("prepare", "PrepareConfig", "Raw text to a tokenizer and token shards."),
-    "pretrain": Verb("pretrain", "PretrainConfig", "Shards to an encoder; the same command again continues."),
-    "finetune": Verb("finetune", "FinetuneConfig", "Encoder and labelled data to a task model and its scores."),
-    "evaluate": Verb("evaluate", "EvaluateConfig", "Model and labelled data to official scores and predictions."),
-    "predict": Verb("predict", "PredictConfig", "JSON lines in, JSON lines out, streaming.", takes=""),
-    "import": Verb("convert", "ImportConfig", "A Hugging Face folder to a model folder, verified.", takes=""),
-    "export": Verb("convert", "ExportConfig", "A model folder to another format, verified.", takes=""),
-    "bench": Verb("bench", "BenchConfig", "Speed of each kind of work, share of this device's ceiling, memory, peers."),
-    "launch": Verb("launch", "LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
+    "prepare": Verb("prepare", "prepare:PrepareConfig", "Raw text to a tokenizer and token shards."),
+    "pretrain": Verb(
+        "pretrain", "settings.pretrain:PretrainConfig", "Shards to an encoder; the same command again continues."
+    ),
+    "finetune": Verb(
+        "finetune", "settings.finetune:FinetuneConfig", "Encoder and labelled data to a task model and its scores."
+    ),
+    "evaluate": Verb(
+        "evaluate", "settings.evaluate:EvaluateConfig", "Model and labelled data to official scores and predictions."
+    ),
+    "predict": Verb("predict", "settings.predict:PredictConfig", "JSON lines in, JSON lines out, streaming.", takes=""),
+    "import": Verb(
+        "convert", "settings.convert:ImportConfig", "A Hugging Face folder to a model folder, verified.", takes=""
+    ),
+    "export": Verb("convert", "settings.convert:ExportConfig", "A model folder to another format, verified.", takes=""),
+    "bench": Verb(
+        "bench",
+        "settings.bench:BenchConfig",
+        "Speed of each kind of work, share of this device's ceiling, memory, peers.",
+    ),
+    "launch": Verb("launch", "launch:LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
     "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
-    "report": Verb("report", "ReportConfig", "Run folders and corpora to one self-contained HTML page.", takes="runs"),
-    "doctor": Verb("doctor", "DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""),
+    "report": Verb(
+        "report", "report:ReportConfig", "Run folders and corpora to one self-contained HTML page.", takes="runs"
+    ),
+    "doctor": Verb(
+        "doctor", "doctor:DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""
+    ),
 }
 
 NOT_YET = {
@@ -185,7 +202,7 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     for place, (name, verb) in enumerate(VERBS.items()):
         if name == chosen:
             app.command(_command(verb, tokens, run), name=name, sort_key=place)
-            common = getattr(sys.modules[f"lambert.verbs.{verb.module}"], "COMMON", ())
+            common = getattr(sys.modules[settings_of(verb).__module__], "COMMON", ())
             if common and HELP_FLAGS & set(tokens):  # imports rich
                 from lambert.help_panels import ByTable
 
@@ -196,7 +213,7 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     sources = []
     if values:
         check_names(dotted(values), "The call")
-        check_numbers(_settings(VERBS[chosen]), values, as_text=True)
+        check_numbers(settings_of(VERBS[chosen]), values, as_text=True)
         given.update(dotted(values))
         sources.append(Dict(without(values, values), source="the call", use_commands_as_keys=False))
     if chosen in VERBS and VERBS[chosen].takes == "recipe" and len(tokens) > 1 and not tokens[1].startswith("-"):
@@ -206,14 +223,14 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
         found = read(recipe)
         given.update(dotted(found))
         check_names(given, str(recipe))
-        check_numbers(_settings(VERBS[chosen]), found)
+        check_numbers(settings_of(VERBS[chosen]), found)
         sources.append(Dict(without(found, values or {}), source=str(recipe.absolute()), use_commands_as_keys=False))
     app.config = tuple(sources)
     flags = {token[2:].partition("=")[0].replace("-", "_") for token in tokens if token.startswith("--")}
     if chosen in RUNS:
         check_names(flags, "The command")
     if chosen in VERBS:
-        check_flags(_settings(VERBS[chosen]), tokens)
+        check_flags(settings_of(VERBS[chosen]), tokens)
     if chosen == "launch":
         from lambert.verbs.launch import own
 
@@ -252,8 +269,10 @@ def _place(token: Any, tokens: list[str]) -> tuple[str, str]:
     return place, (token.keyword or token.value).strip("[]").replace("][", ".")
 
 
-def _settings(verb: Verb) -> Any:
-    return getattr(importlib.import_module(f"lambert.verbs.{verb.module}"), verb.settings)
+def settings_of(verb: Verb) -> Any:
+    """Returns the settings dataclass of a verb."""
+    module, _, name = verb.settings.partition(":")
+    return getattr(importlib.import_module(f"lambert.verbs.{module}"), name)
 
 
 def _no_recipe(recipe: Path, verb: str) -> LambertError:
@@ -262,7 +281,7 @@ def _no_recipe(recipe: Path, verb: str) -> LambertError:
     near = difflib.get_close_matches(
         str(recipe), map(str, [*Path().glob("*.toml"), *Path().glob("recipes/**/*.toml")]), 1
     )
-    settings = _settings(VERBS[verb])
+    settings = settings_of(VERBS[verb])
     first = next(required(settings, ()), f"--{dataclasses.fields(settings)[0].name}") if recipe.exists() else ""
     if first and not near:
         return UsageError(f"{recipe} is not a recipe (a TOML file). Settings are flags: {first} {recipe}.")
@@ -279,7 +298,7 @@ def _missing(error: MissingArgumentError, verb: str, given: Collection[str]) -> 
         example = "runs/NAME" if takes == "runs" else "-np 2 pretrain ..."
         what = "RUN folder" if takes == "runs" else "VERB"
         return UsageError(f"{verb} requires a {what}: lambert {verb} {example}")
-    lacking = list(required(_settings(VERBS[verb]), given)) or [error.argument.name if error.argument else "a value"]
+    lacking = list(required(settings_of(VERBS[verb]), given)) or [error.argument.name if error.argument else "a value"]
     for names in ONE_OF.get(verb, ()):
         if not any(name.startswith(names) for name in given):
             lacking.append("(" + " or ".join(f"--{name}{'*' * name.endswith('.')}" for name in names) + ")")
@@ -305,23 +324,26 @@ def _stray(tokens: list[str], word: str) -> LambertError:
 
 
 def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> Callable[..., Any]:
-    module, kind = importlib.import_module(f"lambert.verbs.{verb.module}"), _settings(verb)
-    name = "run" if verb.module != "convert" else f"run_{verb.settings.removesuffix('Config').lower()}"
-    run = run or getattr(module, name)
+    kind = settings_of(verb)
+    name = "run" if verb.module != "convert" else f"run_{kind.__name__.removesuffix('Config').lower()}"
+
+    def run_verb(*given: Any, **named: Any) -> Any:
+        called = run or getattr(importlib.import_module(f"lambert.verbs.{verb.module}"), name)
+        return called(*given, **named)
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and Path(tokens[1]) != recipe:
             raise _stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe))
-        return run(config or kind(), say=_SAY)
+        return run_verb(config or kind(), say=_SAY)
 
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
-        return run(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_SAY)
+        return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_SAY)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
-        return run(config or kind(), tokens, settings, say=_SAY)
+        return run_verb(config or kind(), tokens, settings, say=_SAY)
 
     def flags_only(*, config: Any) -> Any:
-        return run(config or kind(), say=_SAY)
+        return run_verb(config or kind(), say=_SAY)
 
     command: Any = {"recipe": with_recipe, "runs": with_runs, "verb": with_verb, "": flags_only}[verb.takes]
     optional = not any(field.default is field.default_factory for field in dataclasses.fields(kind))

@@ -26,9 +26,9 @@ from lambert.verbs import evaluate as evaluation
 from lambert.verbs import finetune as finetuning
 from lambert.verbs import prepare as preparation
 from lambert.verbs import pretrain as pretraining
-from lambert.verbs.evaluate import EvaluateConfig
-from lambert.verbs.finetune import FinetuneConfig
-from lambert.verbs.pretrain import PretrainConfig
+from lambert.verbs.settings.evaluate import EvaluateConfig
+from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.settings.pretrain import PretrainConfig
 
 Rows = Sequence[Mapping[str, Any]]
 """Labelled rows, as in a file of JSON lines."""

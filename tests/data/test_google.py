@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lambert.core.specials import Specials
+from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.google import create_instances
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import Outline, PackingConfig
+from lambert.data.packing import Outline
 from lambert.data.source import CorpusSource
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "google_create_pretraining.json").read_text())

@@ -11,7 +11,8 @@ from scipy.stats import chi2
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, words
 from lambert.core.specials import Specials
-from lambert.data.masking import DynamicMasking, MaskingConfig, chosen
+from lambert.data.config import MaskingConfig
+from lambert.data.masking import DynamicMasking, chosen
 
 CLS, SEP, MASK, V = 2, 3, 4, 1000
 CONTINUES = np.arange(V) >= 700

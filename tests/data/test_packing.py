@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lambert.core.errors import DataError, UsageError
-from lambert.data.packing import FullPlan, Outline, PackingConfig
+from lambert.data.config import PackingConfig
+from lambert.data.packing import FullPlan, Outline
 
 
 @given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=6), min_size=1, max_size=6), st.integers(8, 40))

@@ -11,9 +11,9 @@ from scipy.stats import ks_2samp
 
 from lambert.core.errors import DataError
 from lambert.core.randomness import Stream, key
+from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.google import create_instances
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import Outline, PackingConfig
+from lambert.data.packing import Outline
 from lambert.data.pairs import PairPlan, heads, truncated
 
 CORPORA = st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=8), min_size=2, max_size=8)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lambert.core.errors import DataError
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import Outline, PackingConfig
+from lambert.data.config import MaskingConfig, PackingConfig
+from lambert.data.packing import Outline
 from lambert.data.pairs import PairPlan
 from lambert.data.source import CorpusSource
 

@@ -15,8 +15,7 @@ from patience import HANGS, patient
 
 from lambert.core.batch import Target, flat_batch
 from lambert.core.errors import DataError, UsageError
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import PackingConfig
+from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import balanced, micro_bounds, sequential, split, stream
 

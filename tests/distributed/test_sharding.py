@@ -20,9 +20,9 @@ from tiny import Share, Tiny, schedule, updates
 
 from lambert.core.errors import UsageError
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig, Name
 from lambert.distributed.detection import detect
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.config import ExchangeConfig, Name
 from lambert.distributed.sharding import Sharded, owners, shard
 from lambert.engine import checkpoint
 from lambert.engine.loop import train

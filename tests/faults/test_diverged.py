@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.errors import DivergedError
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.detection import detect
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine.guard import Guard, GuardConfig
 from lambert.engine.incidents import Incidents
 from lambert.engine.loop import train

@@ -24,7 +24,8 @@ from lambert.model.family import Family, check_fixed, numbers
 from lambert.model.objectives import Label
 from lambert.planning.memory import weight_count
 from lambert.planning.operations import encoder_forward
-from lambert.verbs.convert import ExportConfig, run_export
+from lambert.verbs.convert import run_export
+from lambert.verbs.settings.convert import ExportConfig
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40, block="toy")
 

@@ -16,7 +16,7 @@ from lambert.model import weights
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.publish import card
-from lambert.verbs.finetune import FinetuneConfig
+from lambert.verbs.settings.finetune import FinetuneConfig
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lambert.core.world import World
-from lambert.distributed.exchange.config import ExchangeConfig, Name
+from lambert.distributed.config import ExchangeConfig, Name
 from lambert.engine.loop import OutOfMemory
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.runs import exchange_autotune as tuning

@@ -17,7 +17,8 @@ from torch import nn
 from lambert.corpus.reading.readers import Piece
 from lambert.model.attention import attention
 from lambert.model.heads import Head as Plain
-from lambert.verbs.convert import run_import, ImportConfig
+from lambert.verbs.convert import run_import
+from lambert.verbs.settings.convert import ImportConfig
 from lambert.tasks.classify import Classify
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lambert.runs import plateau as module
 from lambert.runs.plateau import LONG, plateau
-from lambert.verbs.pretrain import PretrainConfig
+from lambert.verbs.settings.pretrain import PretrainConfig
 
 CONFIG = PretrainConfig(corpus=Path("corpus"), out=Path("run"))
 

@@ -20,8 +20,8 @@ from commands import last_line
 from lambert.core import settings
 from lambert.core.errors import UsageError
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig, Name
 from lambert.distributed.exchange import Exchange
-from lambert.distributed.exchange.config import ExchangeConfig, Name
 from lambert.engine.guard import GuardConfig
 from lambert.runs import updates
 from lambert.runs.config import TrainConfig, check_together

@@ -42,7 +42,7 @@ def stage(verb: str) -> tuple[ModuleType, Any]:
     from lambert import cli
 
     module = importlib.import_module(f"lambert.verbs.{cli.VERBS[verb].module}")
-    return module, getattr(module, cli.VERBS[verb].settings)
+    return module, cli.settings_of(cli.VERBS[verb])
 
 
 def setting_names(kind: Any, prefix: str = "") -> list[str]:

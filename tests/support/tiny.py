@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.errors import LambertError
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.detection import detect
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine import checkpoint, signals
 from lambert.engine.lock import hold
 from lambert.engine.log import RunLog

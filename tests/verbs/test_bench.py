@@ -18,8 +18,7 @@ from lambert import cli
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.shards import Split
 from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import PackingConfig
+from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.verbs.bench import BenchConfig, batches, ceilings, memory
 from lambert.verbs.bench.ceilings import Ceilings

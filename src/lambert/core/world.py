@@ -12,9 +12,6 @@ from torch import Tensor
 
 from lambert.core.batch import Batch
 
-TIMEOUT_SECONDS = 120.0
-"""How long a collective waits for a rank that hangs. With torch's default, 30 minutes, all nodes would stand idle."""
-
 
 @dataclass(frozen=True, slots=True)
 class World:

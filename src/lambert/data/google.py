@@ -13,8 +13,8 @@ import numpy as np
 
 from lambert.core.batch import Ints
 from lambert.core.specials import Specials
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import Outline, PackingConfig, Rows
+from lambert.data.config import MaskingConfig, PackingConfig
+from lambert.data.packing import Outline, Rows
 
 
 class Instance(NamedTuple):

@@ -5,49 +5,12 @@ not depend on the batch, the rank, the worker or a resume, and every epoch masks
 Liu et al. 2019, section 4.1).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from lambert.core.batch import Ints
-from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, Words, below, key, unit, words
-from lambert.core.settings import check
 from lambert.core.specials import Specials
-
-
-@dataclass(frozen=True, slots=True)
-class MaskingConfig:
-    """The settings of masked-token selection and replacement. Defaults: Devlin et al. 2019, section 3.1."""
-
-    rate: float = 0.15
-    """Share of a sequence's tokens to mask and predict; at least one token. [CLS] and [SEP] count as tokens of the
-    sequence but are never masked."""
-    whole_word: bool = False
-    """Mask all pieces of a word or none. A word that would exceed the sequence's number of masked tokens is skipped;
-    words do not cross a [SEP]."""
-    mask_share: float = 0.8
-    """Share of the masked tokens that are replaced by [MASK]."""
-    random_share: float = 0.1
-    """Share of the masked tokens that are replaced by a random piece of the whole vocabulary, special tokens included,
-    as in the original code. The remaining masked tokens are left unchanged."""
-    max_predictions: int | None = None
-    """Maximum number of masked tokens per sequence. Unset: `rate` alone decides."""
-
-    def __post_init__(self) -> None:
-        check(
-            self, "masking.",
-            rate="(0, 1]", mask_share="[0, 1]", random_share="[0, 1]", max_predictions="[1, inf)",
-        )  # fmt: skip
-        if self.mask_share + self.random_share > 1 + 1e-9:
-            shares = f"masking.mask_share = {self.mask_share} and masking.random_share = {self.random_share}"
-            raise UsageError(f"{shares} add up to more than 1: choose shares from 0 to 1 whose sum is at most 1.")
-
-    def predictions(self, lengths_S: Ints) -> Ints:
-        """Returns the number of masked tokens of each sequence [S]: min(max_predictions, max(1, round(rate * length))),
-        where halves round to even."""
-        wanted: Ints = np.maximum(1, np.rint(self.rate * lengths_S)).astype(np.int64)
-        return wanted if self.max_predictions is None else np.minimum(wanted, self.max_predictions)
+from lambert.data.config import MaskingConfig
 
 
 class DynamicMasking:

@@ -6,52 +6,16 @@ on request, for whole batches at a time.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from lambert.core.batch import Ints
-from lambert.core.errors import DataError, UsageError
-from lambert.core.settings import check
+from lambert.core.errors import DataError
 from lambert.core.shards import Split
+from lambert.data.config import PackingConfig
 
 BLOCK = 2**18  # sentences processed at a time: large enough for numpy, small enough for the cache
-_SHORTEST_SEQUENCE = 8
-_LONGEST_SEQUENCE = 2**15
-
-
-@dataclass(frozen=True, slots=True)
-class PackingConfig:
-    """The settings of packing, which cuts documents into sequences."""
-
-    mode: Literal["pairs", "balanced", "full", "google"] = "pairs"
-    """"pairs": two segments and a next-sentence label, as in the BERT paper's data (slightly more than half of the
-    labels are "random"); "balanced": the same with exactly half; "full": one segment of one document, as long as fits,
-    without next-sentence labels; "google": exactly the instances of Google's create_pretraining_data.py, with static
-    masks (slow, for comparisons)."""
-    sequence_length: int = 128
-    """Maximum length of a sequence in tokens, [CLS] and [SEP] included."""
-    short_sequences: float = 0.1
-    """Share of documents that are cut to a random shorter target length (modes pairs, balanced, google). In modes pairs
-    and balanced the lengths are drawn anew in every epoch."""
-    shortest: int = 8
-    """Minimum tokens of a segment in mode "full": a masked token in a shorter one has almost no context. Shorter
-    documents are dropped; a shorter last segment of a document takes tokens from the segment before it."""
-    duplicates: int = 10
-    """Passes over the corpus, each with different masks, that form one epoch in mode "google" (dupe_factor there)."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("pairs", "balanced", "full", "google"):
-            raise UsageError(f"packing.mode = {self.mode!r} is unknown. Known: pairs, balanced, full, google.")
-        check(
-            self, "packing.",
-            sequence_length=f"[{_SHORTEST_SEQUENCE}, {_LONGEST_SEQUENCE}]", short_sequences="[0, 1]",
-            shortest="[1, inf)", duplicates="[1, inf)",
-        )  # fmt: skip
-
-    def room(self, segments: int) -> int:
-        """Returns the text tokens that fit into a sequence: its length minus [CLS] and one [SEP] per segment."""
-        return self.sequence_length - 1 - segments
 
 
 @dataclass(frozen=True, slots=True)

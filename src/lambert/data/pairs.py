@@ -10,7 +10,8 @@ import numpy as np
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError
 from lambert.core.randomness import Stream, Words, below, key, unit, words
-from lambert.data.packing import BLOCK, Outline, PackingConfig, Rows
+from lambert.data.config import PackingConfig
+from lambert.data.packing import BLOCK, Outline, Rows
 
 
 def truncated(a_S: Ints, b_S: Ints, room: int) -> tuple[Ints, Ints]:

@@ -11,8 +11,9 @@ from lambert.core.batch import Batch, Ints, Source, Target, flat_batch
 from lambert.core.errors import DataError
 from lambert.core.shards import Split
 from lambert.core.specials import Specials
-from lambert.data.masking import DynamicMasking, MaskingConfig
-from lambert.data.packing import FullPlan, Outline, PackingConfig, Plan, Rows
+from lambert.data.config import MaskingConfig, PackingConfig
+from lambert.data.masking import DynamicMasking
+from lambert.data.packing import FullPlan, Outline, Plan, Rows
 from lambert.data.pairs import PairPlan
 
 _PLANS_KEPT = 2  # a batch may contain sequences of two epochs

@@ -1,6 +1,7 @@
 """Finds out whether this process is alone or one of several, and returns its World."""
 
-from lambert.core.world import TIMEOUT_SECONDS, World
+from lambert.core.world import World
+from lambert.distributed.config import TIMEOUT_SECONDS
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named
 

@@ -26,7 +26,8 @@ from lambert.core.errors import (
     SavedAndStopped,
     UsageError,
 )
-from lambert.core.world import TIMEOUT_SECONDS, World
+from lambert.core.world import World
+from lambert.distributed.config import TIMEOUT_SECONDS
 from lambert.distributed.failure_detector import FailureDetector, within_deadline
 from lambert.distributed.launch_environment import ProcessInfo
 from lambert.distributed.rendezvous import meet, roll_call

@@ -9,14 +9,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 
 from lambert.core.world import World
-
-Setting = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True)

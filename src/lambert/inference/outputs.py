@@ -4,11 +4,11 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from torch import Tensor
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.contents import model_files, sha256
 from lambert.core.errors import UsageError
-from lambert.core.registry import check_named, choose
-from lambert.core.settings import check
+from lambert.core.registry import check_named
 from lambert.core.world import World
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.stream import split
@@ -38,26 +37,6 @@ _PARTS = 8
 _FAST_TOKENS = 1024
 """Tokens of a batch from which a CPU is not faster. On a GPU larger batches are faster, so little data stays in few
 batches there."""
-
-
-Precisions = Literal["float32", "bfloat16", "int8"]
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceConfig:
-    """How a model is run for inference."""
-
-    precision: Precisions = "float32"
-    """Precision of the matrix products. bfloat16 is faster on processors that support it and changes scores by
-    hundredths; int8, on CPUs only, is faster still."""
-    micro_tokens: int = 8192
-    """Maximum tokens of a batch; bounds the memory and does not change results."""
-    device: str = "auto"
-    """auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
-
-    def __post_init__(self) -> None:
-        check(self, "inference.", micro_tokens="[1, inf)")
-        choose(dict.fromkeys(get_args(Precisions)), self.precision, "precision")
 
 
 def load_task(

@@ -20,7 +20,8 @@ from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
 from lambert.engine.precision import Precision
-from lambert.inference.outputs import InferenceConfig, Precisions, load_task, outputs, ready
+from lambert.inference.config import InferenceConfig, Precisions
+from lambert.inference.outputs import load_task, outputs, ready
 from lambert.model.encoder import Encoder
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model

@@ -7,9 +7,7 @@ from typing import Literal, Protocol
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
-from lambert.core.world import TIMEOUT_SECONDS
-from lambert.distributed.exchange.config import ExchangeConfig
-from lambert.engine.compiler import Setting
+from lambert.distributed.config import TIMEOUT_SECONDS, ExchangeConfig
 from lambert.engine.guard import GuardConfig
 from lambert.optim.config import OptimConfig
 
@@ -31,7 +29,7 @@ class TrainConfig:
     precision: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
     """Precision of the matrix products; weights, moments and summed gradients are always float32. float16 scales the
     loss; float8 is bfloat16 with float8 products in the blocks, on GPUs of compute capability 8.9 or more."""
-    compile: Setting = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     """Compile the blocks with torch.compile; auto: on GPUs only. It changes results by rounding and, with dropout, by
     the dropout masks. If compiling fails, the run warns and continues in eager mode."""
     device: str = "auto"

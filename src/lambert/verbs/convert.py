@@ -1,12 +1,9 @@
 """`lambert import` and `lambert export`: convert model folders and verify the outputs before a folder appears."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import remove_leftovers
@@ -17,36 +14,7 @@ from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
-
-
-@dataclass(frozen=True, slots=True)
-class ImportConfig:
-    """Converts a Hugging Face folder to a model folder. The weights are safetensors, or a pytorch_model.bin, which is
-    read without running code from it."""
-
-    source: Annotated[Path, Parameter(name="--from")]
-    """Folder with config.json, the weights, and vocab.txt or tokenizer.json."""
-    out: Path
-    """Model folder to write; it must not exist."""
-    lowercase: bool | None = None
-    """Whether the vocabulary is uncased. Unset: as the tokenizer settings of the folder say."""
-    code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportConfig:
-    """Converts a model folder to another format."""
-
-    model: Path
-    """Run folder or model folder."""
-    out: Path
-    """Folder to write; it must not exist."""
-    format: str = "hf"
-    """hf: config.json, model.safetensors and tokenizer files, as transformers' AutoModel reads them."""
-    code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
-
+from lambert.verbs.settings.convert import ExportConfig, ImportConfig
 
 KEPT = ("id2label", "label2id", "problem_type", "lambert")
 """Keys of config.json that describe the head. They are copied."""

@@ -2,46 +2,18 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from lambert.core.errors import UsageError
 from lambert.core.files import check_replaceable, json_text
 from lambert.distributed.detection import detect
 from lambert.engine.progress import progress, score_text
 from lambert.engine.signals import START_AGAIN, graceful_stop
-from lambert.inference.outputs import InferenceConfig, compare_ranks
+from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks import Outputs
-from lambert.tasks.config import OtherColumns
 from lambert.tasks.task import is_predictions
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluateConfig:
-    """Scores a model on a labelled file."""
-
-    model: Path
-    """Run folder of `lambert finetune`, its model folder, or a Hugging Face folder with a task head."""
-    data: Path
-    """Labelled file."""
-    task: str = ""
-    """classify, regress, squad or tag. Empty: the task that the model folder describes."""
-    code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
-    predictions: Path | None = None
-    """Predictions file to write: for SQuAD the official JSON, with a file of n-best answers beside it; else JSON lines
-    or .tsv."""
-    json: bool = False
-    """Print the scores as one line of JSON."""
-    columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
-        default_factory=OtherColumns
-    )
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
+from lambert.verbs.settings.evaluate import EvaluateConfig
 
 
 def run(config: EvaluateConfig, say: Say = silent) -> Result:

@@ -1,17 +1,15 @@
 """`lambert finetune`: trains an encoder on labelled data for a task, and scores it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import sha256
-from lambert.core.settings import SEEDS, as_dict, check, dotted
+from lambert.core.settings import as_dict, dotted
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine import archive
-from lambert.engine.guard import GuardConfig
 from lambert.engine.log import append
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
@@ -22,53 +20,13 @@ from lambert.model import weights
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.runs.config import LogConfig, check_together
-from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTrainConfig
 from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import TaskConfig, learn, needed_pieces
-
-COMMON = (
-    "init", "data", "dev", "out", "seed", "task.name", "task.max_length", "task.columns.text", "task.columns.text_b",
-    "task.columns.label", "optim.name", "optim.lr", "optim.weight_decay", "optim.warmup_ratio", "train.batch_size",
-    "train.epochs", "train.steps", "train.precision", "train.device", "train.evaluate_every", "train.save_every",
-)  # fmt: skip
-"""Settings that `--help` shows first."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinetuneConfig:
-    """Fine-tuning on labelled text. Repeating the command continues the run."""
-
-    data: Path
-    """Labelled training file: SQuAD JSON, or TSV, CSV, JSON lines or Parquet with named columns."""
-    out: Path
-    """Run folder: settings, metrics, checkpoints, and the task model in model/."""
-    init: Path
-    """Model folder or run folder of the encoder to start from."""
-    code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
-    dev: Path | None = None
-    """Labelled file for evaluation during training and at the end."""
-    random_init: bool = False
-    """Use only the shape and the vocabulary of `init`, with fresh weights, to measure the value of pre-training."""
-    restart_damaged: bool = False
-    """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
-    seed: int = 42
-    """Seed of the weights of the fresh head, the order of the data and dropout."""
-    task: TaskConfig = field(default_factory=TaskConfig)
-    optim: FinetuneOptimConfig = field(default_factory=FinetuneOptimConfig)
-    train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
-    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-
-    def __post_init__(self) -> None:
-        check(self, seed=SEEDS)
-        check_together(self)
+from lambert.tasks import learn, needed_pieces
+from lambert.verbs.settings.finetune import FinetuneConfig
 
 
 def run(config: FinetuneConfig, say: Say = silent) -> Result:

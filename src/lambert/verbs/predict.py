@@ -5,24 +5,19 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from lambert.core.batch import Source
 from lambert.core.errors import DataError
 from lambert.core.files import json_text
-from lambert.core.settings import check
 from lambert.core.world import World
 from lambert.distributed.detection import detect
 from lambert.engine.signals import graceful_stop
-from lambert.inference.outputs import InferenceConfig, compare_ranks
+from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
 from lambert.tasks import Outputs, Task, predict
-from lambert.tasks.config import OtherColumns
+from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]
 """Runs the model over every sequence of a Source. All ranks must call it."""
@@ -30,27 +25,6 @@ _INPUT_SECONDS = 365 * 86_400.0
 """Maximum pause of the input."""
 _END = "[]"
 """Broadcast to the other ranks instead of a chunk at the end of the input."""
-
-
-@dataclass(frozen=True, slots=True)
-class PredictConfig:
-    """Predictions for lines of {"text": ...}, {"question": ..., "context": ...}, or a text with [MASK]."""
-
-    model: Path
-    """Run folder or model folder of a fine-tuned model, or of a pre-trained model, which fills in [MASK]."""
-    task: str = ""
-    """classify, regress, squad, tag or mask. Empty: the task that the model folder describes."""
-    code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
-    chunk: int = 512
-    """Lines that are read and predicted together. More lines are packed better, fewer are answered sooner."""
-    columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
-        default_factory=OtherColumns
-    )
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
-
-    def __post_init__(self) -> None:
-        check(self, chunk="[1, inf)")
 
 
 def run(config: PredictConfig, say: Say = silent) -> None:

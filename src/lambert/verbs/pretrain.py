@@ -2,26 +2,21 @@
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from lambert.core import settings
 from lambert.core.errors import DataError, UsageError
-from lambert.core.settings import SEEDS, check
 from lambert.core.shards import Split, check_corpus, content_hash, read_manifest
 from lambert.core.specials import Specials
 from lambert.core.world import World
 from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import PackingConfig
+from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import places, sequential
 from lambert.distributed.detection import detect
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine import archive
-from lambert.engine.guard import GuardConfig
 from lambert.engine.log import append
 from lambert.engine.loop import evaluate
 from lambert.engine.precision import Precision
@@ -33,61 +28,15 @@ from lambert.model.families import takes_pairs
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.optim.config import OptimConfig
-from lambert.runs.config import LogConfig, TrainConfig, check_together
-from lambert.runs.defaults import FreshEncoderConfig
 from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
 from lambert.runs.plateau import beside_unigrams, few_updates
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
+from lambert.verbs.settings.pretrain import PretrainConfig
 
-COMMON = (
-    "corpus", "out", "init", "seed", "model.layers", "model.hidden", "model.heads", "model.intermediate",
-    "packing.mode", "packing.sequence_length", "masking.rate", "optim.name", "optim.lr", "optim.weight_decay",
-    "optim.schedule", "optim.warmup_ratio", "train.batch_size", "train.steps", "train.epochs", "train.precision",
-    "train.device", "train.evaluate_every", "train.save_every",
-)  # fmt: skip
-"""Settings that `--help` shows first."""
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for all runs on a corpus, so losses are comparable
-
-
-@dataclass(frozen=True, slots=True)
-class PretrainConfig:
-    """Masked-LM pre-training, with next-sentence prediction if the packing has pairs. Repeating the command continues
-    the run."""
-
-    corpus: Path
-    """Folder that `lambert prepare` wrote."""
-    out: Path
-    """Run folder: settings, metrics, checkpoints, and the encoder in model/."""
-    init: Path | None = None
-    """Model folder or run folder to start from. Unset: fresh weights in the shape of [model]."""
-    code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
-    keep_moments: bool = False
-    """Also take the optimizer moments from the run in `init`. By default a new stage starts with fresh moments."""
-    restart_damaged: bool = False
-    """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
-    verify: bool = False
-    """Compare the whole corpus with the hashes in its manifest before the first update. Without this flag 64 MiB are
-    compared, others at each start; a small corpus is always compared whole."""
-    seed: int = 42
-    """Seed of the fresh weights, the order of the data, the masks and dropout."""
-    model: FreshEncoderConfig | None = None
-    """Shape of the encoder. Unset: that of `init`."""
-    packing: PackingConfig = field(default_factory=PackingConfig)
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-
-    def __post_init__(self) -> None:
-        check(self, seed=SEEDS)
-        check_together(self)
 
 
 def run(config: PretrainConfig, say: Say = silent) -> Result:

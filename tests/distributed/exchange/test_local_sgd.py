@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lambert.core.batch import Batch
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine.loop import OutOfMemory
 
 

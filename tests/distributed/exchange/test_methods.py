@@ -10,8 +10,8 @@ from tiny import Tiny, adamw, weights
 from torch import Tensor
 
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig, Name
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.config import ExchangeConfig, Name
 from lambert.engine.precision import Precision
 
 COMPRESSED: tuple[Name, ...] = ("bfloat16", "float16", "int8", "int4", "powersgd")

@@ -12,8 +12,8 @@ from tiny import LENGTH, Tiny, weights
 from torch import Tensor
 
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.engine.signals import Interrupted, StopRequest
 
 SIZES = (1, 2, 4)

@@ -8,8 +8,8 @@ from exchange_runs import Found, found_by, trained, whole
 from tiny import weights
 
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange import build
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.exchange.overlapped import DistributedExchange
 from lambert.distributed.group import Group
 from lambert.engine.precision import Precision

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from run_folders import Outline, folder, page, row
 
-from lambert.distributed.exchange.config import ExchangeConfig
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.stragglers import Stragglers
 from lambert.engine.guard import Incident
 from lambert.engine.incidents import Incidents

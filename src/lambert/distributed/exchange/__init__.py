@@ -9,7 +9,7 @@ this is not torch's DistributedDataParallel.
 from torch import nn
 
 from lambert.core.world import World
-from lambert.distributed.exchange.config import ExchangeConfig
+from lambert.distributed.config import ExchangeConfig
 from lambert.engine.exchange import Exchange
 
 __all__ = ["Exchange", "build"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
-from lambert.core.world import TIMEOUT_SECONDS
+from lambert.distributed.config import TIMEOUT_SECONDS
 from lambert.distributed.exchange.reduction import Method
 from lambert.engine.gradients import Bucket
 

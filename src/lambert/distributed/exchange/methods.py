@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed
 
-from lambert.distributed.exchange.config import ExchangeConfig
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange.powersgd import PowerSGD
 from lambert.distributed.exchange.quantized import Quantized
 from lambert.distributed.exchange.reduction import AllReduce, Method

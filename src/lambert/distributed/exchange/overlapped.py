@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lambert.core.world import World
+from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.exchange.comm_thread import CommThread
-from lambert.distributed.exchange.config import ExchangeConfig
 from lambert.distributed.exchange.hierarchy import Hierarchical, nodes
 from lambert.distributed.exchange.methods import COMPILED, EARLY, METHODS
 from lambert.distributed.exchange.reduction import Butterfly, Method

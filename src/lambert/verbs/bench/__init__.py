@@ -17,7 +17,6 @@ from lambert.distributed.detection import detect
 from lambert.engine.precision import PRECISIONS
 from lambert.runs.result import Say, silent
 from lambert.verbs.bench.ceilings import Ceilings
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.data import loader, tokenizer
 from lambert.verbs.bench.memory import peak_mb, peak_of
 from lambert.verbs.bench.optimizer import optimizer
@@ -25,6 +24,7 @@ from lambert.verbs.bench.profile import costs_table, profile
 from lambert.verbs.bench.table import table
 from lambert.verbs.bench.training import finetune, pretrain
 from lambert.verbs.bench.work import OWN, Work, figures, timed
+from lambert.verbs.settings.bench import BenchConfig
 
 __all__ = ["WORKS", "BenchConfig", "run"]
 

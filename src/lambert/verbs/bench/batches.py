@@ -11,8 +11,8 @@ from lambert.core.errors import DataError
 from lambert.core.registry import choose
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.families import family_of
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import Shape
+from lambert.verbs.settings.bench import BenchConfig
 
 MASKED = 0.15
 VOCABULARY = 30_522

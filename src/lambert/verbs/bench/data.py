@@ -24,13 +24,12 @@ from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.reading.readers import Layout
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.corpus.tokens.encoding import Encoder
-from lambert.data.masking import MaskingConfig
-from lambert.data.packing import PackingConfig
+from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import stream
 from lambert.verbs.bench import batches
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import Step, Work, sides
+from lambert.verbs.settings.bench import BenchConfig
 
 A_ROUND = 2048
 """Maximum number of sequences of a round of the loader, which takes some tenths of a second."""

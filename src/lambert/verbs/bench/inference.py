@@ -22,14 +22,15 @@ from torch import Tensor
 from lambert.core.batch import Batch, Ints, flat_batch
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.world import World
-from lambert.inference.outputs import InferenceConfig, outputs, ready
+from lambert.inference.config import InferenceConfig
+from lambert.inference.outputs import outputs, ready
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.planning import operations as flops
 from lambert.verbs.bench import batches
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.training import compiled, peer_model
 from lambert.verbs.bench.work import Step, Work, needed, sides
+from lambert.verbs.settings.bench import BenchConfig
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 TOLERANCE = {"float32": 1e-2, "bfloat16": 0.15, "float16": 0.15, "int8": 0.5}

@@ -13,7 +13,7 @@ import torch
 
 from lambert.core.errors import MachineError
 from lambert.core.settings import text
-from lambert.verbs.bench.config import BenchConfig
+from lambert.verbs.settings.bench import BenchConfig
 
 
 def peak_of(config: BenchConfig, side: str) -> int:

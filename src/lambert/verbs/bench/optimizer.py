@@ -13,8 +13,8 @@ from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.optimizers import build
 from lambert.verbs.bench import batches
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import OWN, Step, Work, sides
+from lambert.verbs.settings.bench import BenchConfig
 
 TRAFFIC = {OWN: 40, "adamw": 28, "adamw-foreach": 28}
 """Minimum memory traffic of a step, in bytes per float32 parameter. AdamW reads the weight, the gradient and two

@@ -10,8 +10,8 @@ import torch
 
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.world import World
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import OWN, Work
+from lambert.verbs.settings.bench import BenchConfig
 
 ROUNDS = 3
 SHOWN = 12

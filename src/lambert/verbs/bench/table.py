@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import OWN
+from lambert.verbs.settings.bench import BenchConfig
 
 NAME = 22
 COLUMNS = {

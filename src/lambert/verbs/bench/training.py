@@ -22,8 +22,8 @@ from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
 from lambert.planning import operations as flops
 from lambert.verbs.bench import batches
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.work import Step, Work, needed, sides
+from lambert.verbs.settings.bench import BenchConfig
 
 
 def pretrain(config: BenchConfig, world: World) -> Work:

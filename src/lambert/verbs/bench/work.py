@@ -12,8 +12,8 @@ import torch
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
-from lambert.verbs.bench.config import BenchConfig
 from lambert.verbs.bench.memory import allocated, risen
+from lambert.verbs.settings.bench import BenchConfig
 
 OWN = "lambert"
 Step = Callable[[], float]

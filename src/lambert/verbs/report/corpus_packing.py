@@ -9,7 +9,8 @@ import numpy as np
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError
 from lambert.core.shards import Split
-from lambert.data.packing import FullPlan, Outline, PackingConfig
+from lambert.data.config import PackingConfig
+from lambert.data.packing import FullPlan, Outline
 from lambert.data.pairs import PairPlan
 from lambert.verbs.report.cells import table
 from lambert.verbs.report.corpus_sample import SampledSplit

@@ -1,13 +1,16 @@
 """The settings of the gradient exchange."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
 
+if TYPE_CHECKING:
+    import torch
+
+TIMEOUT_SECONDS = 120.0
+"""How long a collective waits for a rank that hangs. With torch's default, 30 minutes, all nodes would stand idle."""
 Name = Literal["float32", "bfloat16", "float16", "int8", "int4", "powersgd"]
 
 
@@ -51,7 +54,7 @@ class ExchangeConfig:
         methods = self.tolerates if self.method == "auto" else (self.method,)
         return int(not {"int8", "int4", "powersgd"}.isdisjoint(methods))
 
-    def megabytes(self, device: torch.device) -> float:
+    def megabytes(self, device: "torch.device") -> float:
         """Returns the size of a bucket in MB. The default for CPUs, 4, was measured (docs/design/0006); that for GPUs
         is the one of torch's DistributedDataParallel, because each bucket costs kernel launches, which smaller buckets
         do not earn back."""

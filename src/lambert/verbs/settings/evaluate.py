@@ -1,0 +1,33 @@
+"""The settings of `lambert evaluate`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from lambert.inference.config import InferenceConfig
+from lambert.tasks.config import OtherColumns
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateConfig:
+    """Scores a model on a labelled file."""
+
+    model: Path
+    """Run folder of `lambert finetune`, its model folder, or a Hugging Face folder with a task head."""
+    data: Path
+    """Labelled file."""
+    task: str = ""
+    """classify, regress, squad or tag. Empty: the task that the model folder describes."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    predictions: Path | None = None
+    """Predictions file to write: for SQuAD the official JSON, with a file of n-best answers beside it; else JSON lines
+    or .tsv."""
+    json: bool = False
+    """Print the scores as one line of JSON."""
+    columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
+        default_factory=OtherColumns
+    )
+    inference: InferenceConfig = field(default_factory=InferenceConfig)

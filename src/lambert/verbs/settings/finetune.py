@@ -1,0 +1,50 @@
+"""The settings of `lambert finetune`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lambert.core.settings import SEEDS, check
+from lambert.distributed.config import ExchangeConfig
+from lambert.engine.guard import GuardConfig
+from lambert.runs.config import LogConfig, check_together
+from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTrainConfig
+from lambert.tasks.config import TaskConfig
+
+COMMON = (
+    "init", "data", "dev", "out", "seed", "task.name", "task.max_length", "task.columns.text", "task.columns.text_b",
+    "task.columns.label", "optim.name", "optim.lr", "optim.weight_decay", "optim.warmup_ratio", "train.batch_size",
+    "train.epochs", "train.steps", "train.precision", "train.device", "train.evaluate_every", "train.save_every",
+)  # fmt: skip
+"""Settings that `--help` shows first."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneConfig:
+    """Fine-tuning on labelled text. Repeating the command continues the run."""
+
+    data: Path
+    """Labelled training file: SQuAD JSON, or TSV, CSV, JSON lines or Parquet with named columns."""
+    out: Path
+    """Run folder: settings, metrics, checkpoints, and the task model in model/."""
+    init: Path
+    """Model folder or run folder of the encoder to start from."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
+    dev: Path | None = None
+    """Labelled file for evaluation during training and at the end."""
+    random_init: bool = False
+    """Use only the shape and the vocabulary of `init`, with fresh weights, to measure the value of pre-training."""
+    restart_damaged: bool = False
+    """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
+    seed: int = 42
+    """Seed of the weights of the fresh head, the order of the data and dropout."""
+    task: TaskConfig = field(default_factory=TaskConfig)
+    optim: FinetuneOptimConfig = field(default_factory=FinetuneOptimConfig)
+    train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        check(self, seed=SEEDS)
+        check_together(self)

@@ -1,0 +1,32 @@
+"""The settings of `lambert predict`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from lambert.core.settings import check
+from lambert.inference.config import InferenceConfig
+from lambert.tasks.config import OtherColumns
+
+
+@dataclass(frozen=True, slots=True)
+class PredictConfig:
+    """Predictions for lines of {"text": ...}, {"question": ..., "context": ...}, or a text with [MASK]."""
+
+    model: Path
+    """Run folder or model folder of a fine-tuned model, or of a pre-trained model, which fills in [MASK]."""
+    task: str = ""
+    """classify, regress, squad, tag or mask. Empty: the task that the model folder describes."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    chunk: int = 512
+    """Lines that are read and predicted together. More lines are packed better, fewer are answered sooner."""
+    columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
+        default_factory=OtherColumns
+    )
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+
+    def __post_init__(self) -> None:
+        check(self, chunk="[1, inf)")

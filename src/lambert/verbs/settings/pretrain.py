@@ -1,0 +1,57 @@
+"""The settings of `lambert pretrain`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lambert.core.settings import SEEDS, check
+from lambert.data.config import MaskingConfig, PackingConfig
+from lambert.distributed.config import ExchangeConfig
+from lambert.engine.guard import GuardConfig
+from lambert.optim.config import OptimConfig
+from lambert.runs.config import LogConfig, TrainConfig, check_together
+from lambert.runs.defaults import FreshEncoderConfig
+
+COMMON = (
+    "corpus", "out", "init", "seed", "model.layers", "model.hidden", "model.heads", "model.intermediate",
+    "packing.mode", "packing.sequence_length", "masking.rate", "optim.name", "optim.lr", "optim.weight_decay",
+    "optim.schedule", "optim.warmup_ratio", "train.batch_size", "train.steps", "train.epochs", "train.precision",
+    "train.device", "train.evaluate_every", "train.save_every",
+)  # fmt: skip
+"""Settings that `--help` shows first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainConfig:
+    """Masked-LM pre-training, with next-sentence prediction if the packing has pairs. Repeating the command continues
+    the run."""
+
+    corpus: Path
+    """Folder that `lambert prepare` wrote."""
+    out: Path
+    """Run folder: settings, metrics, checkpoints, and the encoder in model/."""
+    init: Path | None = None
+    """Model folder or run folder to start from. Unset: fresh weights in the shape of [model]."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
+    keep_moments: bool = False
+    """Also take the optimizer moments from the run in `init`. By default a new stage starts with fresh moments."""
+    restart_damaged: bool = False
+    """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
+    verify: bool = False
+    """Compare the whole corpus with the hashes in its manifest before the first update. Without this flag 64 MiB are
+    compared, others at each start; a small corpus is always compared whole."""
+    seed: int = 42
+    """Seed of the fresh weights, the order of the data, the masks and dropout."""
+    model: FreshEncoderConfig | None = None
+    """Shape of the encoder. Unset: that of `init`."""
+    packing: PackingConfig = field(default_factory=PackingConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        check(self, seed=SEEDS)
+        check_together(self)
