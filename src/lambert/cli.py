@@ -28,6 +28,7 @@ from cyclopts.exceptions import (
 from lambert import __version__
 from lambert.core import launcher, signals
 from lambert.core.errors import LambertError, UsageError
+from lambert.core.imports import imported
 from lambert.core.limits import check_limits
 from lambert.core.settings import (
     check_flags,
@@ -40,7 +41,7 @@ from lambert.core.settings import (
     without,
     wrong_type,
 )
-from lambert.engine.allocator import keep_memory
+from lambert.engine.allocator import COMPUTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +104,6 @@ HELP_FLAGS = {"--help", "-h"}
 _SAY = functools.partial(print, flush=True)
 RUNS = ("pretrain", "finetune")
 """Verbs that train."""
-COMPUTES = ("pretrain", "finetune", "evaluate", "predict", "bench")
-"""Verbs that run a model."""
 
 ONE_OF = {"pretrain": (("init", "model."), ("train.steps", "train.epochs"))}
 """Groups of settings or tables of which at least one must be given."""
@@ -138,8 +137,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if arguments is None:
         signals.exit_on_signals()
         signals.restore_keyboard_interrupt()
-        if tokens and tokens[0] in COMPUTES:
-            keep_memory()
         # When a rank loses its peers, torch prints about twenty lines. Lambert reports the failure in one line.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         launcher.follow()
@@ -328,7 +325,7 @@ def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> C
     name = "run" if verb.module != "convert" else f"run_{kind.__name__.removesuffix('Config').lower()}"
 
     def run_verb(*given: Any, **named: Any) -> Any:
-        called = run or getattr(importlib.import_module(f"lambert.verbs.{verb.module}"), name)
+        called = run or getattr(imported(f"lambert.verbs.{verb.module}"), name)
         return called(*given, **named)
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:

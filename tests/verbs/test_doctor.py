@@ -75,7 +75,6 @@ def test_a_missing_extra_says_how_to_install_it(
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     which: Callable[[str], str | None] = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert doctor._compiler().found == "no C++ compiler"

@@ -11,6 +11,8 @@ from contextlib import suppress
 
 from lambert.core.signals import block_signals, unblock_signals
 
+COMPUTES = ("pretrain", "finetune", "evaluate", "predict", "bench")
+"""Verbs that run a model."""
 TUNABLES = {
     "glibc.malloc.mmap_threshold": 2**32,  # bytes; larger blocks get a mapping of their own, which `free` returns
     "glibc.malloc.trim_threshold": 2**33,  # bytes; more free memory than this at the heap's end is returned

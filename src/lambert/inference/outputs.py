@@ -66,7 +66,7 @@ def load_task(
     length = min(config.resolved(positions).max_length, positions)
     task = create(replace(config, max_length=length), tokenizer)
     heads, pieces = {task.head: task.labels}, tokenizer.get_vocab_size()
-    model, report = weights.load(folder, heads, pieces, code=code)
+    model, report = weights.load(folder, heads, pieces, code=code, share=True)
     check_segments(task.config, model)
     lacking = [f"{folder} has no head for {task.config.name!r} (no {name}): fine-tune it." for name in report.missing]
     return model.eval(), tokenizer, task, next(iter(lacking), "")

@@ -8,6 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,14 @@ def state(model: Model) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weights") -> Report:
+def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weights", *, share: bool = False) -> Report:
     """Copies tensors, by their names in current or older model folders, into the model.
 
     Args:
         model: Receives the values.
         tensors: Tensors by name.
         source: Name of their file, for errors.
+        share: Whether the model takes the memory of tensors of its type instead of a copy.
 
     Raises DataError that names the tensor and both shapes where they differ.
     """
@@ -96,7 +98,10 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
             fresh_pooler |= name.startswith("pooler.")
         else:
             _check_shape(theirs, tensor, tuple(parameter.shape), source)
-            parameter.copy_(tensor)
+            if share and tensor.dtype == parameter.dtype and tensor.is_contiguous():
+                parameter.data = tensor
+            else:
+                parameter.copy_(tensor)
     return Report(tuple(missing), tuple(sorted(found)), fresh_pooler=fresh_pooler)
 
 
@@ -204,6 +209,7 @@ def load(
     seed: int = 0,
     code: Collection[str] = (),
     pooler: bool = False,
+    share: bool = False,
 ) -> tuple[Model, Report]:
     """Returns the model in a Hugging Face folder, and how it differs from the folder's tensors.
 
@@ -216,11 +222,25 @@ def load(
         seed: Seed of fresh tensors.
         code: Names of the code from outside Lambert that the folder may ask for.
         pooler: Whether to keep a pooler of the folder that no head reads.
+        share: Whether the weights stay in the mapped file, instead of a copy. Changes of the weights are not written to
+            the file. The file must not be written to or truncated while the model exists; it may be replaced.
 
     Raises DataError for a folder that is damaged, lacks tensors of the encoder, or contradicts its config.json or
     `vocabulary`; UsageError for code that is not in `code`.
     """
     folder = Path(folder)
+    with ThreadPoolExecutor(1, "lambert-sums") as pool:
+        checked = pool.submit(check_sums, folder)  # reads the files while this thread does
+        loaded = _loaded(folder, heads, vocabulary, seed, code, pooler, share)
+        checked.result()  # last, because the errors above say more
+    return loaded
+
+
+def _loaded(
+    folder: Path, heads: Mapping[str, int] | None, vocabulary: int | None, seed: int, code: Collection[str],
+    pooler: bool, share: bool,
+) -> tuple[Model, Report]:  # fmt: skip
+    """Returns what `load` returns, without a comparison with SHA256SUMS."""
     stored, path = files.read(folder)
     settings = layout.read_config(folder)
     config = layout.encoder_config(settings, folder, code)
@@ -238,10 +258,9 @@ def load(
         name: tensor for name, tensor in tensors.items() if name not in labelled or tensor.shape == shapes[name]
     }
     files.check_finite(((name, tensor) for name, tensor in found.items() if name in shapes), path)
-    report = dataclasses.replace(assign(model, found, str(path)), untied=untied)
+    report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied)
     _check_lacking(family, dict(model.named_parameters()), tensors, path)
     initialise(model, seed, report.missing)  # after reading, because drawing all tensors would take most of the time
-    check_sums(folder)  # last, because the errors above say more
     return model, report
 
 

@@ -10,12 +10,14 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import lambert
+from lambert.core.imports import imported
 from lambert.runs.result import Say, silent
 
 EXTRAS = {
@@ -36,7 +38,7 @@ EXTRAS = {
 """The distributions of each optional extra, as in pyproject.toml."""
 BUILT_IN = {"backports.zstd": "compression.zstd"}
 """Modules of newer Python versions that replace a distribution."""
-SIDE = 1024
+SIDE = 768
 """Rows and columns of the matrices that are multiplied for timing."""
 
 
@@ -84,20 +86,23 @@ def run(config: DoctorConfig, say: Say = silent) -> list[Finding]:
 
 
 def examine() -> Iterator[Finding]:
-    """Yields all findings. This takes some seconds."""
-    import torch
+    """Yields all findings. This takes a second or more."""
+    with ThreadPoolExecutor(1) as pool:
+        compiler = pool.submit(_compiler)  # another process, which runs while torch is imported
+        imported("torch")
+        import torch
 
-    yield Finding("lambert", lambert.__version__)
-    yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    yield Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
-    yield from _devices()
-    yield _threads()
-    yield from _memory()
-    yield _disk()
-    yield _bfloat16()
-    yield _compiler()
-    yield _gloo()
-    yield from _extras()
+        yield Finding("lambert", lambert.__version__)
+        yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+        yield Finding("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
+        yield from _devices()
+        yield _threads()
+        yield from _memory()
+        yield _disk()
+        yield _bfloat16()
+        yield _triton() if torch.cuda.is_available() else compiler.result()
+        yield _gloo()
+        yield from _extras()
 
 
 def _devices() -> Iterator[Finding]:
@@ -178,15 +183,16 @@ def _bfloat16() -> Finding:
     return Finding("bfloat16", found)
 
 
-def _compiler() -> Finding:
-    """Checks what torch.compile needs: Triton on a GPU; on a CPU a C++ compiler, which is tried."""
-    import torch
+def _triton() -> Finding:
+    """Checks what torch.compile needs on a GPU."""
+    version = _version("triton")
+    if version is None:
+        return Finding("torch.compile", "no triton", "note", "pip install triton; without it nothing is compiled")
+    return Finding("torch.compile", f"triton {version}")
 
-    if torch.cuda.is_available():
-        version = _version("triton")
-        if version is None:
-            return Finding("torch.compile", "no triton", "note", "pip install triton; without it nothing is compiled")
-        return Finding("torch.compile", f"triton {version}")
+
+def _compiler() -> Finding:
+    """Checks what torch.compile needs on a CPU: a C++ compiler, which is tried. Does not import torch."""
     names = (os.environ.get("CXX", ""), "g++", "clang++")
     compiler = next((path for name in names if (path := shutil.which(name)) is not None), None)
     if compiler is None:

@@ -1,0 +1,98 @@
+"""What a command does before it answers, counted instead of timed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lambert.core.imports import imported
+from lambert.model import files, weights
+
+HEAVY = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.elastic", "pyarrow", "rich", "transformers")
+"""Modules that some verbs need and that take long to import."""
+
+
+def run(code: str, *arguments: object, text: str = "") -> Any:
+    """The JSON on the last line that Python prints for a script."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+AFTER = """
+import gc, json, sys
+from lambert import cli
+try: cli.main(sys.argv[1:])
+except SystemExit: pass
+print(json.dumps([sorted(sys.modules), gc.get_freeze_count(), gc.isenabled()]))
+"""
+
+
+@pytest.mark.parametrize("verb", ["predict", "doctor"])
+def test_a_short_command_imports_little_and_searches_no_garbage(verb: str, pretrained: Path) -> None:
+    flags = ["--model", pretrained] if verb == "predict" else ["--json"]
+    modules, frozen, collecting = run(AFTER, verb, *flags, text='{"text": "the [MASK] was"}\n')
+    assert "torch" in modules
+    assert [name for name in HEAVY if name in modules] == []
+    assert frozen > 100_000  # Python does not search the objects of torch, also when it ends
+    assert collecting
+
+
+def test_collecting_stays_off_where_it_was_off() -> None:
+    code = "import gc, json; gc.disable()\nfrom lambert.core.imports import imported\nimported('bisect')\n"
+    assert run(code + "print(json.dumps(gc.isenabled()))") is False
+    assert imported("json") is json
+
+
+def test_the_process_is_replaced_once_and_before_it_imports_much() -> None:
+    code = """
+import json, os, sys
+from lambert import __main__
+replaced = []
+os.execv = lambda *arguments: replaced.append(sorted(sys.modules))
+for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))]:
+    del os.environ[name]
+sys.argv = ["lambert", sys.argv[1], "--no-such-flag"]
+try: __main__.main()
+except SystemExit: pass
+print(json.dumps(replaced))
+"""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("glibc's settings")
+    (modules,) = run(code, "predict")
+    assert {"cyclopts", "lambert.cli", "torch"}.isdisjoint(modules)
+    assert run(code, "doctor") == []
+
+
+def test_doctor_compiles_while_torch_is_imported() -> None:
+    code = """
+import json, sys
+from lambert.verbs import doctor
+early, compiler = [], doctor._compiler
+doctor._compiler = lambda: early.append("torch._native" not in sys.modules) or compiler()  # torch's last module
+list(doctor.examine())
+print(json.dumps(early))
+"""
+    assert run(code) == [True]
+
+
+def test_weights_for_inference_stay_in_the_file(pretrained: Path) -> None:
+    path = pretrained / "model" / files.WEIGHTS
+    before = path.read_bytes()
+    copied, _ = weights.load(path.parent)
+    shared, _ = weights.load(path.parent, share=True)
+    words = shared.encoder.words.weight
+    for name, parameter in copied.named_parameters():
+        assert torch.equal(parameter, shared.get_parameter(name))
+    if sys.platform == "linux":
+        mapped = Path("/proc/self/maps").read_text().splitlines()
+        ranges = [line.split()[0].split("-") for line in mapped if line.endswith(files.WEIGHTS)]
+        assert any(int(low, 16) <= words.data_ptr() < int(high, 16) for low, high in ranges)
+    with torch.no_grad():
+        words.zero_()
+    assert path.read_bytes() == before
