@@ -74,6 +74,7 @@ def test_a_row_says_what_the_design_promises(tmp_path: Path) -> None:
         "sequences_per_second": 20.0,
         "tokens_per_second": 2000.0,
         "utilisation": pytest.approx(0.2),
+        "ceiling_gflops": 10.0,
         "wait_share": pytest.approx(0.1),
         "memory_mb": second["memory_mb"],
         "checkpoint_pause_seconds": 0.0,

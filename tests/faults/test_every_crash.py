@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 MEASURED = {
-    "time", "sequences_per_second", "tokens_per_second", "wait_share", "utilisation", "memory_mb",
+    "time", "sequences_per_second", "tokens_per_second", "wait_share", "utilisation", "ceiling_gflops", "memory_mb",
     "checkpoint_pause_seconds", "imbalance", "exchange_seconds", "exchange_wait_seconds",
 }  # fmt: skip
 """Keys of metrics.jsonl that differ from run to run."""

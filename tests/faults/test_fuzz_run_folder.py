@@ -30,9 +30,9 @@ fuzz = examples(
 
 KEYS = [
     "step", "loss", "loss/mlm", "heldout/mlm", "lr", "grad_norm", "tokens", "sequences", "tokens_per_second",
-    "sequences_per_second", "wait_share", "utilisation", "memory_mb", "skipped", "imbalance", "exchange_seconds",
-    "exchange_wait_seconds", "time", "what", "ranks", "parameter", "processes", "title", "tables", "examples",
-    "columns", "rows", "caption",
+    "sequences_per_second", "wait_share", "utilisation", "ceiling_gflops", "memory_mb", "skipped", "imbalance",
+    "exchange_seconds", "exchange_wait_seconds", "time", "what", "ranks", "parameter", "processes", "title", "tables",
+    "examples", "columns", "rows", "caption",
 ]  # fmt: skip
 odd = st.recursive(
     st.none() | st.booleans() | st.integers() | st.integers(-3, 9) | st.floats() | st.text(max_size=5)
@@ -41,7 +41,7 @@ odd = st.recursive(
     max_leaves=6,
 )  # fmt: skip
 rows = st.lists(
-    st.fixed_dictionaries({"step": st.integers(-1, 99) | odd}, optional=dict.fromkeys(KEYS[1:18], odd)) | odd,
+    st.fixed_dictionaries({"step": st.integers(-1, 99) | odd}, optional=dict.fromkeys(KEYS[1:19], odd)) | odd,
     max_size=4,
 )
 raw = st.binary(max_size=30)

@@ -16,12 +16,11 @@ from commands import last_line
 from patience import HANGS, patient
 
 from lambert.data.stream import sequential
-from lambert.engine import compiler
+from lambert.engine import ceiling, compiler
 from lambert.engine.progress import progress
 from lambert.inference import text_model
 from lambert.inference.outputs import outputs
 from lambert.model import publish, weights
-from lambert.runs import updates
 from lambert.runs.microbatch import MicrobatchSize
 from lambert.runs.run import Run
 from lambert.verbs import finetune, pretrain
@@ -79,7 +78,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "building the index": (pretrain, "CorpusSource"),
     "building the model": (weights, "fresh"),
     "looking for a checkpoint": (Run, "resume"),
-    "measuring the device": (updates, "product_ceiling"),
+    "measuring the device": (ceiling.Ceiling, "_time"),
     "finding the micro-batches": (MicrobatchSize, "find"),
     "compiling": (compiler, "compile_blocks"),
 }

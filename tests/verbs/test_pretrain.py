@@ -21,7 +21,7 @@ from lambert.runs import updates
 Lambert = Callable[..., Any]
 
 CLOCKED = {
-    "time", "sequences_per_second", "tokens_per_second", "utilisation", "wait_share", "memory_mb",
+    "time", "sequences_per_second", "tokens_per_second", "utilisation", "ceiling_gflops", "wait_share", "memory_mb",
     "checkpoint_pause_seconds",
 }  # fmt: skip
 """Keys of metrics.jsonl that no two runs have in common."""

@@ -37,14 +37,19 @@ def describe(world: World) -> dict[str, Any]:
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
         "memory_mb": _memory_mb(),
         "device": str(world.device),
-        "device_name": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else _processor(),
+        **machine(world),
         "cuda": torch.version.cuda,
         "processes": world.size,
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+
+
+def machine(world: World) -> dict[str, Any]:
+    """Returns the entries of `describe` that determine the highest speed of this process."""
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else _processor()
+    return {"device_name": name, "threads": torch.get_num_threads()}
 
 
 def commit() -> str | None:

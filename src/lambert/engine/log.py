@@ -13,6 +13,7 @@ from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import identity, json_text, removed_message, replace_files
 from lambert.core.world import World
 from lambert.engine import environment
+from lambert.engine.ceiling import CEILING
 from lambert.engine.device_memory import peak_megabytes
 from lambert.engine.metrics_file import METRICS, AppendOnlyFile, truncate
 from lambert.engine.progress import PLAIN_SECONDS, progress, score_text
@@ -32,18 +33,18 @@ class RunLog:
 
     A row of metrics.jsonl has the keys step, time (seconds since 1970), sequences, tokens and skipped updates (since
     the first update), loss, loss/<objective>, lr, grad_norm, sequences_per_second, tokens_per_second and wait_share
-    (means since the last row), utilisation (share of `peak_flops`, or null), memory_mb (peak) and
-    checkpoint_pause_seconds (how long saving delayed training since the last row). With several ranks a row also has,
-    as means per update, imbalance (`Step.imbalance`), exchange_seconds and exchange_wait_seconds
-    (`Step.exchange_seconds`). A row of held-out scores has step and heldout/<name>. Values that are not finite are
-    null.
+    (means since the last row), utilisation (share of `peak_flops`, or null), ceiling_gflops (`peak_flops` / 1e9, or
+    null), memory_mb (peak) and checkpoint_pause_seconds (how long saving delayed training since the last row). With
+    several ranks a row also has, as means per update, imbalance (`Step.imbalance`), exchange_seconds and
+    exchange_wait_seconds (`Step.exchange_seconds`). A row of held-out scores has step and heldout/<name>. Values that
+    are not finite are null.
 
     Args:
         steps: Number of updates of the whole run.
         start: The update after which the run continues; rows of later updates are removed.
         every: Number of updates per row.
         state: What `state()` returned for the checkpoint from which the run continues.
-        peak_flops: Highest measured floating-point operations per second of the device.
+        peak_flops: Highest measured floating-point operations per second of the device; may be raised during the run.
         seconds: Interval between two lines of progress without a terminal.
         facts: Additional entries of environment.json.
         monitor: If it returns a line for a row, the line is logged and the row gets the entry plateau = 1.
@@ -68,7 +69,7 @@ class RunLog:
     ) -> None:
         self._world = world or World()
         self._monitor = monitor
-        self._run, self._start, self._every, self._peak_flops = run, start, every, peak_flops
+        self._run, self._start, self._every, self.peak_flops = run, start, every, peak_flops
         self._ended = start >= steps
         self._facts = dict(facts or {})
         self._totals = {"sequences": 0, "tokens": 0, "skipped": 0} | dict(state or {})
@@ -190,7 +191,7 @@ class RunLog:
     def _row(self, step: Step) -> dict[str, Any]:
         interval = self._interval
         seconds = max(interval.seconds, 1e-9)
-        flops, peak = interval.flops, self._peak_flops
+        flops, peak = interval.flops, self.peak_flops
         return {
             "step": step.index,
             "time": round(time.time(), 3),
@@ -202,6 +203,7 @@ class RunLog:
             "sequences_per_second": interval.sequences / seconds,
             "tokens_per_second": interval.tokens / seconds,
             "utilisation": flops / seconds / peak if flops is not None and peak else None,
+            CEILING: round(peak / 1e9, 1) if peak else None,
             "wait_share": min(1.0, interval.wait_seconds / seconds),
             "memory_mb": peak_megabytes(self._world.device),
             **(interval.between_ranks() if self._world.size > 1 else {}),

@@ -16,8 +16,7 @@ from lambert.core.world import World
 from lambert.data.stream import GlobalBatch, places, stream
 from lambert.distributed import agreement
 from lambert.distributed.stragglers import Stragglers
-from lambert.engine import archive
-from lambert.engine.ceiling import product_ceiling
+from lambert.engine import archive, ceiling, environment
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device_memory import release
 from lambert.engine.exchange import Exchange
@@ -106,7 +105,7 @@ def run_updates(
             return None
         if world.is_first:
             run.check_disk_space(steps)
-        peak = product_ceiling(world.device, PRECISIONS[options.precision], repeats=1) if world.is_first else None
+        peak = _ceiling(run) if world.is_first else None
         found = run.microbatch.find(
             source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world,
             residuals_per_weight=run.exchange.residuals_per_weight,
@@ -133,6 +132,7 @@ def run_updates(
                 for step, work in _attempts(run, source, log, done, steps, stop):
                     done, stop_requested = step.index, step.stop_requested
                     log.step(step, work)
+                    log.peak_flops = peak.again() if peak is not None else None
                     run.saver.report()
                     log.note(slow.watch(step))
                     if step.due(options.compare_every) and not run.exchange.local:
@@ -174,18 +174,25 @@ def run_updates(
 
 
 def _log(
-    run: Run, steps: int, done: int, logged: Mapping[str, Any], peak: float | None, facts: Mapping[str, object],
-    monitor: Monitor, *, quiet: bool,
+    run: Run, steps: int, done: int, logged: Mapping[str, Any], peak: ceiling.Ceiling | None,
+    facts: Mapping[str, object], monitor: Monitor, *, quiet: bool,
 ) -> RunLog:  # fmt: skip
     """Returns the log of a run that continues after `done` updates with the state `logged`. The setting log.console
     overrides `quiet`."""
     config = run.config
     return RunLog(
-        config.out, steps=steps, start=done, state=logged, description=config.out.name, peak_flops=peak,
+        config.out, steps=steps, start=done, state=logged, description=config.out.name,
+        peak_flops=None if peak is None else peak.best,
         world=run.world, every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
         quiet=quiet if config.log.console is None else not config.log.console,
         facts={"micro_tokens": run.microbatch.tokens} | dict(facts), monitor=monitor,
     )  # fmt: skip
+
+
+def _ceiling(run: Run) -> ceiling.Ceiling:
+    """Measures the device, and takes the best rate of earlier processes of the run on such a device."""
+    before = ceiling.known(run.config.out, environment.machine(run.world))
+    return ceiling.Ceiling(run.world.device, PRECISIONS[run.config.train.precision], before)
 
 
 def _final_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequest) -> dict[str, float]:

@@ -13,6 +13,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_replaceable, write_atomic
 from lambert.runs.result import Say, silent
 from lambert.verbs.report import ranks
+from lambert.verbs.report.ceilings import with_one_ceiling
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
 from lambert.verbs.report.folders import Run, read
@@ -74,6 +75,7 @@ def render(runs: Sequence[Run], corpora: Sequence["CorpusPage"] = (), *, chain: 
     template = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     ).get_template("page.html")
+    runs = with_one_ceiling(runs)
     starts = [sum(run.updates for run in runs[:number]) if chain else 0 for number in range(len(runs))]
     title = next((str(run.summary["title"]) for run in runs if run.summary.get("title")), None)
     return template.render(

@@ -99,6 +99,7 @@ def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("Real tokens per second, mean", [_mean(run, "tokens_per_second", ",.0f") for run in runs]),
         ("Sequences per second, mean", [_mean(run, "sequences_per_second", ",.1f") for run in runs]),
         ("Share of the device's ceiling, mean", [_mean(run, "utilisation", ".1%") for run in runs]),
+        row("The ceiling, GFLOP/s", "ceiling_gflops", ",.0f"),
         ("Waiting for data, mean", [_mean(run, "wait_share", ".1%") for run in runs]),
         row("Peak memory, MB", "memory_mb", ",.0f"),
         row("Updates skipped", "skipped", ",.0f"),
