@@ -256,6 +256,12 @@ def test_products_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"dropout": 1}, 2, "dropout"),
         ({"consumes": -1}, 2, "consumes"),
         ({"padding": "shortest"}, 2, "padding"),
+        ({"work": "run"}, 2, "make one by `lambert prepare"),
+        ({"work": "run", "corpus": "nowhere"}, 3, "No prepared corpus at nowhere"),
+        ({"work": "run", "corpus": "nowhere", "peer": "transformers-export"}, 2, "mean 'transformers-expert'?"),
+        ({"work": "run", "corpus": "nowhere", "precision": "float16"}, 2, "take bfloat16 or float32"),
+        ({"work": "run", "corpus": "nowhere", "profile": "trace.json"}, 2, "profile is not for the work run"),
+        ({"work": "run", "corpus": "nowhere", "updates": 1}, 2, "updates = 1 must be at least 2"),
     ],
 )
 def test_what_cannot_be_measured(lambert: Lambert, settings: dict[str, Any], code: int, said: str) -> None:
@@ -266,9 +272,9 @@ def test_what_cannot_be_measured(lambert: Lambert, settings: dict[str, Any], cod
 
 def test_a_missing_peer_says_what_to_install(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    done = lambert("bench", **TINY, peer="transformers")
-    assert done.code == 2
-    assert "pip install 'lambert-bert[hf]'" in done.err
+    for given in (TINY, {"work": "run", "corpus": "nowhere"}):
+        done = lambert("bench", **given, peer="transformers")
+        one_line(done, 2, "pip install 'lambert-bert[hf]'")
 
 
 def test_compiling_needs_a_compiler(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:

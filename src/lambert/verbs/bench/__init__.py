@@ -55,6 +55,12 @@ def run(config: BenchConfig, say: Say = silent) -> None:
         torch.set_num_threads(config.threads)
     world = detect(config.device)
     torch.manual_seed(config.seed)
+    if config.work == "run":
+        from lambert.verbs.bench import runs
+
+        result = runs.measured(config, world)
+        say(json_text(result) if config.json else table(config, result))
+        return
     work = lookup(WORKS, config.work, "work", KIND)(config, world)
     if config.only_memory:
         step = choose(work.sides, config.only_memory, "only_memory")()

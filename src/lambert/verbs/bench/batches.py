@@ -32,8 +32,8 @@ def encoder_of(config: BenchConfig) -> EncoderConfig:
     return EncoderConfig(
         vocabulary=VOCABULARY,
         positions=max(512, config.length),
-        dropout=config.dropout,
-        attention_dropout=config.dropout,
+        dropout=config.dropout or 0.0,
+        attention_dropout=config.dropout or 0.0,
         **choose(SIZES, config.size, "size"),
     )
 

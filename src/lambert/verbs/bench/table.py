@@ -17,6 +17,7 @@ COLUMNS = {
     "mb_per_second": ("MB/s", ",.2f", 10),
     "times_consumed": ("consumed", ",.1f", 10),
     "memory_mb": ("MB", ",", 8),
+    "start_seconds": ("start s", ",.1f", 9),
     "build_seconds": ("build s", ",.1f", 9),
     "compile_seconds": ("compile s", ",.1f", 11),
 }
@@ -54,7 +55,7 @@ def _title(config: BenchConfig, result: dict[str, Any]) -> str:
         fill = result["tokens"] / result["sequences"] / config.length
         parts.append(f"{result['sequences']} sequences of up to {config.length} tokens, {fill:.0%} full")
     if result["gflop"]:
-        parts.append(f"{config.precision}, dropout {config.dropout:g}")
+        parts.append(f"{config.precision}, dropout {config.dropout or 0:g}")
     return ", ".join([*parts, f"median of {config.rounds}"])
 
 

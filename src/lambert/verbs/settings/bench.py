@@ -9,18 +9,20 @@ from lambert.core.registry import nearest
 from lambert.core.settings import check
 
 _SEEDS = f"[0, {2**63})"  # numpy's generators take no negative seed
-TRAINING, OTHERS = ("pretrain", "finetune"), ("inference", "loader", "tokenizer", "optimizer")
+TRAINING, OTHERS = ("pretrain", "finetune"), ("run", "inference", "loader", "tokenizer", "optimizer")
 DRAWN = ("wikipedia", "squad", "full")
 """Kinds of lengths that are drawn, not read from a file."""
-LENGTHS_OF = {"finetune": "squad", "inference": "squad"}
-"""Default lengths by work; "wikipedia" for the others."""
-SEQUENCES_OF = {"loader": 256}
+LENGTHS_OF = {"finetune": "squad", "inference": "squad", "run": ""}
+"""Default lengths by work; "wikipedia" for the others. Those of a run are the corpus's."""
+SEQUENCES_OF = {"loader": 256, "run": 64}
+DROPOUT_OF = {"run": 0.1}
 LONGEST = {"squad": 384}
 """Default `length` by kind of lengths; 512 for the others. Sources: google-research/bert, run_squad (384); Devlin et
 al., 2018, appendix A.2 (512)."""
 Padding = Literal["longest", "length"]
 BenchPrecision = Literal["float32", "bfloat16", "float16", "float8", "int8"]
 Packing = Literal["pairs", "balanced", "full", "google"]
+Optim = Literal["lamb", "adamw"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,12 @@ class BenchConfig:
     """One kind of work, measured in alternation with its peers on sequences of realistic lengths."""
 
     work: str = "pretrain"
-    """pretrain, finetune, inference, loader, tokenizer, optimizer, or "package.module:name"."""
+    """pretrain, finetune, run (`lambert pretrain` as a whole), inference, loader, tokenizer, optimizer, or
+    "package.module:name"."""
     size: str = "mini"
     """tiny, mini, small, medium, base or large."""
     sequences: int = 0
-    """Sequences per step; 0: 8, for the loader 256."""
+    """Sequences per step; 0: 8, for run 64, for the loader 256."""
     length: int = 0
     """Maximum number of tokens of a sequence; 0: 384 with the lengths of SQuAD, else 512."""
     lengths: str = ""
@@ -44,8 +47,8 @@ class BenchConfig:
     precision: BenchPrecision = "bfloat16"
     """Precision of the matrix products on all sides. int8 is for inference only, float8 for pretrain and finetune only;
     a peer without them computes in bfloat16."""
-    dropout: float = 0.0
-    """Dropout of states and attention weights, on all sides."""
+    dropout: float | None = None
+    """Dropout of states and attention weights, on all sides. Unset: 0.1 for run, else 0."""
     accumulate: int = 1
     """pretrain, finetune: micro-batches per update, each of `sequences`; a round is an update."""
     optimizer: bool = False
@@ -54,8 +57,8 @@ class BenchConfig:
     """pretrain, finetune: compile the blocks of Lambert's side, as train.compile = "on" does."""
     peer: str = ""
     """Peers to measure too, comma separated. pretrain, finetune: transformers, transformers-compiled; inference: these,
-    onnxruntime, openvino, openvino-latency; tokenizer: tokenizers; loader: dataloader; optimizer: adamw, adamw-foreach;
-    or "package.module:name"."""
+    onnxruntime, openvino, openvino-latency; run: transformers, transformers-expert, transformers-expert-compiled;
+    tokenizer: tokenizers; loader: dataloader; optimizer: adamw, adamw-foreach; or "package.module:name"."""
     rounds: int = 7
     """Measured rounds of each side, in alternation (A B A B); the figures are medians."""
     threads: int = 0
@@ -65,11 +68,18 @@ class BenchConfig:
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
     corpus: Path | None = None
-    """loader: a corpus written by `lambert prepare`; not set: random documents."""
+    """run, loader: a corpus written by `lambert prepare`; not set, loader only: random documents."""
     packing: Packing = "pairs"
-    """loader: how sequences are cut from documents; see packing.mode of `lambert pretrain`."""
+    """run, loader: how sequences are cut from documents; see packing.mode of `lambert pretrain`."""
     whole_word: bool = False
-    """loader: mask all pieces of a word or none."""
+    """run, loader: mask all pieces of a word or none."""
+    updates: int = 10
+    """run: updates of each run; the first one is not measured."""
+    optim: Optim = "lamb"
+    """run: optimizer of Lambert's side; the peers have torch's fused AdamW."""
+    micro_tokens: int = 0
+    """run: tokens of a micro-batch of the peers, padding included; 0: the fastest of 2048, 4096 and 8192 in a short
+    trial. Lambert's side determines its own."""
     consumes: float = 0.0
     """loader: tokens per second that the model consumes, to compare with; 0: no comparison."""
     text: tuple[Path, ...] = ()
@@ -84,8 +94,12 @@ class BenchConfig:
     """Run two rounds of this side ("lambert" or a peer) and print the peak memory of this process in MB."""
 
     def __post_init__(self) -> None:
-        check(self, threads="[0, 1024]", rounds="[1, inf)", accumulate="[1, 1000000]", dropout="[0, 1)", seed=_SEEDS)
-        for name, kind in (("padding", Padding), ("packing", Packing), ("precision", BenchPrecision)):
+        check(
+            self,
+            threads="[0, 1024]", rounds="[1, inf)", accumulate="[1, 1000000]", dropout="[0, 1)", seed=_SEEDS,
+            updates="[2, 100000]",
+        )  # fmt: skip
+        for name, kind in (("padding", Padding), ("packing", Packing), ("precision", BenchPrecision), ("optim", Optim)):
             value, known = getattr(self, name), [*get_args(kind)]
             if value not in known:
                 raise UsageError(f"{name} = {value!r} is unknown.{nearest(value, known)}")
@@ -96,6 +110,8 @@ class BenchConfig:
         for name in ("optimizer", "compile", "accumulate"):
             if getattr(self, name) > (name == "accumulate") and self.work in OTHERS:
                 raise UsageError(f"{name} is for the works pretrain and finetune, not for {self.work}.")
+        if self.work == "run":
+            self._check_run()
         if self.profile is not None and self.profile.is_dir():
             raise UsageError(f"profile = {self.profile} is a folder: name a file for the trace.")
         if 0 < self.length < 16:
@@ -104,11 +120,22 @@ class BenchConfig:
             hint = nearest(self.lengths, [*DRAWN])
             raise UsageError(f"lengths = {self.lengths!r} is neither a known kind nor a file.{hint}")
 
+    def _check_run(self) -> None:
+        if self.corpus is None:
+            raise UsageError("work = run needs --corpus: make one by `lambert prepare --input TEXTS --out CORPUS`.")
+        if self.precision not in ("float32", "bfloat16"):
+            raise UsageError(f"precision = {self.precision!r} is not for the work run: take bfloat16 or float32.")
+        for name in ("lengths", "profile", "only_memory"):
+            if getattr(self, name):
+                raise UsageError(f"{name} is not for the work run: its sequences are those of --corpus.")
+
     def resolved(self) -> "BenchConfig":
         """Returns the settings with the work's defaults for lengths and sequences."""
         lengths = self.lengths or LENGTHS_OF.get(self.work, "wikipedia")
         sequences = self.sequences or SEQUENCES_OF.get(self.work, 8)
-        return replace(self, lengths=lengths, length=self.length or LONGEST.get(lengths, 512), sequences=sequences)
+        length = self.length or LONGEST.get(lengths, 512)
+        dropout = DROPOUT_OF.get(self.work, 0.0) if self.dropout is None else self.dropout
+        return replace(self, lengths=lengths, length=length, sequences=sequences, dropout=dropout)
 
     def peers(self) -> list[str]:
         """Returns the names in `peer` without duplicates."""

@@ -1,0 +1,262 @@
+"""Whole runs: `lambert pretrain` as a user starts it, beside loops of transformers on the very same sequences.
+
+Each side is a process of its own in every round. Its speed is taken from the end of its first update to the end of its
+last one; before that it starts, reads, compiles and warms up, which is reported apart.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lambert.core.batch import Ints
+from lambert.core.errors import MachineError
+from lambert.core.registry import Kind, lookup
+from lambert.core.settings import as_dict
+from lambert.core.shards import Split
+from lambert.core.world import World
+from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.data.config import MaskingConfig, PackingConfig
+from lambert.data.source import CorpusSource
+from lambert.data.stream import places
+from lambert.engine import allocator
+from lambert.engine.metrics_file import METRICS
+from lambert.engine.precision import PRECISIONS
+from lambert.model.config import EncoderConfig
+from lambert.model.families import family_of
+from lambert.planning import operations as flops
+from lambert.runs.defaults import init_range
+from lambert.verbs.bench import batches
+from lambert.verbs.bench.ceilings import Ceilings
+from lambert.verbs.bench.processes import ended
+from lambert.verbs.bench.training import need_compiler
+from lambert.verbs.bench.work import OWN, needed
+from lambert.verbs.settings.bench import BenchConfig
+
+TRIED = (2048, 4096, 8192)
+"""Tokens of a peer's micro-batches, padding included, that are tried before the rounds."""
+TRIAL_UPDATES = 3
+HELDOUT = 8
+"""Held-out sequences that the run scores after its last update, outside of what is measured."""
+SEQUENCES, MODEL = "sequences.npz", "model.json"
+LR = {"lamb": 1e-3, "adamw": 1e-4}
+"""Learning rates of the runs, without warm-up."""
+Command = Callable[[BenchConfig, Path, Path, int, int], list[str]]
+"""Returns the command of a peer from the settings, the folder with SEQUENCES and MODEL, the file to which it appends a
+line of JSON after each update ("time" in seconds since 1970, "loss"), the tokens of its micro-batches and its number of
+updates."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of all updates, U updates of S sequences, and what the model computes of them."""
+
+    encoder: EncoderConfig
+    lengths_US: Ints
+    operations: int
+    """Of the updates after the first one."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the updates after the first one."""
+        return int(self.lengths_US[1:].sum())
+
+
+@dataclass
+class Side:
+    """What the rounds of a side took."""
+
+    seconds: list[float] = field(default_factory=list)
+    """From the end of the first update to the end of the last one."""
+    starts: list[float] = field(default_factory=list)
+    """Seconds from the start of the command to the end of the first update."""
+    memory_mb: int = 0
+    losses: tuple[float, float] = (0.0, 0.0)
+    """Of the first and of the last update."""
+
+
+def measured(config: BenchConfig, world: World) -> dict[str, Any]:
+    """Returns everything that is measured, as plain values. Raises UsageError if a setting is missing or unknown,
+    DataError if the corpus is not one, MachineError if a side fails."""
+    config = replace(config, device=str(world.device), threads=torch.get_num_threads())
+    kind = Kind((BenchConfig, Path, Path, int, int))
+    commands = {name: lookup(PEERS, name, "peer", kind) for name in config.peers()}
+    for name in commands:
+        if name in PEERS:
+            needed("transformers", name, "lambert-bert[hf]")
+        if name.endswith("-compiled"):
+            need_compiler(f"peer = {name}", world.device)
+    with tempfile.TemporaryDirectory(prefix="lambert-bench-") as temporary:
+        folder = Path(temporary)
+        data = write(config, folder)
+        ceilings = Ceilings(
+            world.device,
+            PRECISIONS.get(config.precision, torch.bfloat16),
+            batches.with_gradients(batches.layer_shapes(data.encoder, TRIED[0])),
+            products=True,
+        )
+        sides = {name: Side() for name in (OWN, *commands)}
+        chosen = {name: fastest(config, name, command, folder) for name, command in commands.items()}
+        ceilings.measure()
+        for _ in range(config.rounds):
+            _lambert(config, sides[OWN], folder, data)
+            for name, command in commands.items():
+                _peer(config, name, command, chosen[name], sides[name], folder)
+            ceilings.measure()
+    return _result(config, data, sides, chosen, ceilings)
+
+
+def write(config: BenchConfig, folder: Path) -> Sequences:
+    """Writes the sequences of a run with these settings, and its model, for the peers."""
+    assert config.corpus is not None  # by BenchConfig
+    split, specials = Split(config.corpus), tokenizers.specials(tokenizers.load(config.corpus), str(config.corpus))
+    packing = PackingConfig(mode=config.packing, sequence_length=config.length)
+    source = CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
+    updates = [source.collate(*places(source, config.sequences, config.seed, n)) for n in range(config.updates)]
+    masked = [batch.targets["mlm"] for batch in updates]
+    starts_U = np.cumsum([0, *(batch.tokens for batch in updates[:-1])])
+    lengths_US = np.stack([batch.bounds_S1.diff().numpy() for batch in updates]).astype(np.int64)
+    labels = [batch.targets["nsp"].labels_N.numpy() for batch in updates if "nsp" in batch.targets]
+    np.savez(
+        folder / SEQUENCES,
+        ids_T=np.concatenate([batch.ids_T.numpy() for batch in updates]),
+        types_T=np.concatenate([batch.types_T.numpy() for batch in updates]),
+        lengths_US=lengths_US,
+        at_N=np.concatenate([start + target.at_N.numpy() for start, target in zip(starts_U, masked, strict=True)]),
+        labels_N=np.concatenate([target.labels_N.numpy() for target in masked]),
+        nsp_US=np.stack(labels) if labels else np.zeros((0, 0), dtype=np.int64),
+    )
+    encoder = replace(batches.encoder_of(config), vocabulary=specials.vocabulary)
+    encoder = replace(encoder, init_range=init_range(encoder.hidden))  # as the run's own default
+    (folder / MODEL).write_text(json.dumps(family_of(encoder).to_json(encoder)), encoding="utf-8")
+    operations = sum(
+        flops.training(encoder, batch.bounds_S1.diff().tolist(), batches.counts(batch)) for batch in updates[1:]
+    )
+    return Sequences(encoder, lengths_US, operations)
+
+
+def fastest(config: BenchConfig, name: str, command: Command, folder: Path) -> int:
+    """Returns the tokens of a peer's micro-batches: the setting, or the fastest of TRIED over a few updates."""
+    update = config.length * config.sequences
+    tried = [tokens for tokens in TRIED if tokens < 2 * update] or [TRIED[0]]
+    if config.micro_tokens or len(tried) == 1:
+        return config.micro_tokens or tried[0]
+    found = {}
+    for tokens in tried:
+        trial = Side()
+        _peer(replace(config, updates=min(TRIAL_UPDATES, config.updates)), name, command, tokens, trial, folder)
+        found[tokens] = trial.seconds[0]
+    return min(found, key=found.__getitem__)
+
+
+def own_command(config: BenchConfig, encoder: EncoderConfig, out: Path) -> list[str]:
+    """Returns the command of Lambert's side."""
+    settings = {
+        "corpus": config.corpus, "out": out, "seed": config.seed, "model.layers": encoder.layers,
+        "model.hidden": encoder.hidden, "model.heads": encoder.heads, "model.intermediate": encoder.intermediate,
+        "model.positions": encoder.positions, "model.dropout": encoder.dropout,
+        "model.attention-dropout": encoder.attention_dropout, "packing.mode": config.packing,
+        "packing.sequence-length": config.length, "masking.whole-word": str(config.whole_word).lower(),
+        "optim.name": config.optim, "optim.lr": LR[config.optim], "train.batch-size": config.sequences,
+        "train.steps": config.updates, "train.precision": config.precision, "train.device": config.device,
+        "train.threads": config.threads, "train.evaluate-sequences": HELDOUT, "log.every": 1,
+    }  # fmt: skip
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    return [sys.executable, "-P", "-m", "lambert", "pretrain", *flags]
+
+
+def _lambert(config: BenchConfig, side: Side, folder: Path, data: Sequences) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        out = Path(temporary) / "run"
+        process = ended(OWN, own_command(config, data.encoder, out), folder, {})
+        rows = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if "loss" in row]
+    if rows[-1]["tokens"] != data.lengths_US.sum():
+        raise MachineError(f"{OWN} trained on {rows[-1]['tokens']:,} tokens instead of {data.lengths_US.sum():,}.")
+    _add(side, rows, process.began, process.memory_mb)
+
+
+def _peer(config: BenchConfig, name: str, command: Command, tokens: int, side: Side, folder: Path) -> None:
+    out = folder / "updates.jsonl"
+    out.unlink(missing_ok=True)
+    process = ended(name, command(config, folder, out, tokens, config.updates), folder, allocator.settings())
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    _add(side, rows, process.began, process.memory_mb)
+
+
+def _add(side: Side, rows: list[dict[str, Any]], began: float, memory_mb: int) -> None:
+    side.seconds.append(rows[-1]["time"] - rows[0]["time"])
+    side.starts.append(rows[0]["time"] - began)
+    side.memory_mb = max(side.memory_mb, memory_mb)
+    side.losses = rows[0]["loss"], rows[-1]["loss"]
+
+
+def _transformers(
+    config: BenchConfig, folder: Path, out: Path, tokens: int, updates: int, *, form: str, compile: bool = False
+) -> list[str]:
+    settings = {
+        "out": out, "form": form, "micro-tokens": tokens, "length": config.length, "updates": updates,
+        "lr": LR["adamw"], "seed": config.seed, "threads": config.threads, "device": config.device,
+    }  # fmt: skip
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags += ["--bfloat16"] * (config.precision == "bfloat16") + ["--compile"] * compile
+    # By its path: importing it as a module would import Lambert first.
+    return [sys.executable, "-P", str(Path(__file__).with_name("peer_run.py")), str(folder), *flags]
+
+
+PEERS: Mapping[str, Command] = {
+    "transformers": partial(_transformers, form="stock"),
+    "transformers-expert": partial(_transformers, form="expert"),
+    "transformers-expert-compiled": partial(_transformers, form="expert", compile=True),
+}
+"""By name of a peer: its command."""
+
+
+def _result(
+    config: BenchConfig, data: Sequences, sides: Mapping[str, Side], chosen: Mapping[str, int], ceilings: Ceilings
+) -> dict[str, Any]:
+    own, updates = sides[OWN], config.updates - 1
+    found: dict[str, dict[str, Any]] = {}
+    for name, side in sides.items():
+        seconds = statistics.median(side.seconds)
+        found[name] = {
+            "sequences_per_second": round(updates * config.sequences / seconds, 2),
+            "tokens_per_second": round(data.tokens / seconds, 1),
+            "share_of_ceiling": round(data.operations / seconds / ceilings.product, 3),
+            "share_of_shaped_ceiling": round(data.operations / seconds / ceilings.shaped, 3),
+            "start_seconds": round(statistics.median(side.starts), 2),
+            "memory_mb": side.memory_mb,
+            "losses": [round(loss, 4) for loss in side.losses],
+            "seconds": [round(value, 3) for value in side.seconds],
+            "starts": [round(value, 3) for value in side.starts],
+        }
+        if name != OWN:
+            ratios = [theirs / ours for ours, theirs in zip(own.seconds, side.seconds, strict=True)]
+            found[name]["micro_tokens"] = chosen[name]
+            found[name]["ratio"] = round(statistics.median(ratios), 2)
+            found[name]["ratio_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
+    return {
+        "settings": as_dict(config),
+        "unit": "tokens",
+        "tokens": data.tokens,
+        "sequences": updates * config.sequences,
+        "fill": round(data.tokens / (updates * config.sequences * config.length), 4),
+        "gflop": round(data.operations / 1e9, 3),
+        "threads": config.threads,
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+        "device": config.device,
+        "ceiling_gflops": round(ceilings.product / 1e9, 1),
+        "shaped_ceiling_gflops": round(ceilings.shaped / 1e9, 1),
+        "copy_gb_per_second": round(ceilings.copy / 1e9, 1),
+        "sides": found,
+    }
