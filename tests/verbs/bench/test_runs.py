@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -111,10 +112,10 @@ def test_the_fastest_micro_batches_are_taken(config: BenchConfig, tmp_path: Path
 
 def test_a_command_is_measured_and_its_failure_told(tmp_path: Path) -> None:
     held = np.zeros(2**26, dtype=np.uint8) + 1  # the memory of this process does not count
-    small = ended("small", [sys.executable, "-c", "print(1)"], tmp_path, {})
-    large = ended("large", [sys.executable, "-c", "x = bytearray(b'1' * 2**27)"], tmp_path, {})
+    small = ended("small", [sys.executable, "-c", "print(1)"], tmp_path, os.environ)
+    large = ended("large", [sys.executable, "-c", "x = bytearray(b'1' * 2**27)"], tmp_path, os.environ)
     assert small.memory_mb < 60
     assert large.memory_mb > 120
     assert len(held)
     with pytest.raises(MachineError, match=r"broken ended with code 3: no room"):
-        ended("broken", [sys.executable, "-c", "import sys; print('no room'); sys.exit(3)"], tmp_path, {})
+        ended("broken", [sys.executable, "-c", "import sys; print('no room'); sys.exit(3)"], tmp_path, os.environ)

@@ -1,7 +1,6 @@
 """A command in a process of its own: when it began, and its peak memory."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -36,14 +35,14 @@ class Process:
 
 
 def ended(name: str, command: list[str], folder: Path, environment: Mapping[str, str]) -> Process:
-    """Runs the command to its end, with its output in files of `folder`. Raises MachineError with its last line if it
-    fails; `name` is for this error."""
+    """Runs the command in this environment to its end, with its output in files of `folder`. Raises MachineError with
+    its last line if it fails; `name` is for this error."""
     peak, output = folder / "peak.json", folder / "output.txt"
     watched = [sys.executable, "-I", "-S", "-c", _WATCH, str(peak), *command]
     with (
         output.open("wb") as file,
         subprocess.Popen(
-            watched, env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT,
+            watched, env=environment, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT,
             start_new_session=True,
         ) as process,
     ):  # fmt: skip

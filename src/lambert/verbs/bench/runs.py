@@ -5,6 +5,7 @@ last one; before that it starts, reads, compiles and warms up, which is reported
 """
 
 import json
+import os
 import platform
 import statistics
 import sys
@@ -174,10 +175,16 @@ def own_command(config: BenchConfig, encoder: EncoderConfig, out: Path) -> list[
     return [sys.executable, "-P", "-m", "lambert", "pretrain", *flags]
 
 
+def _environment() -> dict[str, str]:
+    """This process's environment without the allocator settings that it gave itself, as `lambert pretrain` does."""
+    own = ":".join(f"{name}={value}" for name, value in allocator.TUNABLES.items())
+    return {name: value for name, value in os.environ.items() if (name, value) != ("GLIBC_TUNABLES", own)}
+
+
 def _lambert(config: BenchConfig, side: Side, folder: Path, data: Sequences) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         out = Path(temporary) / "run"
-        process = ended(OWN, own_command(config, data.encoder, out), folder, {})
+        process = ended(OWN, own_command(config, data.encoder, out), folder, _environment())
         rows = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if "loss" in row]
     if rows[-1]["tokens"] != data.lengths_US.sum():
@@ -188,7 +195,9 @@ def _lambert(config: BenchConfig, side: Side, folder: Path, data: Sequences) -> 
 def _peer(config: BenchConfig, name: str, command: Command, tokens: int, side: Side, folder: Path) -> None:
     out = folder / "updates.jsonl"
     out.unlink(missing_ok=True)
-    process = ended(name, command(config, folder, out, tokens, config.updates), folder, allocator.settings())
+    process = ended(
+        name, command(config, folder, out, tokens, config.updates), folder, {**os.environ, **allocator.settings()}
+    )
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     _add(side, rows, process.began, process.memory_mb)
 
