@@ -1,28 +1,40 @@
-"""Fine-tuning beside transformers' Trainer: the same weights, data, recipe and machine, one seed after the other.
+"""Whole fine-tuning tasks beside transformers: the same weights, data, recipe and machine, one seed after the other.
 
-    python benchmarks/finetune.py squad --init MODEL --train train-v1.1.json --dev dev-v1.1.json --seeds 1 --out OUT
+    python benchmarks/finetune.py squad --init MODEL --train train-v1.1.json --dev dev-v1.1.json --seeds 3 --out OUT
     python benchmarks/finetune.py classify --init MODEL --train train.tsv --dev dev.tsv --text sentence --out OUT
+    python benchmarks/finetune.py tag --init MODEL --train train.jsonl --dev dev.jsonl --out OUT
 
-For each seed Lambert, then the peer (benchmarks/peers/transformers_finetune.py). Prints a line of JSON for each run and
-at the end means, their standard errors over seeds, and the ratio of training times. `--limit` keeps that many questions
-of the SQuAD training file, taken evenly. MODEL is a Hugging Face folder; both sides read the same.
+For each seed Lambert, then the peer (benchmarks/peers/transformers_finetune.py), each in a process of its own. Prints a
+line of JSON for each run: `process_seconds` is the whole command, from its start to its exit, with reading, training,
+scoring `--dev` and writing the model; `seconds` is training alone. At the end means, their standard errors over seeds,
+and the ratios of the times. `--limit` keeps that many training questions or rows, taken evenly. MODEL is a Hugging Face
+folder; both sides read the same. `--out` must be new.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from lambert.engine import allocator
 from lambert.tasks.squad_score import score_v1
 
 HERE = Path(__file__).parent
 
 
 def thinned(path: Path, limit: int, out: Path) -> Path:
-    """The SQuAD file with `limit` of its questions, spread evenly."""
+    """The file with `limit` of its SQuAD questions, or of its rows, spread evenly."""
+    if path.suffix != ".json":
+        lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True)
+        header, rows = (lines[:1], lines[1:]) if path.suffix == ".tsv" else ([], lines)
+        rows = rows[:: max(1, len(rows) // limit)][:limit]
+        (out := out.with_suffix(path.suffix)).write_text("".join([*header, *rows]), encoding="utf-8")
+        return out
     data = json.loads(path.read_text(encoding="utf-8"))
     paragraphs = [p for article in data["data"] for p in article["paragraphs"]]
     total = sum(len(p["qas"]) for p in paragraphs)
@@ -49,19 +61,30 @@ def squad_scores(dev: Path, predictions: dict[str, str]) -> dict[str, float]:
     return {name: found[name] for name in ("exact_match", "f1")}
 
 
+def tag_scores(dev: Path, predictions: list[list[str | None]]) -> dict[str, float]:
+    """Accuracy, and F1 over all words with a tag other than "O", as Lambert's."""
+    truth = [json.loads(line)["tags"] for line in dev.read_text(encoding="utf-8").splitlines()]
+    pairs = [pair for a, b in zip(truth, predictions, strict=True) for pair in zip(a, b, strict=True)]
+    right = sum(a == b != "O" for a, b in pairs)
+    both = sum(a != "O" for a, _ in pairs) + sum(b not in ("O", None) for _, b in pairs)
+    return {"accuracy": sum(a == b for a, b in pairs) / len(pairs), "f1": 2 * right / both if both else 0.0}
+
+
 def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[str, Any]:
     """Lambert's run: seconds of training and scores."""
     flags = {
         "init": args.init, "data": train, "dev": args.dev, "out": out, "seed": seed, "task.name": args.task,
         "task.max-length": args.length, "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
         "train.batch-size": args.batch_size, "train.epochs": args.epochs, "train.precision": args.precision,
-        "log.seconds": 60,
+        "train.threads": args.threads, "log.every": 1,
     }  # fmt: skip
     if args.task == "classify":
         flags |= {"task.columns.text": args.text, "task.columns.text-b": args.text_b, "task.columns.label": args.label}
     command = [sys.executable, "-m", "lambert", "finetune"]
     command += [f"--{name}={value}" for name, value in flags.items() if value != ""]
+    began = time.perf_counter()
     subprocess.run(command, check=True, stdout=sys.stderr)
+    whole = time.perf_counter() - began
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     seconds, done = 0.0, 0
     for row in rows:
@@ -69,7 +92,7 @@ def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[st
             seconds += (row["sequences"] - done) / row["sequences_per_second"]
             done = row["sequences"]
     scores = json.loads((out / "scores.json").read_text())
-    return {"seconds": round(seconds, 1), "sequences": done, **scores}
+    return {"process_seconds": round(whole, 2), "seconds": round(seconds, 2), "sequences": done, **scores}
 
 
 def theirs(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[str, Any]:
@@ -79,16 +102,22 @@ def theirs(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[
     command += ["--lr", str(args.lr), "--batch-size", str(args.batch_size), "--epochs", str(args.epochs)]
     command += ["--length", str(args.length), "--text", args.text, "--text-b", args.text_b, "--label", args.label]
     command += ["--bf16"] if args.precision == "bfloat16" else []
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if args.task == "squad":
-        result |= squad_scores(args.dev, json.loads((out / "predictions.json").read_text()))
+    command += ["--threads", str(args.threads)]
+    began = time.perf_counter()
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **allocator.settings()}
+    )
+    result: dict[str, Any] = {"process_seconds": round(time.perf_counter() - began, 2)}
+    result |= json.loads(done.stdout.splitlines()[-1])
+    if args.task != "classify":
+        score = squad_scores if args.task == "squad" else tag_scores
+        result |= score(args.dev, json.loads((out / "predictions.json").read_text()))
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("squad", "classify"))
+    parser.add_argument("task", choices=("squad", "classify", "tag"))
     for name in ("init", "train", "dev", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--lr", type=float, default=1e-4)
@@ -98,6 +127,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--text-b", default="")
     parser.add_argument("--label", default="label")
@@ -112,13 +142,17 @@ def main() -> None:
             print(json.dumps({"side": side, "seed": seed, **result}), flush=True)
     summary: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(args).items()}}
     for side, results in runs.items():
-        for name in ("seconds", "accuracy", "exact_match", "f1"):
+        for name in ("process_seconds", "seconds", "accuracy", "exact_match", "f1"):
             values = [result[name] for result in results if name in result]
             if values:
                 error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
                 summary[f"{side} {name}"] = {"mean": round(statistics.fmean(values), 4), "se_over_seeds": error}
-    pairs = zip(runs["transformers"], runs["lambert"], strict=True)
-    summary["times as fast"] = round(statistics.median(b["seconds"] / a["seconds"] for b, a in pairs), 2)
+    for name, key in (("times as fast", "seconds"), ("times as fast, whole process", "process_seconds")):
+        ratios = [b[key] / a[key] for a, b in zip(runs["lambert"], runs["transformers"], strict=True)]
+        summary[name] = {
+            "median": round(statistics.median(ratios), 2),
+            "range": [round(min(ratios), 2), round(max(ratios), 2)],
+        }
     print(json.dumps(summary))
 
 
