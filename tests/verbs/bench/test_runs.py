@@ -47,6 +47,7 @@ def test_a_run_beside_its_peers(lambert: Lambert, corpus: Path) -> None:
         assert side["tokens_per_second"] == pytest.approx(found["tokens"] / side["seconds"][0], rel=0.05)
         assert side["start_seconds"] > side["seconds"][0] > 0
         assert 100 < side["memory_mb"] < 2000
+        assert side["processor_seconds"][0] > 0.5
         assert side["losses"][0] == pytest.approx(np.log(160) + np.log(2), rel=0.25)
         assert name == "lambert" or side["ratio_range"] == [side["ratio"]] * 2
 

@@ -1,4 +1,4 @@
-"""A command in a process of its own: when it began, and its peak memory."""
+"""A command in a process of its own: when it began, its peak memory, and its processor time."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ child = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ, file_actions=[(os.
 threading.Thread(target=lambda: (sys.stdin.read(), os.kill(child, 9)), daemon=True).start()
 _, status, used = os.wait4(child, 0)
 with open(sys.argv[1], "w") as file:
-    json.dump([began, used.ru_maxrss], file)
+    json.dump([began, used.ru_maxrss, used.ru_utime + used.ru_stime], file)
 os._exit(os.waitstatus_to_exitcode(status) % 256)
 """
 """A small process between this one and the command. A process inherits the peak of the one that starts it as its own
@@ -32,13 +32,15 @@ class Process:
     """Seconds since 1970."""
     memory_mb: int
     """Peak of its resident memory."""
+    processor_seconds: float
+    """Of all its threads, in user and kernel mode."""
 
 
 def ended(name: str, command: list[str], folder: Path, environment: Mapping[str, str]) -> Process:
     """Runs the command in this environment to its end, with its output in files of `folder`. Raises MachineError with
     its last line if it fails; `name` is for this error."""
-    peak, output = folder / "peak.json", folder / "output.txt"
-    watched = [sys.executable, "-I", "-S", "-c", _WATCH, str(peak), *command]
+    used, output = folder / "used.json", folder / "output.txt"
+    watched = [sys.executable, "-I", "-S", "-c", _WATCH, str(used), *command]
     with (
         output.open("wb") as file,
         subprocess.Popen(
@@ -50,5 +52,5 @@ def ended(name: str, command: list[str], folder: Path, environment: Mapping[str,
     if code:
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise MachineError(f"{name} ended with code {code}: {(lines or ['killed, perhaps for memory'])[-1].strip()}")
-    began, memory = json.loads(peak.read_text())
-    return Process(began, memory // (2**20 if sys.platform == "darwin" else 1024))
+    began, memory, processor = json.loads(used.read_text())
+    return Process(began, memory // (2**20 if sys.platform == "darwin" else 1024), processor)

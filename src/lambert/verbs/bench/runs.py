@@ -38,7 +38,7 @@ from lambert.planning import operations as flops
 from lambert.runs.defaults import init_range
 from lambert.verbs.bench import batches
 from lambert.verbs.bench.ceilings import Ceilings
-from lambert.verbs.bench.processes import ended
+from lambert.verbs.bench.processes import Process, ended
 from lambert.verbs.bench.training import need_compiler
 from lambert.verbs.bench.work import OWN, needed
 from lambert.verbs.settings.bench import BenchConfig
@@ -80,6 +80,8 @@ class Side:
     """From the end of the first update to the end of the last one."""
     starts: list[float] = field(default_factory=list)
     """Seconds from the start of the command to the end of the first update."""
+    processor_seconds: list[float] = field(default_factory=list)
+    """Of the whole process."""
     memory_mb: int = 0
     losses: tuple[float, float] = (0.0, 0.0)
     """Of the first and of the last update."""
@@ -96,7 +98,7 @@ def measured(config: BenchConfig, world: World) -> dict[str, Any]:
             needed("transformers", name, "lambert-bert[hf]")
         if name.endswith("-compiled"):
             need_compiler(f"peer = {name}", world.device)
-    with tempfile.TemporaryDirectory(prefix="lambert-bench-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="lambert-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         data = write(config, folder)
         ceilings = Ceilings(
@@ -182,14 +184,14 @@ def _environment() -> dict[str, str]:
 
 
 def _lambert(config: BenchConfig, side: Side, folder: Path, data: Sequences) -> None:
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as temporary:
         out = Path(temporary) / "run"
         process = ended(OWN, own_command(config, data.encoder, out), folder, _environment())
         rows = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if "loss" in row]
     if rows[-1]["tokens"] != data.lengths_US.sum():
         raise MachineError(f"{OWN} trained on {rows[-1]['tokens']:,} tokens instead of {data.lengths_US.sum():,}.")
-    _add(side, rows, process.began, process.memory_mb)
+    _add(side, rows, process)
 
 
 def _peer(config: BenchConfig, name: str, command: Command, tokens: int, side: Side, folder: Path) -> None:
@@ -199,13 +201,14 @@ def _peer(config: BenchConfig, name: str, command: Command, tokens: int, side: S
         name, command(config, folder, out, tokens, config.updates), folder, {**os.environ, **allocator.settings()}
     )
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    _add(side, rows, process.began, process.memory_mb)
+    _add(side, rows, process)
 
 
-def _add(side: Side, rows: list[dict[str, Any]], began: float, memory_mb: int) -> None:
+def _add(side: Side, rows: list[dict[str, Any]], process: Process) -> None:
     side.seconds.append(rows[-1]["time"] - rows[0]["time"])
-    side.starts.append(rows[0]["time"] - began)
-    side.memory_mb = max(side.memory_mb, memory_mb)
+    side.starts.append(rows[0]["time"] - process.began)
+    side.processor_seconds.append(process.processor_seconds)
+    side.memory_mb = max(side.memory_mb, process.memory_mb)
     side.losses = rows[0]["loss"], rows[-1]["loss"]
 
 
@@ -247,6 +250,7 @@ def _result(
             "losses": [round(loss, 4) for loss in side.losses],
             "seconds": [round(value, 3) for value in side.seconds],
             "starts": [round(value, 3) for value in side.starts],
+            "processor_seconds": [round(value, 2) for value in side.processor_seconds],
         }
         if name != OWN:
             ratios = [theirs / ours for ours, theirs in zip(own.seconds, side.seconds, strict=True)]
