@@ -55,7 +55,7 @@ import json, os, sys
 from lambert import __main__
 replaced = []
 os.execv = lambda *arguments: replaced.append(sorted(sys.modules))
-for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))]:
+for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD", "GOMP_"))]:
     del os.environ[name]
 sys.argv = ["lambert", sys.argv[1], "--no-such-flag"]
 try: __main__.main()

@@ -41,7 +41,7 @@ from lambert.core.settings import (
     without,
     wrong_type,
 )
-from lambert.engine.allocator import COMPUTES
+from lambert.engine.process import COMPUTES
 
 
 @dataclasses.dataclass(frozen=True)

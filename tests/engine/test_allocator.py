@@ -12,9 +12,9 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="gl
 
 SCRIPT = """
 import resource, sys
-from lambert.engine.allocator import keep_memory
+from lambert.engine.process import replace
 if sys.argv[1] == "keep":
-    keep_memory()
+    replace()
 import torch
 torch.zeros(16_000_000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -6,35 +6,13 @@ costs some 5% of a step of BERT-Base on a CPU (docs/design/0004).
 """
 
 import os
-import sys
-from contextlib import suppress
 
-from lambert.core.signals import block_signals, unblock_signals
-
-COMPUTES = ("pretrain", "finetune", "evaluate", "predict", "bench")
-"""Verbs that run a model."""
 TUNABLES = {
     "glibc.malloc.mmap_threshold": 2**32,  # bytes; larger blocks get a mapping of their own, which `free` returns
     "glibc.malloc.trim_threshold": 2**33,  # bytes; more free memory than this at the heap's end is returned
     "glibc.malloc.hugetlb": 1,  # use transparent huge pages
 }
 """Source: https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html"""
-
-
-def keep_memory() -> None:
-    """Replaces this process by the same command with TUNABLES set, under the same process id: glibc reads tunables only
-    at the start of a process.
-
-    Does nothing if `settings` is empty, so it never happens twice.
-    """
-    if not (tunables := settings()):
-        return
-    os.environ |= tunables
-    sys.stdout.flush()
-    block_signals()  # a signal that arrives now is delivered to the new program
-    with suppress(OSError):  # the command then runs without tunables, and slower
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    unblock_signals()
 
 
 def settings() -> dict[str, str]:

@@ -19,7 +19,7 @@ from lambert.core.launcher import ENDS
 from lambert.core.settings import check
 from lambert.core.signals import LAUNCHED
 from lambert.distributed.launch_environment import address_toward, slurm_rendezvous
-from lambert.engine import allocator
+from lambert.engine import process
 from lambert.runs.result import Say, silent
 
 VERBS = ("pretrain", "finetune", "evaluate", "predict")
@@ -175,7 +175,8 @@ def run(config: LaunchConfig, tokens: list[str], read: Callable[[list[str]], Any
         from lambert.engine import archive
 
         chosen.train.check_ranks(processes, archive.last(chosen.out))
-    os.environ |= settings | allocator.settings()
+    os.environ |= settings
+    os.environ |= process.settings()
     with scratch_folder("lambert-launch") as ends:
         os.environ |= {LAUNCHED: str(os.getpid()), ENDS: str(ends)}
         _supervise(config, processes, rendezvous, command, ends, getattr(chosen, "out", None))
