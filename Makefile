@@ -6,6 +6,7 @@
 # make test-fuzz  10,000 examples of each test that makes up input
 # make test-gpu  the tests that need a GPU
 # make test-minimum  part of the tests with the oldest packages that pyproject.toml allows, torch apart
+# make native  the compiled kernels for CPUs, in place (`make setup` builds them too)
 # make reference  docs/reference.md from the docstrings
 # make pins   refresh constraints.txt
 #
@@ -20,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-cluster test-crash test-fuzz test-gpu test-minimum lint reference pins
+.PHONY: help setup demo demo-short test test-cluster test-crash test-fuzz test-gpu test-minimum lint native reference pins
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -33,7 +34,8 @@ $(VENV)/torch.txt:
 	@$(PIP) $(if $(INDEX),--extra-index-url $(INDEX)) '$(TORCH)' numpy
 	@$(BIN)/python -m pip freeze --disable-pip-version-check | grep -i '^torch==' > $@
 
-$(VENV)/setup: $(VENV)/torch.txt pyproject.toml constraints.txt
+NATIVE := setup.py $(wildcard src/lambert/native/*.cpp src/lambert/native/*.h)
+$(VENV)/setup: $(VENV)/torch.txt pyproject.toml constraints.txt $(NATIVE)
 	@echo "[3/3] lambert"
 	@$(PIP) -c $(VENV)/torch.txt -e '.[report,tensorboard]'
 	@touch $@
@@ -88,6 +90,9 @@ lint: $(VENV)/setup-dev
 	@$(BIN)/ruff check src tests demo benchmarks
 	@$(BIN)/ruff format --check src tests demo benchmarks
 	@$(BIN)/mypy
+
+native: $(VENV)/torch.txt
+	@$(BIN)/python setup.py --quiet build_ext --inplace
 
 reference: $(VENV)/setup
 	@$(BIN)/python docs/make_reference.py

@@ -5,7 +5,7 @@ verbs        serving      horovod
 runs         inference
 distributed  tasks        planning
 engine  corpus  data  model  optim
-core
+core  native
 """
 
 import ast
@@ -21,14 +21,17 @@ ROOT = Path(lambert.__file__).parent
 SIBLINGS = {"corpus", "data", "model", "optim", "engine"}
 BELOW = {
     "core": set(),
+    "native": set(),
     **{key: {"core"} for key in SIBLINGS},
+    "model": {"core", "native"},
+    "engine": {"core", "native"},
     "distributed": {"core", "engine"},
     "tasks": {"core", "corpus", "data"},
     "planning": {"core", "model"},
-    "inference": {"core", *SIBLINGS, "distributed", "tasks", "planning"},
-    "runs": {"core", *SIBLINGS, "distributed", "tasks", "planning"},
+    "inference": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning"},
+    "runs": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning"},
     "horovod": {"core", "distributed"},
-    "verbs": {"core", *SIBLINGS, "distributed", "tasks", "planning", "inference", "runs"},
+    "verbs": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning", "inference", "runs"},
 }
 """The packages that each package may import beside itself. The library's door and the command line may import all."""
 

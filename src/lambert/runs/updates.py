@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lambert import native
 from lambert.core.batch import Source
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch, places, stream
@@ -250,6 +251,8 @@ def _model_notes(compilation: Compilation, model: Model, precision: str, world: 
         yield f"blocks are not compiled, the run is slower: {compilation.problem}"
     if world.device.type == "cpu" and precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = float32"
+    if world.device.type == "cpu" and precision == "bfloat16" and native.library() is None and native.advice():
+        yield f"torch's own kernels are used, which are slower: {native.reason()}. {native.advice()}"
     width = model.config.hidden // model.config.heads
     if world.device.type != "cpu" and attention.kernel(world.device, PRECISIONS[precision], width) != "flash":
         kernel = attention.kernel(world.device, PRECISIONS[precision], width)

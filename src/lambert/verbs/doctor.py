@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import lambert
+from lambert import native
 from lambert.core.imports import imported
 from lambert.runs.result import Say, silent
 
@@ -100,6 +101,7 @@ def examine() -> Iterator[Finding]:
         yield from _memory()
         yield _disk()
         yield _bfloat16()
+        yield _kernels()
         yield _triton() if torch.cuda.is_available() else compiler.result()
         yield _gloo()
         yield from _extras()
@@ -181,6 +183,12 @@ def _bfloat16() -> Finding:
     if ratio < 1:
         return Finding("bfloat16", found, "note", 'precision = "float32" is faster here')
     return Finding("bfloat16", found)
+
+
+def _kernels() -> Finding:
+    if native.library() is not None:
+        return Finding("kernels", "compiled (AVX512-BF16)")
+    return Finding("kernels", f"torch's own: {native.reason()}", "note" if native.advice() else "ok", native.advice())
 
 
 def _triton() -> Finding:

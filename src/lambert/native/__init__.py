@@ -1,0 +1,106 @@
+"""Finds the compiled kernels for CPUs: C++ of this folder, which setup.py builds and ctypes loads.
+
+The kernels need AVX512-BF16, so the processor is examined before the library is loaded. They are not used on processors
+with AMX: oneDNN, which torch calls, has matrix products with AMX, and these should be faster than products with
+AVX512-BF16. We have not measured this, because we had no such machine. On all other machines, and if the library was
+not built, torch's own functions do the same work.
+
+The kernels have threads of their own (pool.cpp) and need nothing of torch: one library serves every version of Python
+and torch. They are called with the addresses of contiguous tensors (`Tensor.data_ptr`), and ctypes releases the
+interpreter lock during a call.
+"""
+
+import ctypes
+import functools
+import os
+import platform
+import sys
+from pathlib import Path
+
+_VERSION = 1
+"""The interface that this file declares; `lambert_version` of a library with the same interface returns it."""
+_FILE = Path(__file__).with_name("kernels.so")
+_NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"}
+_REINSTALL = "Install a C++ compiler (apt-get install g++), then install Lambert again."
+
+_TYPES = {
+    "p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint64, "f": ctypes.c_float, "v": None,
+}  # fmt: skip
+_SIGNATURES = {
+    "lambert_version": "i",
+    "lambert_pack_weight": "v p i i i i p p i",
+    "lambert_linear": "v p p p p p i i i i i",
+    "lambert_linear_input": "v p p p p p i i i i i",
+    "lambert_pack_gradient": "v p p i i i p p p i",
+    "lambert_linear_weight": "v p p p i i i i i i",
+    "lambert_attention": "v p p p p u i i i i i",
+    "lambert_attention_backward": "v p p p p p p u i i i i i",
+    "lambert_add_norm": "v p p u i p p f i i i p p p p",
+    "lambert_add_norm_backward": "v p p p p p u i i i i p p p p i",
+    "lambert_embed_norm": "v p p p p p p u i p p f i i i p p p p",
+    "lambert_embed_norm_backward": "v p p p p p u i i i i p p p i",
+    "lambert_add_rows": "v p p i i i p",
+    "lambert_cross_entropy": "v p p i i i p p",
+}
+"""The types of each function: of its result, then of its arguments. p: an address, i: int64, u: uint64, f: float,
+v: no result."""
+
+
+def library() -> ctypes.CDLL | None:
+    """Returns the kernels, or None if this machine has to use torch's functions. `reason` says why.
+
+    The environment variable LAMBERT_NATIVE=0 switches the kernels off, for comparisons.
+    """
+    return None if _switched_off() else _find()[0]
+
+
+def reason() -> str:
+    """Returns why `library` returns None; empty if the kernels are used."""
+    return "LAMBERT_NATIVE=0 is set" if _switched_off() else _find()[1]
+
+
+def advice() -> str:
+    """Returns what to do in order to use the kernels; empty if they are used, or if nothing can be done."""
+    return "" if _switched_off() else _find()[2]
+
+
+def _switched_off() -> bool:
+    return os.environ.get("LAMBERT_NATIVE") == "0"
+
+
+@functools.cache
+def _find() -> tuple[ctypes.CDLL | None, str, str]:
+    """Returns the library, why there is none, and what to do about it."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return None, "the compiled ones are for Linux on x86-64", ""
+    found = _processor()
+    if not found >= _NEEDED:
+        return None, "the processor has no AVX512-BF16", ""
+    if "amx_bf16" in found:
+        return None, "the processor has AMX, which they use", ""
+    if not _FILE.is_file():
+        return None, "the compiled ones were not built when Lambert was installed", _REINSTALL
+    try:
+        kernels = ctypes.CDLL(str(_FILE))
+        _declare(kernels)
+    except (OSError, AttributeError) as error:
+        return None, f"the compiled ones cannot be loaded ({error})", _REINSTALL
+    if kernels.lambert_version() != _VERSION:
+        return None, "the compiled ones are of another version of Lambert", _REINSTALL
+    return kernels, "", ""
+
+
+def _processor() -> set[str]:
+    """Returns the names of the instruction sets of the first processor."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            return set(next((line for line in lines if line.startswith("flags")), "").split())
+    except OSError:
+        return set()
+
+
+def _declare(kernels: ctypes.CDLL) -> None:
+    for name, types in _SIGNATURES.items():
+        result, *arguments = types.split()
+        function = getattr(kernels, name)
+        function.restype, function.argtypes = _TYPES[result], [_TYPES[letter] for letter in arguments]

@@ -1,0 +1,250 @@
+// Attention within each sequence of a flat batch, without padding: one task for each sequence and head.
+//
+// qkv is [T, 3, H, E], the output [T, H, E], both bfloat16. The forward pass keeps the logarithm of each row's sum, from
+// which the backward pass computes the probabilities again, as in Dao et al., "FlashAttention", 2022. M: tokens of a
+// sequence. Sums are float32; probabilities are rounded to bfloat16 for the products.
+#include <cmath>
+#include <cstring>
+
+#include "gemm.h"
+#include "scratch.h"
+
+namespace lambert {
+
+constexpr long kQueries = 60;  // rows of scores that are in the cache at once: even, and a multiple of kRows
+
+// One head of one sequence: rows of E elements that are `stride` elements apart.
+struct Head {
+    const bf16 *query, *key, *value;
+    long stride, M, E;
+
+    Head(const bf16* qkv, long start, long end, long head, long heads, long E)
+        : query(qkv + (start * 3 * heads + head) * E), key(query + heads * E), value(key + heads * E),
+          stride(3 * heads * E), M(end - start), E(E) {}
+
+    long width() const { return panels(M) * kPanel; }  // of a row of scores
+    Left rows(const bf16* from, long first) const { return {(const uint32_t*)(from + first * stride), stride / 2, 1}; }
+};
+
+// Packs the rows as the right operand of products along E, whose columns are tokens.
+inline void pack_tokens(const bf16* from, long stride, long M, long E, uint32_t* to) {
+    for (long p = 0; p < panels(M); ++p)
+        pack_across(from + p * kPanel * stride, stride, std::min<long>(kPanel, M - p * kPanel), E,
+                    to + p * (E / 2) * kPanel);
+}
+
+// Packs the rows as the right operand of products along the tokens, whose columns are the E elements.
+inline void pack_elements(const bf16* from, long stride, long M, long E, uint32_t* to) {
+    for (long p = 0; p < panels(E); ++p)
+        pack_down(from + p * kPanel, stride, M, std::min<long>(kPanel, E - p * kPanel), to + p * pairs(M) * kPanel);
+}
+
+// Multiplies `rows` rows of `left` with operands packed by pack_tokens (count = E / 2) or pack_elements (pairs(M)).
+template <class Epilogue>
+inline void multiply_all(Left left, const uint32_t* right, long count, long rows, long columns, Epilogue& epilogue) {
+    for (long p = 0; p < panels(columns); ++p)
+        times_panel(left, right + p * count * kPanel, count, rows, 0, p * kPanel,
+                    std::min<long>(kPanel, columns - p * kPanel), epilogue);
+}
+
+struct Scores {
+    float* to;
+    long width;
+    void operator()(long row, long column, __m512 sums) const { _mm512_store_ps(to + row * width + column, sums); }
+};
+
+// Rows of one head in a tensor of bfloat16, each times a factor of its own.
+struct HeadRows {
+    bf16* to;
+    long stride, E;
+    const float* factors;
+    void operator()(long row, long column, __m512 sums) const {
+        if (factors) sums = _mm512_mul_ps(sums, _mm512_set1_ps(factors[row]));
+        store_bf16(to + row * stride + column, lanes(E - column), sums);
+    }
+};
+
+struct Accumulate {
+    float* to;
+    long width;
+    void operator()(long row, long column, __m512 sums) const {
+        float* at = to + row * width + column;
+        _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), sums));
+    }
+};
+
+// Turns a row of products q k' into probabilities times their sum, as bfloat16 with dropped ones zeroed, in
+// `weights`. Returns the logarithm of the sum in `log_sum`, and 1 / sum times the scale of dropout.
+inline float softmax(float* scores, bf16* weights, long M, long width, float scale, const Drop& drop, long first,
+                     float& log_sum) {
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (long j = 0; j < M; j += kLanes)
+        most = _mm512_mask_max_ps(most, lanes(M - j), most, _mm512_load_ps(scores + j));
+    const float top = _mm512_reduce_max_ps(most);
+    const __m512 factor = _mm512_set1_ps(scale), shift = _mm512_set1_ps(-top * scale);
+    __m512 total = _mm512_setzero_ps();
+    for (long j = 0; j < width; j += 2 * kLanes) {
+        const __mmask32 kept = drop.threshold && j < M ? drop.kept(first + j) : ~0u;
+        for (long half = 0; half < 2; ++half) {
+            const long at = j + half * kLanes;
+            const __m512 e = exp(_mm512_fmadd_ps(_mm512_load_ps(scores + at), factor, shift));
+            const __m512 inside = _mm512_maskz_mov_ps(lanes(M - at), e);
+            total = _mm512_add_ps(total, inside);
+            const __mmask16 mask = (__mmask16)(kept >> (half * kLanes));
+            store_bf16(weights + at, 0xFFFF, _mm512_maskz_mov_ps(mask, inside));
+        }
+    }
+    const float sum = _mm512_reduce_add_ps(total);
+    log_sum = top * scale + std::log(sum);
+    return drop.scale / sum;
+}
+
+void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long log_stride, const Drop& drop) {
+    const long M = head.M, E = head.E, width = head.width();
+    const float scale = 1 / std::sqrt((float)E);
+    Scratch scratch;
+    uint32_t* keys = scratch.take<uint32_t>(width * E / 2);
+    uint32_t* values = scratch.take<uint32_t>(panels(E) * pairs(M) * kPanel);
+    float* scores = scratch.take<float>(kQueries * width);
+    bf16* weights = scratch.take<bf16>(kQueries * width);
+    pack_tokens(head.key, head.stride, M, E, keys);
+    pack_elements(head.value, head.stride, M, E, values);
+    for (long first = 0; first < M; first += kQueries) {
+        const long rows = std::min(kQueries, M - first);
+        Scores into{scores, width};
+        multiply_all(head.rows(head.query, first), keys, E / 2, rows, M, into);
+        float factors[kQueries];
+        for (long r = 0; r < rows; ++r)
+            factors[r] = softmax(scores + r * width, weights + r * width, M, width, scale, drop, (first + r) * width,
+                                 log_sums[(first + r) * log_stride]);
+        HeadRows mixed{out + first * out_stride, out_stride, E, factors};
+        multiply_all({(const uint32_t*)weights, width / 2, 1}, values, pairs(M), rows, E, mixed);
+    }
+}
+
+// For two rows of scores: the probabilities with dropout in `weights`, and the gradients of the products q k' in `paired`,
+// both in words of (first row, second row); and the gradients of each row in `gradients`.
+inline void scores_backward(const float* scores, const float* incoming, long M, long width, float scale, const float* log_sums,
+                            const float* inner, const Drop& drop, long first, bool both, uint32_t* weights,
+                            uint32_t* paired, bf16* gradients) {
+    const __m512 factor = _mm512_set1_ps(scale), grow = _mm512_set1_ps(drop.threshold ? drop.scale : 1.0f);
+    for (long j = 0; j < width; j += 2 * kLanes) {
+        __m512i mixed[2], slopes[2];
+        for (long r = 0; r < 2; ++r) {
+            const __mmask32 kept = drop.threshold ? drop.kept(first + r * width + j) : ~0u;
+            __m512 p[2], d[2];
+            for (long half = 0; half < 2; ++half) {
+                const long at = j + half * kLanes;
+                const __mmask16 inside = r && !both ? 0 : lanes(M - at), mask = (__mmask16)(kept >> (half * kLanes));
+                const __m512 s = _mm512_fmsub_ps(_mm512_load_ps(scores + r * width + at), factor, _mm512_set1_ps(log_sums[r]));
+                const __m512 e = _mm512_maskz_mov_ps(inside, exp(s));
+                const __m512 g = _mm512_maskz_mul_ps(mask, _mm512_load_ps(incoming + r * width + at), grow);
+                p[half] = _mm512_maskz_mul_ps(mask, e, grow);
+                // The mask also discards what lies behind the row and may not be finite.
+                d[half] = _mm512_maskz_mul_ps(inside, _mm512_mul_ps(e, factor), _mm512_sub_ps(g, _mm512_set1_ps(inner[r])));
+            }
+            mixed[r] = (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]);
+            slopes[r] = (__m512i)_mm512_cvtne2ps_pbh(d[1], d[0]);
+            _mm512_store_si512(gradients + r * width + j, slopes[r]);
+        }
+        _mm512_store_si512(weights + j, _mm512_permutex2var_epi16(mixed[0], kLowPairs, mixed[1]));
+        _mm512_store_si512(weights + j + kLanes, _mm512_permutex2var_epi16(mixed[0], kHighPairs, mixed[1]));
+        _mm512_store_si512(paired + j, _mm512_permutex2var_epi16(slopes[0], kLowPairs, slopes[1]));
+        _mm512_store_si512(paired + j + kLanes, _mm512_permutex2var_epi16(slopes[0], kHighPairs, slopes[1]));
+    }
+}
+
+// The sum over E of gradient times output, which is that over the row of probability times gradient.
+inline float inner_product(const bf16* left, const bf16* right, long E) {
+    __m512 total = _mm512_setzero_ps();
+    for (long j = 0; j < E; j += kLanes) {
+        const __mmask16 mask = lanes(E - j);
+        total = _mm512_fmadd_ps(load_bf16(left + j, mask), load_bf16(right + j, mask), total);
+    }
+    return _mm512_reduce_add_ps(total);
+}
+
+void backward(const Head& head, const bf16* out, const bf16* grad, long out_stride, const float* log_sums, long log_stride,
+              const Drop& drop, bf16* dqkv) {
+    const long M = head.M, E = head.E, width = head.width(), wide = panels(E) * kPanel, heads_width = head.stride / 3;
+    const float scale = 1 / std::sqrt((float)E);
+    Scratch scratch;
+    uint32_t* keys = scratch.take<uint32_t>(width * E / 2);
+    uint32_t* values = scratch.take<uint32_t>(width * E / 2);
+    uint32_t* key_rows = scratch.take<uint32_t>(wide * pairs(M));
+    uint32_t* query_rows = scratch.take<uint32_t>(wide * pairs(kQueries));
+    uint32_t* grad_rows = scratch.take<uint32_t>(wide * pairs(kQueries));
+    float* scores = scratch.take<float>(kQueries * width);
+    float* incoming = scratch.take<float>(kQueries * width);
+    uint32_t* weights = scratch.take<uint32_t>(kQueries / 2 * width);
+    uint32_t* paired = scratch.take<uint32_t>(kQueries / 2 * width);
+    bf16* gradients = scratch.take<bf16>(kQueries * width);
+    float* dkey = scratch.take<float>(M * wide);
+    float* dvalue = scratch.take<float>(M * wide);
+    std::memset(dkey, 0, M * wide * sizeof(float));
+    std::memset(dvalue, 0, M * wide * sizeof(float));
+    pack_tokens(head.key, head.stride, M, E, keys);
+    pack_tokens(head.value, head.stride, M, E, values);
+    pack_elements(head.key, head.stride, M, E, key_rows);
+    for (long first = 0; first < M; first += kQueries) {
+        const long rows = std::min(kQueries, M - first), count = pairs(rows);
+        Scores into{scores, width}, into_incoming{incoming, width};
+        const bf16* grads = grad + first * out_stride;
+        multiply_all(head.rows(head.query, first), keys, E / 2, rows, M, into);
+        multiply_all({(const uint32_t*)grads, out_stride / 2, 1}, values, E / 2, rows, M, into_incoming);
+        for (long r = 0; r < rows; r += 2) {
+            const bool both = r + 1 < rows;
+            float logs[2] = {}, inner[2] = {};
+            for (long i = 0; i < 1 + both; ++i) {
+                logs[i] = log_sums[(first + r + i) * log_stride];
+                inner[i] = inner_product(grads + (r + i) * out_stride, out + (first + r + i) * out_stride, E);
+            }
+            scores_backward(scores + r * width, incoming + r * width, M, width, scale, logs, inner, drop, (first + r) * width,
+                            both, weights + r / 2 * width, paired + r / 2 * width, gradients + r * width);
+        }
+        HeadRows dquery{dqkv + first * head.stride, head.stride, E, nullptr};
+        multiply_all({(const uint32_t*)gradients, width / 2, 1}, key_rows, pairs(M), rows, E, dquery);
+        pack_elements(head.query + first * head.stride, head.stride, rows, E, query_rows);
+        pack_elements(grads, out_stride, rows, E, grad_rows);
+        Accumulate add_key{dkey, wide}, add_value{dvalue, wide};
+        multiply_all({paired, 1, width}, query_rows, count, M, E, add_key);
+        multiply_all({weights, 1, width}, grad_rows, count, M, E, add_value);
+    }
+    for (long row = 0; row < M; ++row)
+        for (long j = 0; j < E; j += kLanes) {
+            bf16* at = dqkv + row * head.stride + heads_width + j;
+            store_bf16(at, lanes(E - j), _mm512_load_ps(dkey + row * wide + j));
+            store_bf16(at + heads_width, lanes(E - j), _mm512_load_ps(dvalue + row * wide + j));
+        }
+}
+
+}  // namespace lambert
+
+using namespace lambert;
+
+extern "C" {
+
+// out [T, H, E], log_sums [T, H] float32; bounds [S + 1]; E a multiple of 16. Dropout of the probabilities by `key`.
+void lambert_attention(const bf16* qkv, const int32_t* bounds, bf16* out, float* log_sums, uint64_t key, long threshold,
+                       long sequences, long H, long E, long threads) {
+    const Drop drop(key, (int)threshold);
+    each(sequences * H, threads, [&](long task) {
+        const long start = bounds[task / H], end = bounds[task / H + 1], h = task % H;
+        forward(Head(qkv, start, end, h, H, E), out + (start * H + h) * E, H * E, log_sums + start * H + h, H,
+                drop.part(task));
+    });
+}
+
+// dqkv [T, 3, H, E] from the gradient [T, H, E] of the output.
+void lambert_attention_backward(const bf16* qkv, const int32_t* bounds, const bf16* out, const float* log_sums,
+                                const bf16* grad, bf16* dqkv, uint64_t key, long threshold, long sequences, long H, long E,
+                                long threads) {
+    const Drop drop(key, (int)threshold);
+    each(sequences * H, threads, [&](long task) {
+        const long start = bounds[task / H], end = bounds[task / H + 1], h = task % H, at = (start * H + h) * E;
+        backward(Head(qkv, start, end, h, H, E), out + at, grad + at, H * E, log_sums + start * H + h, H, drop.part(task),
+                 dqkv + (start * 3 * H + h) * E);
+    });
+}
+
+}  // extern "C"

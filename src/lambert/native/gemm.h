@@ -1,0 +1,148 @@
+// Matrix products of bfloat16 operands with float32 sums, by the instruction vdpbf16ps (AVX512-BF16).
+//
+// The instruction multiplies pairs of neighbours along the inner dimension K. A word is such a pair: 32 bits. The right
+// operand is packed in panels of 64 columns, each [K / 2][64] words. The left operand is read word by word: it is either
+// row-major with K contiguous, or packed in the same panels, whose columns are then its rows.
+//
+// One thread computes a block of rows times a block of columns with a kernel of up to 6 rows and 64 columns, whose sums
+// stay in 24 of the 32 registers. The order of the additions along K does not depend on the number of rows, columns or
+// threads, so neither do the results.
+#pragma once
+#include <algorithm>
+
+#include "common.h"
+
+namespace lambert {
+
+constexpr int kPanel = 64;  // columns of a panel
+constexpr int kRows = 6;    // rows of the kernel
+constexpr int kLanes = 16;  // float32 elements of a register
+
+inline long pairs(long k) { return (k + 1) / 2; }
+inline long panels(long n) { return (n + kPanel - 1) / kPanel; }
+
+// The left operand: word (row, k) is at a[row * row_stride + k * k_stride].
+struct Left {
+    const uint32_t* a;
+    long row_stride, k_stride;
+};
+
+// Adds the products of R rows and V registers of columns over `count` words of K to `sums`.
+template <int R, int V>
+inline __attribute__((always_inline)) void multiply(Left left, const uint32_t* panel, long count, __m512 (&sums)[R][V]) {
+    for (long k = 0; k < count; ++k) {
+        __m512bh columns[V];
+        for (int v = 0; v < V; ++v) columns[v] = (__m512bh)_mm512_loadu_si512(panel + k * kPanel + v * kLanes);
+        for (int r = 0; r < R; ++r) {
+            const __m512bh row = (__m512bh)_mm512_set1_epi32((int)left.a[r * left.row_stride + k * left.k_stride]);
+            for (int v = 0; v < V; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], row, columns[v]);
+        }
+    }
+}
+
+// Computes R rows times V registers of columns, and calls epilogue(row, column, sums) for each register.
+template <int R, int V, class Epilogue>
+inline __attribute__((always_inline)) void tile(
+    Left left, const uint32_t* panel, long count, long row, long column, Epilogue& epilogue) {
+    __m512 sums[R][V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) sums[r][v] = _mm512_setzero_ps();
+    multiply<R, V>(left, panel, count, sums);
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) epilogue(row + r, column + v * kLanes, sums[r][v]);
+}
+
+template <int V, class Epilogue>
+inline void strip(Left left, const uint32_t* panel, long count, int rows, long row, long column, Epilogue& epilogue) {
+    switch (rows) {
+        case 6: return tile<6, V>(left, panel, count, row, column, epilogue);
+        case 5: return tile<5, V>(left, panel, count, row, column, epilogue);
+        case 4: return tile<4, V>(left, panel, count, row, column, epilogue);
+        case 3: return tile<3, V>(left, panel, count, row, column, epilogue);
+        case 2: return tile<2, V>(left, panel, count, row, column, epilogue);
+        case 1: return tile<1, V>(left, panel, count, row, column, epilogue);
+    }
+}
+
+// Multiplies `rows` rows of `left`, the first of which is number `row`, with one panel of `columns` columns.
+template <class Epilogue>
+inline void times_panel(
+    Left left, const uint32_t* panel, long count, long rows, long row, long column, long columns, Epilogue& epilogue) {
+    for (long r = 0; r < rows; r += kRows) {
+        const int height = (int)std::min<long>(kRows, rows - r);
+        const Left part{left.a + r * left.row_stride, left.row_stride, left.k_stride};
+        switch ((columns + kLanes - 1) / kLanes) {
+            case 1: strip<1>(part, panel, count, height, row + r, column, epilogue); break;
+            case 2: strip<2>(part, panel, count, height, row + r, column, epilogue); break;
+            case 3: strip<3>(part, panel, count, height, row + r, column, epilogue); break;
+            default: strip<4>(part, panel, count, height, row + r, column, epilogue); break;
+        }
+    }
+}
+
+// Exchanges rows and columns of 16 x 16 words.
+inline void transpose(__m512i (&rows)[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        rows[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        rows[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        rows[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        rows[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        t[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xDD);
+    }
+    for (int i = 0; i < 4; ++i) {
+        rows[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        rows[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
+        rows[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        rows[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD);
+    }
+}
+
+inline const __m512i kLowPairs = _mm512_set_epi16(
+    47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+inline const __m512i kHighPairs = _mm512_set_epi16(
+    63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22, 53, 21, 52, 20, 51, 19, 50, 18, 49,
+    17, 48, 16);
+
+// Packs up to 64 columns of a row-major matrix [k, columns] into one panel: the inner dimension runs over its rows.
+inline void pack_down(const bf16* from, long stride, long k, long columns, uint32_t* panel) {
+    const __mmask32 low = columns >= 32 ? ~0u : (1u << columns) - 1;
+    const __mmask32 high = columns >= 64 ? ~0u : columns > 32 ? (1u << (columns - 32)) - 1 : 0;
+    for (long row = 0; row < k; row += 2, from += 2 * stride, panel += kPanel) {
+        for (int half = 0; half < 2; ++half) {
+            const __mmask32 mask = half ? high : low;
+            const __m512i even = _mm512_maskz_loadu_epi16(mask, from + 32 * half);
+            const __m512i odd = _mm512_maskz_loadu_epi16(row + 1 < k ? mask : 0, from + stride + 32 * half);
+            _mm512_storeu_si512(panel + 32 * half, _mm512_permutex2var_epi16(even, kLowPairs, odd));
+            _mm512_storeu_si512(panel + 32 * half + 16, _mm512_permutex2var_epi16(even, kHighPairs, odd));
+        }
+    }
+}
+
+// Packs up to 64 rows of a row-major matrix [rows, k], k even, into one panel: the inner dimension runs along its rows.
+inline void pack_across(const bf16* from, long stride, long rows, long k, uint32_t* panel) {
+    const long count = k / 2;
+    for (long first = 0; first < kPanel; first += 16) {
+        for (long at = 0; at < count; at += 16) {
+            __m512i block[16];
+            const __mmask16 mask = lanes(count - at);
+            for (int r = 0; r < 16; ++r)
+                block[r] = first + r < rows ? _mm512_maskz_loadu_epi32(mask, from + (first + r) * stride + 2 * at)
+                                            : _mm512_setzero_si512();
+            transpose(block);
+            for (long i = 0; i < std::min<long>(16, count - at); ++i)
+                _mm512_storeu_si512(panel + (at + i) * kPanel + first, block[i]);
+        }
+    }
+}
+
+}  // namespace lambert

@@ -1,0 +1,185 @@
+// Linear layers: y = x W' + b, and its gradients. Weights are packed once after each update.
+//
+// Matrices are row-major and contiguous. T: rows of x and y. D: width of x. F: width of y, the rows of W [F, D].
+#include <cstring>
+#include <memory>
+
+#include "activation.h"
+#include "gemm.h"
+
+namespace lambert {
+
+constexpr long kBlockRows = 96;                // rows of a task
+constexpr long kBlockWords = 1 << 17;          // words of the right operand that a task keeps in its second-level cache
+constexpr long kInner = 2048;                  // words of K that are multiplied at a time
+constexpr long kSmall = 1 << 18;               // multiply-adds that one thread computes before a second one helps
+
+// Calls epilogue(row, column, sums) for all registers of left [rows, 2 * count] times the packed right operand.
+template <class Epilogue>
+void product(const uint32_t* left, const uint32_t* right, long rows, long count, long columns, long threads,
+             Epilogue epilogue) {
+    const long width = panels(columns), wide = std::clamp<long>(kBlockWords / (count * kPanel), 1, width);
+    const long row_blocks = (rows + kBlockRows - 1) / kBlockRows, column_blocks = (width + wide - 1) / wide;
+    if (rows * columns * count < kSmall) threads = 1;
+    each(row_blocks * column_blocks, threads, [&](long task) {
+        // Consecutive tasks share the columns, which are then in the cache that the cores share.
+        const long first = task % row_blocks * kBlockRows, last = std::min(rows, first + kBlockRows);
+        const long begin = task / row_blocks * wide, end = std::min(width, begin + wide);
+        Epilogue own = epilogue;
+        if (count <= kInner) {
+            for (long row = first; row < last; row += kRows)
+                for (long p = begin; p < end; ++p)
+                    times_panel({left + row * count, count, 1}, right + p * count * kPanel, count,
+                                std::min<long>(kRows, last - row), row, p * kPanel,
+                                std::min<long>(kPanel, columns - p * kPanel), own);
+            return;
+        }
+        alignas(64) float sums[kBlockRows * kPanel];
+        for (long p = begin; p < end; ++p) {
+            const long used = std::min<long>(kPanel, columns - p * kPanel);
+            std::memset(sums, 0, sizeof sums);
+            auto add = [&](long row, long column, __m512 part) {
+                float* to = sums + (row - first) * kPanel + column;
+                _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), part));
+            };
+            for (long k = 0; k < count; k += kInner)
+                times_panel({left + first * count + k, count, 1}, right + (p * count + k) * kPanel,
+                            std::min(kInner, count - k), last - first, first, 0, used, add);
+            for (long row = first; row < last; ++row)
+                for (long column = 0; column < used; column += kLanes)
+                    own(row, p * kPanel + column, _mm512_load_ps(sums + (row - first) * kPanel + column));
+        }
+    });
+}
+
+// y = sums + b in bfloat16, and optionally gelu(y).
+struct WithBias {
+    bf16 *y, *activated;
+    const float* bias;
+    long columns;
+    long form;  // of gelu: 0 by the normal distribution, 1 by tanh
+    void operator()(long row, long column, __m512 sums) const {
+        const __mmask16 mask = lanes(columns - column);
+        if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, bias + column));
+        const long at = row * columns + column;
+        const __m256i rounded = narrow(sums);
+        _mm256_mask_storeu_epi16(y + at, mask, rounded);
+        if (activated) store_bf16(activated + at, mask, form ? gelu_tanh(widen(rounded)) : gelu(widen(rounded)));
+    }
+};
+
+// The gradient of x: sums, plus the gradient that reached x by another way, or times the derivative of gelu.
+struct Gradient {
+    bf16* out;
+    const bf16 *other, *before;  // other gradient; input of gelu
+    long columns, form;
+    void operator()(long row, long column, __m512 sums) const {
+        const __mmask16 mask = lanes(columns - column);
+        const long at = row * columns + column;
+        if (other) sums = _mm512_add_ps(sums, load_bf16(other + at, mask));
+        if (before) {
+            const __m512 x = load_bf16(before + at, mask);
+            sums = _mm512_mul_ps(sums, form ? gelu_tanh_gradient(x) : gelu_gradient(x));
+        }
+        store_bf16(out + at, mask, sums);
+    }
+};
+
+// Rounds rows first, first + 1, ... of a float32 matrix [.., columns] to bfloat16.
+void round_rows(const float* from, long rows, long columns, bf16* to) {
+    for (long i = 0; i < rows * columns; i += kLanes) {
+        const __mmask16 mask = lanes(rows * columns - i);
+        store_bf16(to + i, mask, _mm512_maskz_loadu_ps(mask, from + i));
+    }
+}
+
+// Adds or writes a block of the gradient of a weight [F, D].
+struct Into {
+    float* to;
+    long columns;
+    bool add;
+    void operator()(long row, long column, __m512 sums) const {
+        const __mmask16 mask = lanes(columns - column);
+        float* at = to + row * columns + column;
+        if (add) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, at));
+        _mm512_mask_storeu_ps(at, mask, sums);
+    }
+};
+
+}  // namespace lambert
+
+using namespace lambert;
+
+extern "C" {
+
+// Packs the weight W [F, D], D even: for y = x W' into `forward` (columns F, inner dimension D), and for the gradient of x
+// into `backward` (columns D, inner dimension F). A weight may be the rows from `offset` of `total` rows of several
+// weights that are multiplied at once; then `offset` and F are multiples of 64, or it is the last.
+void lambert_pack_weight(const float* weight, long F, long D, long offset, long total, uint32_t* forward,
+                         uint32_t* backward, long threads) {
+    const long inner = pairs(total);
+    each(panels(F), threads, [&](long p) {
+        const long rows = std::min<long>(kPanel, F - p * kPanel);
+        const std::unique_ptr<bf16[]> rounded(new bf16[rows * D]);
+        round_rows(weight + p * kPanel * D, rows, D, rounded.get());
+        pack_across(rounded.get(), D, rows, D, forward + (offset / kPanel + p) * (D / 2) * kPanel);
+        for (long column = 0; column < D; column += kPanel)
+            pack_down(rounded.get() + column, D, rows, std::min<long>(kPanel, D - column),
+                      backward + (column / kPanel * inner + (offset + p * kPanel) / 2) * kPanel);
+    });
+}
+
+// y [T, F] = x [T, D] W' + b, and gelu(y) into `activated` unless it is null.
+void lambert_linear(const bf16* x, const uint32_t* forward, const float* bias, bf16* y, bf16* activated, long form, long T,
+                    long D, long F, long threads) {
+    product((const uint32_t*)x, forward, T, D / 2, F, threads, WithBias{y, activated, bias, F, form});
+}
+
+// dx [T, D] = dy [T, F] W + other, or (dy W) times the derivative of gelu at `before`. `other` and `before` may be null.
+void lambert_linear_input(const bf16* dy, const uint32_t* backward, const bf16* other, const bf16* before, bf16* dx,
+                          long form, long T, long F, long D, long threads) {
+    product((const uint32_t*)dy, backward, T, F / 2, D, threads, Gradient{dx, other, before, D, form});
+}
+
+// dW [F, D] (+)= dy' x and db [F] (+)= sums of the columns of dy, for rows F of the `total` columns of dy. `left` and
+// `right` hold the packed operands: panels(total) * 64 * pairs(T) and panels(D) * 64 * pairs(T) words.
+void lambert_pack_gradient(const bf16* dy, const bf16* x, long T, long F, long D, uint32_t* left, uint32_t* right,
+                           float* sums, long threads) {
+    const long count = pairs(T), wide = panels(F);
+    each(wide + panels(D), threads, [&](long task) {
+        if (task >= wide) {
+            const long p = task - wide;
+            pack_down(x + p * kPanel, D, T, std::min<long>(kPanel, D - p * kPanel), right + p * count * kPanel);
+            return;
+        }
+        const long columns = std::min<long>(kPanel, F - task * kPanel);
+        uint32_t* panel = left + task * count * kPanel;
+        pack_down(dy + task * kPanel, F, T, columns, panel);
+        const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
+        for (long v = 0; v * kLanes < columns; ++v) {
+            __m512 total = _mm512_setzero_ps();
+            for (long k = 0; k < count; ++k)
+                total = _mm512_dpbf16_ps(total, (__m512bh)_mm512_loadu_si512(panel + k * kPanel + v * kLanes), ones);
+            _mm512_mask_storeu_ps(sums + task * kPanel + v * kLanes, lanes(columns - v * kLanes), total);
+        }
+    });
+}
+
+// dW [F, D] (+)= the product of the operands packed by lambert_pack_gradient, from column `offset` of dy, a multiple of 64.
+void lambert_linear_weight(const uint32_t* left, const uint32_t* right, float* dW, long add, long T, long offset, long F,
+                           long D, long threads) {
+    const long count = pairs(T), wide = panels(D);
+    const uint32_t* from = left + offset * count;
+    each(panels(F), threads, [&](long p) {
+        const long rows = std::min<long>(kPanel, F - p * kPanel);
+        for (long k = 0; k == 0 || k < count; k += kInner / 2) {  // writes zeros if there are no rows
+            const long part = std::min(kInner / 2, count - k);
+            Into into{dW, D, add != 0 || k > 0};
+            for (long q = 0; q < wide; ++q)
+                times_panel({from + (p * count + k) * kPanel, 1, kPanel}, right + (q * count + k) * kPanel, part, rows,
+                            p * kPanel, q * kPanel, std::min<long>(kPanel, D - q * kPanel), into);
+        }
+    });
+}
+
+}  // extern "C"

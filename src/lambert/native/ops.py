@@ -1,0 +1,330 @@
+"""The compiled kernels as functions of tensors. They need `library()`; all tensors are contiguous and on the CPU.
+
+States are bfloat16, sums float32. Dropout is a function of a `Drop`, so a backward pass draws the same mask again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lambert.native import library
+
+PANEL = 64
+"""Columns of a panel of a packed operand."""
+_STEPS = 2**16  # probabilities of dropout are multiples of 1 / 65536
+FORMS = {"none": 0, "tanh": 1}
+"""Forms of gelu, by torch's argument `approximate`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Which elements of a tensor dropout zeroes: those whose random bits are below `threshold` of 65536."""
+
+    key: int = 0
+    threshold: int = 0
+
+    @classmethod
+    def of(cls, probability: float, training: bool = True) -> "Drop":
+        """Draws a key from torch's generator. Draws nothing if nothing is dropped."""
+        threshold = round(probability * _STEPS) if training else 0
+        return cls(_key(), threshold) if threshold else NOTHING
+
+
+NOTHING = Drop()
+
+
+def _key() -> int:
+    return int(torch.empty((), dtype=torch.int64).random_()) + 2**62
+
+
+class PackedWeight:
+    """The weights [F, D] of layers that read the same states, concatenated along F and packed for the kernels."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        self.F, self.D = sum(len(weight) for weight in weights), weights[0].shape[1]
+        self.forward = torch.empty(_panels(self.F) * PANEL * (self.D // 2), dtype=torch.int32)
+        self.backward = torch.empty(_panels(self.D) * PANEL * -(-self.F // 2), dtype=torch.int32)
+        offset = 0
+        for weight in weights:
+            _call(
+                "pack_weight",
+                weight.detach(),
+                len(weight),
+                self.D,
+                offset,
+                self.F,
+                self.forward,
+                self.backward,
+                _threads(),
+            )
+            offset += len(weight)
+        kept = [bias.detach() for bias in biases if bias is not None]
+        self.bias_F = torch.cat(kept) if len(kept) > 1 else kept[0] if kept else None
+
+
+def linear(x_TD: Tensor, weight: PackedWeight) -> Tensor:
+    """Returns x W' + b, [T, F]."""
+    y_TF = x_TD.new_empty(len(x_TD), weight.F)
+    _call("linear", x_TD, weight.forward, weight.bias_F, y_TF, None, 0, len(x_TD), weight.D, weight.F, _threads())
+    return y_TF
+
+
+def linear_gelu(x_TD: Tensor, weight: PackedWeight, approximate: str) -> tuple[Tensor, Tensor]:
+    """Returns x W' + b and its gelu, each [T, F]."""
+    y_TF, activated_TF = x_TD.new_empty(2, len(x_TD), weight.F)
+    _call(
+        "linear",
+        x_TD,
+        weight.forward,
+        weight.bias_F,
+        y_TF,
+        activated_TF,
+        FORMS[approximate],
+        len(x_TD),
+        weight.D,
+        weight.F,
+        _threads(),
+    )
+    return y_TF, activated_TF
+
+
+def linear_input(grad_TF: Tensor, weight: PackedWeight, other_TD: Tensor | None = None) -> Tensor:
+    """Returns the gradient of a linear layer's input, grad W, plus `other_TD`."""
+    grad_TD = grad_TF.new_empty(len(grad_TF), weight.D)
+    _call(
+        "linear_input",
+        grad_TF,
+        weight.backward,
+        other_TD,
+        None,
+        grad_TD,
+        0,
+        len(grad_TF),
+        weight.F,
+        weight.D,
+        _threads(),
+    )
+    return grad_TD
+
+
+def linear_gelu_input(grad_TF: Tensor, weight: PackedWeight, before_TD: Tensor, approximate: str) -> Tensor:
+    """Returns the gradient of `before_TD`, whose gelu is the layer's input: grad W times the derivative of gelu."""
+    grad_TD = torch.empty_like(before_TD)
+    _call(
+        "linear_input",
+        grad_TF,
+        weight.backward,
+        None,
+        before_TD,
+        grad_TD,
+        FORMS[approximate],
+        len(grad_TF),
+        weight.F,
+        weight.D,
+        _threads(),
+    )
+    return grad_TD
+
+
+class WeightGradient:
+    """The gradients of the weights and biases of a layer: dy' x and the sums of dy over rows."""
+
+    def __init__(self, grad_TF: Tensor, x_TD: Tensor) -> None:
+        (self._T, self._F), self._D = grad_TF.shape, x_TD.shape[1]
+        count = -(-self._T // 2)
+        self._left = torch.empty(_panels(self._F) * PANEL * count, dtype=torch.int32)
+        self._right = torch.empty(_panels(self._D) * PANEL * count, dtype=torch.int32)
+        self.bias_F = torch.empty(self._F)
+        _call(
+            "pack_gradient", grad_TF, x_TD, self._T, self._F, self._D, self._left, self._right, self.bias_F, _threads()
+        )
+
+    def write(self, into_FD: Tensor, offset: int, *, add: bool) -> None:
+        """Writes the rows from `offset` of the gradient of the weight to a float32 tensor, or adds them."""
+        _call(
+            "linear_weight",
+            self._left,
+            self._right,
+            into_FD,
+            add,
+            self._T,
+            offset,
+            len(into_FD),
+            self._D,
+            _threads(),
+        )
+
+
+def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
+    """Returns the mixtures [T, H, E], and the logarithms of the sums of the softmax [T, H]."""
+    T, _, H, E = qkv_T3HE.shape
+    out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)
+    _call(
+        "attention",
+        qkv_T3HE,
+        bounds_S1,
+        out_THE,
+        sums_TH,
+        drop.key,
+        drop.threshold,
+        len(bounds_S1) - 1,
+        H,
+        E,
+        _threads(),
+    )
+    return out_THE, sums_TH
+
+
+def attention_backward(
+    qkv_T3HE: Tensor, bounds_S1: Tensor, out_THE: Tensor, sums_TH: Tensor, grad_THE: Tensor, drop: Drop
+) -> Tensor:
+    """Returns the gradient of `qkv_T3HE`."""
+    _, _, H, E = qkv_T3HE.shape
+    grad_T3HE = torch.empty_like(qkv_T3HE)
+    _call(
+        "attention_backward",
+        qkv_T3HE,
+        bounds_S1,
+        out_THE,
+        sums_TH,
+        grad_THE,
+        grad_T3HE,
+        drop.key,
+        drop.threshold,
+        len(bounds_S1) - 1,
+        H,
+        E,
+        _threads(),
+    )
+    return grad_T3HE
+
+
+Saved = tuple[Tensor, Tensor, Tensor]
+"""What a layer norm keeps for its backward pass: the rounded sum [T, D], and its mean and inverse deviation [T]."""
+
+
+def add_norm(y_TD: Tensor, x_TD: Tensor, norm: nn.LayerNorm, drop: Drop) -> tuple[Tensor, Saved]:
+    """Returns the layer norm of x plus the dropped y, and what the backward pass needs."""
+    out_TD, saved = torch.empty_like(x_TD), _saved(*x_TD.shape)
+    _call(
+        "add_norm",
+        y_TD,
+        x_TD,
+        drop.key,
+        drop.threshold,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        *x_TD.shape,
+        _threads(),
+        out_TD,
+        *saved,
+    )
+    return out_TD, saved
+
+
+def add_norm_backward(
+    grad_TD: Tensor, saved: Sequence[Tensor], weight_D: Tensor, drop: Drop
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns the gradients of x, of y, and of the norm's weight and bias."""
+    grad_x_TD, sums_2D = torch.empty_like(grad_TD), torch.empty(2, grad_TD.shape[1])
+    grad_y_TD = torch.empty_like(grad_TD) if drop.threshold else grad_x_TD
+    _call(
+        "add_norm_backward",
+        grad_TD,
+        *saved,
+        weight_D,
+        drop.key,
+        drop.threshold,
+        *grad_TD.shape,
+        _threads(),
+        grad_x_TD,
+        grad_y_TD,
+        sums_2D[0],
+        sums_2D[1],
+        0,
+    )
+    return grad_x_TD, grad_y_TD, sums_2D[0], sums_2D[1]
+
+
+def embed_norm(
+    indices: Sequence[Tensor], tables: Sequence[Tensor], norm: nn.LayerNorm, drop: Drop
+) -> tuple[Tensor, Saved]:
+    """Returns the dropped layer norm of the sum of the rows `indices` [T] of three `tables` [., D], and what the
+    backward pass needs."""
+    T, D = len(indices[0]), tables[0].shape[1]
+    out_TD, saved = torch.empty(T, D, dtype=torch.bfloat16), _saved(T, D)
+    _call(
+        "embed_norm",
+        *indices,
+        *tables,
+        drop.key,
+        drop.threshold,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        T,
+        D,
+        _threads(),
+        out_TD,
+        *saved,
+    )
+    return out_TD, saved
+
+
+def embed_norm_backward(
+    grad_TD: Tensor, saved: Sequence[Tensor], weight_D: Tensor, drop: Drop
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of the sum of the rows, and of the norm's weight and bias."""
+    grad_sum_TD, sums_2D = torch.empty_like(grad_TD), torch.empty(2, grad_TD.shape[1])
+    _call(
+        "embed_norm_backward",
+        grad_TD,
+        *saved,
+        weight_D,
+        drop.key,
+        drop.threshold,
+        *grad_TD.shape,
+        _threads(),
+        grad_sum_TD,
+        sums_2D[0],
+        sums_2D[1],
+        0,
+    )
+    return grad_sum_TD, sums_2D[0], sums_2D[1]
+
+
+def add_rows(rows_TD: Tensor, ids_T: Tensor, into_VD: Tensor) -> None:
+    """Adds bfloat16 rows to the rows `ids_T` of a float32 table."""
+    _call("add_rows", rows_TD, ids_T, *rows_TD.shape, _threads(), into_VD)
+
+
+def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the cross entropy of each row, float32 [N], and the gradient of their sum [N, V]."""
+    losses_N, grad_NV = torch.empty(len(labels_N)), torch.empty_like(logits_NV)
+    _call("cross_entropy", logits_NV, labels_N, *logits_NV.shape, _threads(), grad_NV, losses_N)
+    return losses_N, grad_NV
+
+
+def _saved(T: int, D: int) -> Saved:
+    return torch.empty(T, D, dtype=torch.bfloat16), torch.empty(T), torch.empty(T)
+
+
+def _panels(columns: int) -> int:
+    return -(-columns // PANEL)
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+def _call(name: str, *arguments: Tensor | float | None) -> None:
+    function = getattr(library(), f"lambert_{name}")
+    plain = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
+    if torch._C._autograd._profiler_enabled():
+        with torch.profiler.record_function(f"lambert::{name}"):
+            function(*plain)
+    else:
+        function(*plain)

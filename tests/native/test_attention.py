@@ -1,0 +1,89 @@
+"""Attention of the compiled kernels, compared with the plain function in float64."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from lambert.model.attention import reference
+from lambert.native import library, ops
+from lambert.native.ops import NOTHING, Drop
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine")
+
+LENGTHS = [1, 2, 5, 59, 60, 61, 63, 64, 65, 127, 130, 200]
+
+
+def inputs(H: int, E: int, lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns queries, keys and values, the bounds of the sequences, and a gradient of the output."""
+    generator = torch.Generator().manual_seed(H + E)
+    T = sum(lengths)
+    bounds_S1 = torch.tensor([0, *lengths]).cumsum(0).int()
+    qkv_T3HE = torch.randn(T, 3, H, E, generator=generator).bfloat16()
+    return qkv_T3HE, bounds_S1, torch.randn(T, H, E, generator=generator).bfloat16()
+
+
+@pytest.mark.parametrize(("H", "E"), [(1, 64), (3, 32), (2, 16), (2, 48), (1, 128)])
+def test_attention_and_its_gradients(H: int, E: int) -> None:
+    qkv_T3HE, bounds_S1, grad_THE = inputs(H, E)
+    wide_T3HE = qkv_T3HE.double().requires_grad_()
+    expected_THE = reference(wide_T3HE, bounds_S1, dropout=0.0)
+    expected_THE.backward(grad_THE.double())
+    assert wide_T3HE.grad is not None
+
+    out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, NOTHING)
+    torch.testing.assert_close(out_THE.double(), expected_THE, atol=0.02, rtol=0.02)
+    found_T3HE = ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, NOTHING)
+    error = (found_T3HE.double() - wide_T3HE.grad).norm() / wide_T3HE.grad.norm()
+    assert error < 0.01
+
+
+def kept(drop: Drop, bounds_S1: Tensor, H: int) -> Tensor:
+    """Returns which probabilities dropout keeps: the weights of values that are unit vectors, [T, H, longest]."""
+    longest = int(bounds_S1.diff().max())
+    qkv_T3HE = torch.zeros(int(bounds_S1[-1]), 3, H, longest, dtype=torch.bfloat16)
+    for start, end in pairwise(bounds_S1.tolist()):
+        qkv_T3HE[start:end, 2] = torch.eye(longest, dtype=torch.bfloat16)[: end - start, None]
+    return ops.attention(qkv_T3HE, bounds_S1, drop)[0] != 0
+
+
+def test_dropout_of_probabilities() -> None:
+    H, E, lengths = 2, 64, [64, 33, 64]
+    drop = Drop(key=77, threshold=round(0.25 * 65536))
+    qkv_T3HE, bounds_S1, grad_THE = inputs(H, E, lengths)
+    mask_THM = kept(drop, bounds_S1, H)
+    assert mask_THM[:64].float().mean() == pytest.approx(0.75, abs=0.02)
+    assert not torch.equal(mask_THM[:64, 0], mask_THM[:64, 1])
+    assert not torch.equal(mask_THM[:64], mask_THM[97:])
+
+    wide_T3HE, mixed = qkv_T3HE.double().requires_grad_(), []
+    for start, end in pairwise(bounds_S1.tolist()):
+        q_HME, k_HME, v_HME = wide_T3HE[start:end].permute(1, 2, 0, 3)
+        weights_HMM = torch.softmax(q_HME @ k_HME.mT / E**0.5, -1)
+        mask_HMM = mask_THM[start:end, :, : end - start].transpose(0, 1)
+        mixed.append((weights_HMM * mask_HMM / 0.75 @ v_HME).transpose(0, 1))
+    expected_THE = torch.cat(mixed)
+    expected_THE.backward(grad_THE.double())
+    assert wide_T3HE.grad is not None
+
+    out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, drop)
+    torch.testing.assert_close(out_THE.double(), expected_THE, atol=0.03, rtol=0.03)
+    found_T3HE = ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, drop)
+    assert (found_T3HE.double() - wide_T3HE.grad).norm() < 0.01 * wide_T3HE.grad.norm()
+
+
+def test_results_do_not_depend_on_threads_or_on_other_sequences() -> None:
+    qkv_T3HE, bounds_S1, grad_THE = inputs(2, 64)
+    drop, before, found = Drop(key=5, threshold=6554), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, drop)
+            found.append((out_THE, ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, drop)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for result in found[1:] for a, b in zip(result, found[0], strict=True))
+    alone_THE, _ = ops.attention(qkv_T3HE[:3].contiguous(), torch.tensor([0, 1, 3], dtype=torch.int32), NOTHING)
+    whole_THE, _ = ops.attention(qkv_T3HE, bounds_S1, NOTHING)
+    assert torch.equal(alone_THE, whole_THE[:3])

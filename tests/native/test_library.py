@@ -1,0 +1,130 @@
+"""The compiled kernels are found where they can run, and otherwise there is a reason."""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lambert import native
+from lambert.core.world import World
+from lambert.engine.compiler import Compilation
+from lambert.model.config import EncoderConfig
+from lambert.model.heads import Model
+from lambert.runs.updates import _model_notes
+from lambert.verbs import doctor
+
+SUPPORTED = native._processor() >= native._NEEDED and "amx_bf16" not in native._processor()
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("LAMBERT_NATIVE", raising=False)
+    native._find.cache_clear()
+    yield
+    native._find.cache_clear()
+
+
+def test_the_library_is_built_and_loaded_where_it_can_run() -> None:
+    """Fails without a C++ compiler, so that the other tests of the kernels are not skipped unnoticed."""
+    assert (native.library() is not None) == SUPPORTED, native.reason()
+    assert bool(native.reason()) != SUPPORTED
+    assert not native.advice()
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="the processor has no AVX512-BF16, or has AMX")
+def test_the_library_is_newer_than_its_sources() -> None:
+    """An older one would be tested in place of the sources."""
+    folder = Path(native.__file__).parent
+    sources = [path for path in folder.iterdir() if path.suffix in (".h", ".cpp")]
+    assert native._FILE.stat().st_mtime >= max(path.stat().st_mtime for path in sources), "run `make native`"
+
+
+def test_a_variable_switches_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMBERT_NATIVE", "0")
+    assert native.library() is None
+    assert native.reason() == "LAMBERT_NATIVE=0 is set"
+    assert doctor._kernels().found == "torch's own: LAMBERT_NATIVE=0 is set"
+    monkeypatch.setenv("LAMBERT_NATIVE", "1")
+    assert (native.library() is not None) == SUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        (native._NEEDED - {"avx512_bf16"}, "no AVX512-BF16"),
+        (native._NEEDED | {"amx_bf16"}, "has AMX"),
+        (set(), "no AVX"),
+    ],
+)
+def test_other_processors_use_torch(monkeypatch: pytest.MonkeyPatch, processor: set[str], words: str) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a library for another processor may end the process while it is loaded")
+
+    monkeypatch.setattr(native, "_processor", lambda: processor)
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert native.library() is None
+    assert words in native.reason()
+    assert not native.advice()
+    assert doctor._kernels().state == "ok"
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")])
+def test_other_systems_use_torch(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+    monkeypatch.setattr(native.sys, "platform", system)
+    monkeypatch.setattr(native.platform, "machine", lambda: machine)
+    assert native.library() is None
+    assert "Linux on x86-64" in native.reason()
+
+
+class TestMissing:
+    """On a processor that could use them."""
+
+    @pytest.fixture(autouse=True)
+    def supported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(native, "_processor", lambda: native._NEEDED)
+        monkeypatch.setattr(native.sys, "platform", "linux")
+        monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+
+    def test_not_built(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(native, "_FILE", tmp_path / "kernels.so")
+        assert native.library() is None
+        finding = doctor._kernels()
+        assert finding.found == "torch's own: the compiled ones were not built when Lambert was installed"
+        assert finding.state == "note"
+        assert "g++" in finding.advice
+
+    def test_not_a_library(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(native, "_FILE", tmp_path / "kernels.so")
+        native._FILE.write_bytes(b"text")
+        assert native.library() is None
+        assert "cannot be loaded" in native.reason()
+        assert native.advice()
+
+    @pytest.mark.skipif(not SUPPORTED, reason="the processor has no AVX512-BF16, or has AMX")
+    def test_of_another_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(native, "_VERSION", -1)
+        assert native.library() is None
+        assert "another version" in native.reason()
+        assert native.advice()
+        monkeypatch.setattr(native, "_SIGNATURES", native._SIGNATURES | {"lambert_unknown": "v"})
+        native._find.cache_clear()
+        assert native.library() is None
+        assert "lambert_unknown" in native.reason()
+
+
+def test_a_run_in_bfloat16_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = Model(EncoderConfig(layers=1, hidden=8, heads=1, intermediate=8, vocabulary=8, positions=8), {})
+
+    def notes(precision: str) -> list[str]:
+        return [note for note in _model_notes(Compilation(), model, precision, World()) if "kernels" in note]
+
+    monkeypatch.setattr(native.sys, "platform", "linux")
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native, "_processor", lambda: native._NEEDED)
+    monkeypatch.setattr(native, "_FILE", tmp_path / "kernels.so")
+    assert notes("float32") == []
+    assert notes("bfloat16") == [
+        "torch's own kernels are used, which are slower: the compiled ones were not built when Lambert was installed. "
+        "Install a C++ compiler (apt-get install g++), then install Lambert again."
+    ]

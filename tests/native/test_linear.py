@@ -1,0 +1,87 @@
+"""Matrix products of the compiled kernels, compared with torch in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lambert.native import library, ops
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine")
+
+SHAPES = [(1, 64, 64), (7, 64, 128), (95, 128, 30), (97, 256, 192), (300, 64, 1030), (130, 4224, 64)]
+"""Numbers of rows T, inputs D and outputs F, with remainders in every dimension; the last is longer than one block."""
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def weight_of(F: int, D: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(F + D)
+    return torch.randn(F, D, generator=generator) * D**-0.5, torch.randn(F, generator=generator)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("T", "D", "F"), SHAPES)
+def test_product_and_its_gradients(T: int, D: int, F: int) -> None:
+    x_TD, (weight_FD, bias_F) = drawn(T, D), weight_of(F, D)
+    packed = ops.PackedWeight([weight_FD], [bias_F])
+    rounded_FD = weight_FD.bfloat16().double()
+    close(ops.linear(x_TD, packed), x_TD.double() @ rounded_FD.T + bias_F, 2**-8)
+
+    grad_TF, other_TD = drawn(T, F), drawn(T, D)
+    close(ops.linear_input(grad_TF, packed), grad_TF.double() @ rounded_FD, 2**-7)
+    close(ops.linear_input(grad_TF, packed, other_TD), grad_TF.double() @ rounded_FD + other_TD, 2**-7)
+
+    found, into_FD = ops.WeightGradient(grad_TF, x_TD), torch.full((F, D), torch.nan)
+    found.write(into_FD, 0, add=False)
+    close(into_FD, grad_TF.double().T @ x_TD.double(), 1e-4)
+    found.write(into_FD, 0, add=True)
+    close(into_FD, 2 * grad_TF.double().T @ x_TD.double(), 2e-4)
+    close(found.bias_F, grad_TF.double().sum(0), 1e-4)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_in_the_products(approximate: str) -> None:
+    x_TD, (weight_FD, bias_F) = drawn(50, 64), weight_of(128, 64)
+    packed = ops.PackedWeight([weight_FD], [bias_F])
+    before_TF, active_TF = ops.linear_gelu(x_TD, packed, approximate)
+    close(active_TF, torch.nn.functional.gelu(before_TF.double(), approximate=approximate), 2**-8)
+
+    down_FD, _ = weight_of(64, 128)
+    grad_TF = drawn(50, 64)
+    wide_TD = before_TF.double().requires_grad_()
+    torch.nn.functional.gelu(wide_TD, approximate=approximate).backward(
+        grad_TF.double() @ down_FD.bfloat16().double(), inputs=[wide_TD]
+    )
+    found_TD = ops.linear_gelu_input(grad_TF, ops.PackedWeight([down_FD], [None]), before_TF, approximate)
+    assert wide_TD.grad is not None
+    close(found_TD, wide_TD.grad, 2**-7)
+
+
+def test_layers_that_read_the_same_states_are_one_product() -> None:
+    x_TD, weights = drawn(33, 64), [weight_of(64, 64), weight_of(128, 64), weight_of(30, 64)]
+    packed = ops.PackedWeight([weight for weight, _ in weights], [bias for _, bias in weights])
+    apart = [ops.linear(x_TD, ops.PackedWeight([weight], [bias])) for weight, bias in weights]
+    assert torch.equal(ops.linear(x_TD, packed), torch.cat(apart, dim=1))
+    grad_TF = drawn(33, 222)
+    found, into_FD = ops.WeightGradient(grad_TF, x_TD), torch.empty(128, 64)
+    found.write(into_FD, 64, add=False)
+    close(into_FD, grad_TF[:, 64:192].double().T @ x_TD.double(), 1e-4)
+
+
+def test_a_row_does_not_depend_on_the_other_rows_or_on_the_number_of_threads() -> None:
+    x_TD, (weight_FD, bias_F) = drawn(700, 128), weight_of(512, 128)
+    packed = ops.PackedWeight([weight_FD], [bias_F])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = ops.linear(x_TD, packed)
+        torch.set_num_threads(3)
+        assert torch.equal(ops.linear(x_TD, packed), alone)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(ops.linear(x_TD[123:131].contiguous(), packed), alone[123:131])
