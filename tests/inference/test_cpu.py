@@ -46,9 +46,11 @@ def test_outputs_are_those_of_the_model(kind: frozen.Kind, tolerance: float, act
 
 
 @torch.no_grad()
-def test_bfloat16_is_about_as_exact_as_autocast() -> None:
-    """Root mean square errors beside those of the model under autocast: 1.2 to 1.4 times as large for single models."""
+def test_bfloat16_is_about_as_exact_as_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root mean square errors beside those of torch's products under autocast: 1.2 to 1.4 times as large for single
+    models."""
     needs_fast("bfloat16")
+    monkeypatch.setenv("LAMBERT_NATIVE", "0")
     batch = make_batch(LENGTHS * 4, CONFIG.vocabulary)
     ratios = []
     for seed in range(5):

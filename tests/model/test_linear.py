@@ -120,6 +120,7 @@ def test_weights_are_rounded_once_between_updates(monkeypatch: pytest.MonkeyPatc
             super().__init__(*arguments)
 
     monkeypatch.setattr(module, "_Weight", Counted)
+    monkeypatch.setenv("LAMBERT_NATIVE", "0")
     several, kept = layers(40), computed(Compute(rounded={}))
     for _ in range(3):
         passes(kept, several, 50)

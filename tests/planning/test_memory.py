@@ -65,12 +65,13 @@ def test_the_estimate_is_near_the_measured_peak(
     assert 0.85 * float(done.stdout) < estimate < 2 * float(done.stdout)
 
 
-def test_only_a_cpu_keeps_the_probabilities_of_attention() -> None:
+def test_only_a_cpu_without_the_kernels_keeps_the_probabilities_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     def estimate(device: str, longest: int) -> int:
         config = EncoderConfig(**SIZES["base"], vocabulary=30_522)
         return kept_per_token(config, torch.bfloat16, torch.device(device), longest=longest, predicted=0.15)
 
     assert estimate("cuda", 512) == estimate("cuda", 128)
+    monkeypatch.setenv("LAMBERT_NATIVE", "0")
     assert estimate("cpu", 512) > 1.3 * estimate("cpu", 128)
 
 

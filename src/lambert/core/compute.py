@@ -18,6 +18,13 @@ class GradientSink(Protocol):
         """Adds `grad`, of any precision, to the gradient of `parameter` and returns None. If the sink does not hold
         `parameter`, returns the gradient for torch to add."""
 
+    def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
+        """Returns where to write the gradient of `parameter`, and whether to add it to what is there. The caller writes
+        the whole gradient and then calls `written`. None: the sink does not hold `parameter`."""
+
+    def written(self, parameter: Tensor) -> None:
+        """Called after a gradient was written to what `place` returned."""
+
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
         """Adds `grad_TD` [T, D] to the rows `ids_T` of the gradient of `parameter` [V, D] and returns None. If the sink
         does not hold `parameter`, returns a dense gradient [V, D] for torch to add."""
@@ -30,9 +37,15 @@ class TorchGradients:
         """Returns `grad` in the precision of `parameter`."""
         return grad.to(parameter.dtype)
 
+    def place(self, parameter: Tensor) -> None:
+        """Returns None."""
+
+    def written(self, parameter: Tensor) -> None:
+        """Does nothing."""
+
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
         """Returns the dense gradient [V, D]."""
-        return torch.zeros_like(parameter).index_add_(0, ids_T, grad_TD)
+        return torch.zeros_like(parameter).index_add_(0, ids_T, grad_TD.to(parameter.dtype))
 
 
 TORCH_GRADIENTS = TorchGradients()

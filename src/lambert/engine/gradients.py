@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.errors import UsageError
+from lambert.native import library, ops
 
 _ALIGNMENT = 128
 """Elements. Every gradient starts at a multiple of it, where vectorised kernels take their fast path and where a block
@@ -127,10 +128,25 @@ class Gradients:
                 total.add_(part.to(total.dtype))
         else:
             parameter.grad = place.copy_(grad)
+        self.written(parameter)
+        return None
+
+    def place(self, parameter: Tensor) -> tuple[Tensor, bool] | None:
+        """Returns where to write the gradient of `parameter`, and whether to add it to what is there; the caller then
+        calls `written`. None if the buffer does not hold `parameter`."""
+        place = self._places.get(parameter)
+        if place is None:
+            return None
+        if parameter.grad is not None:
+            return parameter.grad, True
+        parameter.grad = place
+        return place, False
+
+    def written(self, parameter: Tensor) -> None:
+        """Called after a dense gradient of `parameter` was written to the buffer."""
         watching = self._watches.get(parameter)
         if watching is not None:
             watching.dense_added()
-        return None
 
     def add_rows(self, parameter: Tensor, ids_T: Tensor, grad_TD: Tensor) -> Tensor | None:
         """Adds `grad_TD` [T, D] to the rows `ids_T` of the gradient of `parameter` and returns None. If the buffer does
@@ -140,10 +156,13 @@ class Gradients:
             return None
         place = self._places.get(parameter)
         if place is None:
-            return torch.zeros_like(parameter).index_add_(0, ids_T, grad_TD)
+            return torch.zeros_like(parameter).index_add_(0, ids_T, grad_TD.to(parameter.dtype))
         if parameter.grad is None:
             parameter.grad = place.zero_()
-        parameter.grad.index_add_(0, ids_T, grad_TD.to(place.dtype))
+        if grad_TD.dtype == torch.bfloat16 and place.dtype == torch.float32 and library() is not None:
+            ops.add_rows(grad_TD, ids_T, parameter.grad)
+        else:
+            parameter.grad.index_add_(0, ids_T, grad_TD.to(place.dtype))
         return None
 
     def norms(self) -> Tensor:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lambert.native import library, ops
+
 _CHUNK = 2**18  # logits per chunk, 1 MB in float32: a chunk stays in the processor's cache between the passes
 
 
@@ -13,7 +15,8 @@ def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
     """Returns the sum over rows of -log softmax(logits)[label], in nats, as float32 (float64 for float64 logits); 0 for
     no rows."""
     if logits_NV.device.type == "cpu" and logits_NV.requires_grad and logits_NV.numel() > _CHUNK:
-        total: Tensor = _Chunked.apply(logits_NV, labels_N)  # type: ignore[no-untyped-call]
+        native = logits_NV.dtype == torch.bfloat16 and logits_NV.is_contiguous() and library() is not None
+        total: Tensor = (_Native if native else _Chunked).apply(logits_NV, labels_N)  # type: ignore[no-untyped-call]
         return total
     return reference(logits_NV, labels_N)
 
@@ -51,3 +54,13 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.saved_tensors[0].mul_(grad.item()), None
+
+
+class _Native(_Chunked):
+    """Computes the gradient in the forward pass, as above, by the compiled kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        losses_N, grad_NV = ops.cross_entropy(logits_NV, labels_N)
+        ctx.save_for_backward(grad_NV)
+        return losses_N.sum()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lambert.core.compute import PLAIN, Compute
-from lambert.model import float8
+from lambert.model import float8, packed
 
 _WORTH = 2**21  # rows times width above which reordering a weight costs less than it gains (docs/design/0004)
 
@@ -32,7 +32,9 @@ def project(states_TD: Tensor, *layers: nn.Linear, compute: Compute = PLAIN) -> 
 
 def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute = PLAIN) -> Tensor:
     """Returns states_TD times the transposed `weights` [F, D], concatenated along F, plus the `biases` [F]: [T, F]."""
-    if _fast(states_TD):
+    if fast(states_TD):
+        if packed.usable(states_TD, weights):
+            return packed.linear(states_TD.bfloat16(), weights, biases, compute)
         product_TF: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
             states_TD.bfloat16(), compute, len(weights), *weights, *biases
         )
@@ -42,7 +44,8 @@ def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
     return nn.functional.linear(states_TD, torch.cat([*weights]), torch.cat([*biases]))
 
 
-def _fast(states_TD: Tensor) -> bool:
+def fast(states_TD: Tensor) -> bool:
+    """Returns whether products of these states are computed in bfloat16 with weights that are converted once."""
     return (
         not torch.compiler.is_compiling()  # first, because the conditions below would break a graph
         and states_TD.device.type == "cpu"
@@ -54,7 +57,7 @@ def _fast(states_TD: Tensor) -> bool:
 
 def in_product_dtype(states_TD: Tensor) -> Tensor:
     """Returns the states in the dtype in which `linear` reads them, so that all layers share one rounding."""
-    return states_TD.bfloat16() if _fast(states_TD) else states_TD
+    return states_TD.bfloat16() if fast(states_TD) else states_TD
 
 
 class _Weight:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.model.attention import attention
+from lambert.model.bert import native
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
 from lambert.model.linear import project
@@ -28,6 +29,8 @@ class BertBlock(nn.Module):
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:
         compute = batch.compute
+        if native.usable(self, states_TD, compute):
+            return native.native_block(self, states_TD.bfloat16(), batch)
         qkv_TF = project(states_TD, self.query, self.key, self.value, compute=compute)
         qkv_T3HE = qkv_TF.view(states_TD.shape[0], 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import torch
 
 from lambert.model.config import EncoderConfig
+from lambert.native import library
 
 
 def matrices(config: EncoderConfig) -> tuple[tuple[int, int], ...]:
@@ -37,9 +38,13 @@ def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.dev
     Args:
         config: The encoder.
         dtype: Type of the matrix products.
-        device: On a CPU the attention probabilities are saved; other devices recompute them.
+        device: On a CPU the attention probabilities are saved; other devices and the compiled kernels recompute them.
         longest: Length of the sequences in tokens, to which the attention probabilities per token are proportional.
     """
+    if device.type == "cpu" and dtype == torch.bfloat16 and library() is not None:
+        # Query, key, value, attention output, two sums and two norms; the feed-forward layer before and after gelu.
+        values = 8 * config.hidden + 2 * config.intermediate
+        return (config.layers + 2) * (values * dtype.itemsize + config.heads * 4) + 3 * config.hidden * 4
     size, wide, width, training = dtype.itemsize, torch.float32.itemsize, config.hidden, bool(config.dropout)
     # Query, key, value and attention output; the feed-forward layer before and after its activation; dropout masks.
     products = (4 + 2 * training) * width + 2 * config.intermediate

@@ -9,15 +9,19 @@ from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.encoder import Encoder
 from lambert.model.family import Product
+from lambert.native import library, ops
 
 
 class CpuBlock(nn.Module):
-    """Computes a BertBlock without dropout. The weights of the queries include the scale of the scores."""
+    """Computes a BertBlock without dropout. Without the compiled kernels, the weights of the queries include the scale
+    of the scores."""
 
     def __init__(self, block: BertBlock, product: Product) -> None:
         super().__init__()
         self.heads = block.heads
-        scale = (block.query.out_features / block.heads) ** -0.5
+        width = block.query.out_features // block.heads
+        self.native = library() is not None and width % 16 == 0
+        scale = 1.0 if self.native else width**-0.5
         weight = torch.cat([block.query.weight * scale, block.key.weight, block.value.weight])
         bias = torch.cat([block.query.bias * scale, block.key.bias, block.value.bias])
         self.qkv = product(weight, bias)
@@ -26,9 +30,13 @@ class CpuBlock(nn.Module):
         self.down = product(block.down.weight, block.down.bias, residual=True)
         self.attention_norm, self.norm = block.attention_norm, block.norm
 
-    def forward(self, states_TD: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
-        qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3 * self.heads, -1)
-        mixed_TD = mixtures(qkv_T3HE, groups).flatten(1)
+    def forward(self, states_TD: Tensor, bounds_S1: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
+        qkv_T3HE = self.qkv(states_TD).view(len(states_TD), 3, self.heads, -1)
+        if self.native:
+            mixed_THE, _ = ops.attention(qkv_T3HE, bounds_S1, ops.NOTHING)
+        else:
+            mixed_THE = mixtures(qkv_T3HE.flatten(1, 2), groups)
+        mixed_TD = mixed_THE.flatten(1)
         states_TD = self.attention_norm(self.attention_out(mixed_TD).add_(states_TD))
         out_TD: Tensor = self.norm(self.down(self.up(states_TD)).add_(states_TD))
         return out_TD
@@ -51,5 +59,5 @@ class CpuEncoder(nn.Module):
         embedded_TD = self.words(batch.ids_T) + self.positions(batch.positions_T) + self.types(batch.types_T)
         states_TD: Tensor = self.norm(embedded_TD)
         for block in self.blocks:
-            states_TD = block(states_TD, groups)
+            states_TD = block(states_TD, batch.bounds_S1, groups)
         return states_TD

@@ -5,11 +5,13 @@ from torch import Tensor, nn
 from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
 from lambert.model.bert.block import BertBlock
+from lambert.model.bert.native import native_embedding
 from lambert.model.config import EncoderConfig
 from lambert.model.dropout import dropout
 from lambert.model.embedding import embed
 from lambert.model.encoder import Encoder
-from lambert.model.linear import in_product_dtype
+from lambert.model.linear import fast, in_product_dtype
+from lambert.native import library
 
 KIND = Kind((EncoderConfig,), base=nn.Module, methods={"forward": 2})
 
@@ -29,6 +31,8 @@ class BertEncoder(Encoder):
         self.blocks = nn.ModuleList(block(config) for _ in range(config.layers))
 
     def embed(self, batch: Batch) -> Tensor:
+        if self.config.hidden % 32 == 0 and fast(self.words.weight) and library() is not None:
+            return native_embedding(self, batch)
         embedded_TD = embed(batch.ids_T, self.words, batch.compute)
         embedded_TD = embedded_TD + embed(batch.positions_T, self.positions, batch.compute)
         embedded_TD = self.norm(embedded_TD + embed(batch.types_T, self.types, batch.compute))

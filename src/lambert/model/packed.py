@@ -1,0 +1,101 @@
+"""Linear layers and their gradients by the compiled kernels of `lambert.native`.
+
+The weights of layers that read the same states are rounded to bfloat16 and packed once after each change. Gradients are
+written to the owner of the gradient buffer, if there is one, in float32 and without a tensor in between.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lambert.core.compute import Compute, GradientSink
+from lambert.native import library, ops
+
+
+def usable(states_TD: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Returns whether the kernels can multiply these states with the weights [F, D]: D and the sum of F are even, and
+    all weights but the last have a multiple of 64 rows."""
+    return (
+        library() is not None
+        and states_TD.shape[-1] % 2 == 0
+        and sum(map(len, weights)) % 2 == 0
+        and all(len(weight) % ops.PANEL == 0 for weight in weights[:-1])
+        and all(weight.dtype == torch.float32 for weight in weights)
+    )
+
+
+def packed(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:
+    """Returns these weights and biases packed for the kernels, and packs them again if one has changed."""
+    parts = (*weights, *biases)
+    if compute.rounded is None or any(part.is_inference() for part in parts):  # inference tensors have no version
+        return ops.PackedWeight(weights, biases)
+    version = tuple(number for part in parts for number in (part._version, part.data_ptr()))
+    before, found = compute.rounded.get(weights[0], ((), None))
+    if found is None or before != version:
+        found = ops.PackedWeight(weights, biases)
+        compute.rounded[weights[0]] = version, found
+    return cast("ops.PackedWeight", found)
+
+
+def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> Tensor:
+    """Returns the bfloat16 states times the transposed `weights` [F, D], concatenated along F, plus the `biases`."""
+    out_TF: Tensor = _Linear.apply(states_TD, compute, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
+    return out_TF
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states_TD: Tensor, compute: Compute, count: int, *parts: Tensor) -> Tensor:
+        states_TD = states_TD.contiguous()
+        ctx.save_for_backward(states_TD)
+        ctx.weight, ctx.sink = packed(parts[:count], parts[count:], compute), compute.gradients
+        ctx.parts, ctx.count = parts, count
+        return ops.linear(states_TD, ctx.weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor | None, ...]:
+        (states_TD,) = ctx.saved_tensors
+        grad_TF, gradients = grad_TF.contiguous(), Gradients(ctx.sink)
+        grad_TD = ops.linear_input(grad_TF, ctx.weight) if ctx.needs_input_grad[0] else None
+        gradients.linear(grad_TF, states_TD, ctx.parts[: ctx.count], ctx.parts[ctx.count :])
+        return grad_TD, None, None, *(gradients.returned.get(part) for part in ctx.parts)
+
+
+class Gradients:
+    """Gives the gradients of one backward pass to a sink, and keeps in `returned` those that torch is to add."""
+
+    def __init__(self, sink: GradientSink) -> None:
+        self._sink = sink
+        self.returned: dict[Tensor, Tensor] = {}
+
+    def linear(self, grad_TF: Tensor, x_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+        """Computes the gradients of layers that read `x_TD` from the concatenated gradients of their outputs."""
+        if not any(part.requires_grad for part in (*weights, *biases)):
+            return
+        found, offset = ops.WeightGradient(grad_TF, x_TD), 0
+        for weight, bias in zip(weights, biases, strict=True):
+            if weight.requires_grad:
+                into_FD, add = self._place(weight)
+                found.write(into_FD, offset, add=add)
+                self._sink.written(weight)
+            self.add(bias, found.bias_F[offset : offset + len(weight)])
+            offset += len(weight)
+
+    def add(self, parameter: Tensor, grad: Tensor) -> None:
+        """Adds a gradient."""
+        if parameter.requires_grad:
+            into, add = self._place(parameter)
+            into.add_(grad) if add else into.copy_(grad)
+            self._sink.written(parameter)
+
+    def _place(self, parameter: Tensor) -> tuple[Tensor, bool]:
+        """Returns where to write the gradient of `parameter`, and whether to add it to what is there."""
+        found = self._sink.place(parameter)
+        if found is None:
+            found = torch.empty_like(parameter), False
+            self.returned[parameter] = found[0]
+        return found
