@@ -180,6 +180,19 @@ def test_small_updates_are_cut_up_for_ranks_but_not_to_pieces(update: int, token
     assert shared(2048, 1024, update, 128) == tokens
 
 
+def test_one_rank_computes_a_small_update_at_once(model: Model, find: Callable[..., str]) -> None:
+    """And a run that continues with more ranks divides it."""
+    of, room = MicrobatchSize(), room_for(model, 10**6)
+    find(of, room, batch_size=125)
+    assert of.tokens == 2048
+    again = MicrobatchSize()
+    again.load(of.state())
+    assert find(again, room, batch_size=125) == ""
+    four = Beside(size=4, other=-(10**6))
+    assert "are too few for 4 ranks. They are now of up to 1,024" in find(again, 4 * room, four, batch_size=125)
+    assert find(again, 4 * room, four, batch_size=125) == ""
+
+
 def test_a_deterministic_run_does_not_ask_how_much_memory_there_is(find: Callable[..., str], model: Model) -> None:
     of = MicrobatchSize(0, deterministic=True)
     assert find(of, 1) == ""
@@ -334,7 +347,7 @@ def test_found_recorded_and_kept_to_the_bit(
     assert not re.findall(said, again.err)
     assert trained(tmp_path / "again") == trained(tmp_path / "run")
     other = lambert("pretrain", out=tmp_path / "other", **same)
-    assert re.findall(said, other.err) == ["1,024"]
+    assert re.findall(said, other.err) == ["2,048"]
     free = 20 * MB
     short = lambert("pretrain", out=undone(tmp_path / "run", tmp_path / "short", 4), **same)
     assert f"up to {found} tokens, as before in this run, do not fit any more" in short.err
