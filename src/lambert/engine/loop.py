@@ -17,7 +17,7 @@ from lambert.core.batch import Batch
 from lambert.core.errors import MachineError
 from lambert.core.randomness import Stream, key
 from lambert.core.world import World
-from lambert.engine.device import Reading, Stopwatch, on_device
+from lambert.engine.device import Reading, Stopwatch, on_device, seed_generators
 from lambert.engine.device_memory import ran_out
 from lambert.engine.exchange import Exchange
 from lambert.engine.precision import Precision
@@ -148,7 +148,7 @@ def _accumulate(
     for place, share in enumerate(update.shares):
         exchange.gradients.clear()
         for index, batch in share:
-            torch.manual_seed(int(key(seed, Stream.DROPOUT, number, index)))
+            seed_generators(int(key(seed, Stream.DROPOUT, number, index)), world.device)
             with precision.autocast():
                 sums_K = net(world.put(batch).with_compute(compute))
             if index == last:

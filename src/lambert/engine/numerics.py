@@ -1,6 +1,8 @@
-"""The settings of the process that determine how torch computes: threads, determinism and random generators."""
+"""The settings of the process that determine how torch computes: threads, determinism and random generators. And how
+long the thread of the loader may keep the loop waiting."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +11,10 @@ import torch
 from lambert.core.world import World
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_SWITCH = 1e-4
+"""Seconds after which Python takes the interpreter lock from a thread that others wait for; the default is 5 ms. Every
+call of torch gives the lock up, and the loop got it back only when the thread of the loader let go: a tenth of the time
+of a small net's update."""
 
 
 class Numerics:
@@ -20,6 +26,7 @@ class Numerics:
 
     def _read(self) -> None:
         self._threads, self._workspace = torch.get_num_threads(), os.environ.get(_WORKSPACE)
+        self._switch = sys.getswitchinterval()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self._warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         self._random = torch.random.get_rng_state()
@@ -27,6 +34,7 @@ class Numerics:
 
     def set(self) -> None:
         """Sets the settings of this process to those of the snapshot."""
+        sys.setswitchinterval(self._switch)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -62,6 +70,7 @@ def numerics(world: World, *, threads: int = 0, deterministic: bool = False) -> 
         deterministic: Use deterministic algorithms only.
     """
     before = Numerics(world.device)
+    sys.setswitchinterval(min(_SWITCH, before._switch))
     if deterministic:
         os.environ.setdefault(_WORKSPACE, ":4096:8")  # must be set before the first call of cuBLAS
         torch.use_deterministic_algorithms(True)
