@@ -68,7 +68,6 @@ def show(found: dict[str, list[Path]], began: float) -> None:
     rows = [
         ("held-out masked-LM loss, 32 tokens", f"{first['mlm']:.3f} nats", f"{unigrams:.3f} (unigram entropy)"),
         ("held-out masked-LM loss, 64 tokens", f"{second['mlm']:.3f} nats", f"{unigrams:.3f} (unigram entropy)"),
-        ("next-sentence accuracy, held out", f"{second['nsp_accuracy']:.1%}", "50.0% (chance)"),
         (f"names found, F1, mean of {seeds} seeds", f"{pretrained:.1%}", f"{scratch:.1%} (the same from scratch)"),
         ("what pre-training is worth", f"{gain:+.1%} ± {error:.1%}", worth),
     ]
