@@ -1,10 +1,12 @@
-"""The compiled kernels as functions of tensors. They need `library()`; all tensors are contiguous and on the CPU.
+"""The compiled kernels as functions of tensors. They need `library()`; all tensors are contiguous and on the CPU. The
+kernels check nothing, so indices that come from outside are checked here.
 
 States are bfloat16, sums float32. Dropout is a function of a `Drop`, so a backward pass draws the same mask again.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,7 @@ NOTHING = Drop()
 
 
 def _key() -> int:
-    return int(torch.empty((), dtype=torch.int64).random_()) + 2**62
+    return int(torch.empty((), dtype=torch.int64).random_())
 
 
 class PackedWeight:
@@ -160,6 +162,7 @@ class WeightGradient:
 def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
     """Returns the mixtures [T, H, E], and the logarithms of the sums of the softmax [T, H]."""
     T, _, H, E = qkv_T3HE.shape
+    _check_bounds(bounds_S1, T)
     out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)
     _call(
         "attention",
@@ -255,6 +258,8 @@ def embed_norm(
     """Returns the dropped layer norm of the sum of the rows `indices` [T] of three `tables` [., D], and what the
     backward pass needs."""
     T, D = len(indices[0]), tables[0].shape[1]
+    for index_T, table in zip(indices, tables, strict=True):
+        _check_index(index_T, T, len(table))
     out_TD, saved = torch.empty(T, D, dtype=torch.bfloat16), _saved(T, D)
     _call(
         "embed_norm",
@@ -298,14 +303,34 @@ def embed_norm_backward(
 
 def add_rows(rows_TD: Tensor, ids_T: Tensor, into_VD: Tensor) -> None:
     """Adds bfloat16 rows to the rows `ids_T` of a float32 table."""
+    _check_index(ids_T, len(rows_TD), len(into_VD))
     _call("add_rows", rows_TD, ids_T, *rows_TD.shape, _threads(), into_VD)
 
 
 def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the cross entropy of each row, float32 [N], and the gradient of their sum [N, V]."""
+    _check_index(labels_N, *logits_NV.shape)
     losses_N, grad_NV = torch.empty(len(labels_N)), torch.empty_like(logits_NV)
     _call("cross_entropy", logits_NV, labels_N, *logits_NV.shape, _threads(), grad_NV, losses_N)
     return losses_N, grad_NV
+
+
+def _check_index(index_T: Tensor, count: int, size: int) -> None:
+    """Raises IndexError unless these are `count` int64 numbers from 0 to `size` - 1."""
+    if index_T.shape != (count,) or index_T.dtype != torch.int64 or not index_T.is_contiguous():
+        raise IndexError(f"expected {count} contiguous int64 indices, not {index_T.dtype} {tuple(index_T.shape)}")
+    least, most = (int(value) for value in torch.aminmax(index_T)) if count else (0, 0)
+    if least < 0 or (count and most >= size):
+        raise IndexError(f"index {least if least < 0 else most} is out of range for {size:,} rows")
+
+
+def _check_bounds(bounds_S1: Tensor, T: int) -> None:
+    """Raises IndexError unless these are the int32 bounds of sequences that divide T tokens."""
+    if bounds_S1.dtype != torch.int32 or not bounds_S1.is_contiguous():
+        raise IndexError(f"expected contiguous int32 bounds of sequences, not {bounds_S1.dtype}")
+    bounds = bounds_S1.tolist()
+    if bounds[:1] != [0] or bounds[-1] != T or any(end < start for start, end in pairwise(bounds)):
+        raise IndexError(f"the bounds of the sequences do not divide the {T:,} tokens of the batch")
 
 
 def _saved(T: int, D: int) -> Saved:
