@@ -200,3 +200,14 @@ def test_dropout_follows_the_global_seed() -> None:
         losses.append(model(batch).detach())
     assert torch.equal(losses[0], losses[1])
     assert not torch.equal(losses[0], losses[2])
+
+
+@torch.no_grad()
+def test_a_model_in_bfloat16_under_autocast() -> None:
+    """The compiled kernels read tables and weights in float32; a model of another type is computed by torch."""
+    config = EncoderConfig(vocabulary=100, layers=1, hidden=64, heads=2, intermediate=128, positions=64, dropout=0.0)
+    model, batch = weights.fresh(config, {"label": 2}).eval(), make_batch(LENGTHS, 100)
+    exact_TD = model.encoder(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        found_TD = model.bfloat16().encoder(batch)
+    assert relative(found_TD.float(), exact_TD) < 0.02

@@ -1,5 +1,6 @@
 """BERT's encoder: the embeddings of words, positions and segment types, and the blocks."""
 
+import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch
@@ -31,7 +32,9 @@ class BertEncoder(Encoder):
         self.blocks = nn.ModuleList(block(config) for _ in range(config.layers))
 
     def embed(self, batch: Batch) -> Tensor:
-        if self.config.hidden % 32 == 0 and fast(self.words.weight) and library() is not None:
+        table_VD = self.words.weight
+        kernels = table_VD.dtype == torch.float32 and self.config.hidden % 32 == 0 and library() is not None
+        if kernels and fast(table_VD):
             return native_embedding(self, batch)
         embedded_TD = embed(batch.ids_T, self.words, batch.compute)
         embedded_TD = embedded_TD + embed(batch.positions_T, self.positions, batch.compute)
