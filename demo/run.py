@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -29,9 +28,7 @@ SENTENCES = (
 
 
 def lambert(command: str) -> None:
-    """Prints and runs one command line. Training uses float32 if the processor has no bfloat16 instructions."""
-    if command.startswith(("pretrain", "finetune")) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        command += " --train.precision float32"
+    """Prints and runs one command line."""
     print(f"\n$ lambert {command}", flush=True)
     cli.call(command.split())
 

@@ -1,7 +1,11 @@
-"""Number formats: what stays float32, the loss scale, gradients that are not finite, and devices without float8."""
+"""Number formats: what stays float32, what auto means, the loss scale, gradients that are not finite, and devices
+without float8."""
 
+import dataclasses
 import math
+import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from torch import Tensor, nn
 
 from lambert.core.batch import Batch
 from lambert.core.errors import MachineError, UsageError
+from lambert.core.world import World
 from lambert.engine import precision as module
 from lambert.engine.gradients import Gradients
 from lambert.engine.precision import PRECISIONS, Precision
@@ -146,3 +151,29 @@ def test_a_processor_without_float8_is_refused(
     flags = small | {"train__precision": "float8", "train__device": "cpu", "train__steps": 2}
     done = lambert("pretrain", corpus=corpus, out=tmp_path / "run", **flags)
     one_line(done, 4, "compute capability 8.9", "not cpu: use bfloat16")
+
+
+def test_a_given_precision_is_not_resolved() -> None:
+    assert [module.resolved(name, World()) for name in PRECISIONS] == [*PRECISIONS]
+
+
+@pytest.mark.parametrize(("instructions", "name"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_follows_the_device(instructions: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_bfloat16", lambda device: instructions)
+    assert module.resolved("auto", World()) == name
+
+
+def test_all_ranks_take_float32_if_one_has_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Pair(World):
+        def largest(self, number: int) -> int:
+            return max(number, 1)  # the other rank has no instructions for bfloat16
+
+    monkeypatch.setattr(module, "has_bfloat16", lambda device: True)
+    assert module.resolved("auto", Pair()) == "float32"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="reads /proc/cpuinfo")
+def test_bfloat16_is_found_as_the_kernel_reports_it() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert module.has_bfloat16(torch.device("cpu")) == ("avx512_bf16" in flags or "amx_bf16" in flags)

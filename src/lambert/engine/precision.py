@@ -5,6 +5,7 @@ float16, loss scaling (section 3.2). The order is that of the paper and of torch
 clip, step, update. float8 is bfloat16 except in the products of the blocks' linear layers (docs/design/0005).
 """
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from lambert.core.compute import Compute
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.registry import nearest
+from lambert.core.world import World
 from lambert.engine.device import Reading
 from lambert.engine.gradients import Gradients
 
@@ -27,7 +29,27 @@ PRECISIONS: dict[str, torch.dtype] = {
 }
 """Each precision with the dtype that autocast, the memory estimate and attention use."""
 
+AUTO = "auto"
 _FLOAT8_CAPABILITY = (8, 9)
+
+
+def resolved(name: str, world: World) -> str:
+    """Returns the precision that `name` stands for: with "auto", bfloat16 if the devices of all ranks have instructions
+    for its products, else float32."""
+    if name != AUTO:
+        return name
+    return "float32" if world.largest(int(not has_bfloat16(world.device))) else "bfloat16"
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Returns whether the device has instructions for products of bfloat16."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    # On x86-64, oneDNN supports bfloat16 on every processor with AVX-512, also where it converts to float32.
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not x86 or bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 class Precision:

@@ -26,9 +26,10 @@ class TrainConfig:
     """Maximum tokens of a micro-batch on a device; bounds the memory. 0: determined from the available memory and kept
     when the run continues. It changes results by rounding and, with dropout, by the dropout masks, which are drawn for
     each micro-batch."""
-    precision: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
-    """Precision of the matrix products; weights, moments and summed gradients are always float32. float16 scales the
-    loss; float8 is bfloat16 with float8 products in the blocks, on GPUs of compute capability 8.9 or more."""
+    precision: Literal["auto", "float32", "bfloat16", "float16", "float8"] = "float32"
+    """Precision of the matrix products; weights, moments and summed gradients are always float32. auto: bfloat16 on
+    devices with instructions for its products, else float32. float16 scales the loss; float8 is bfloat16 with float8
+    products in the blocks, on GPUs of compute capability 8.9 or more."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the blocks with torch.compile; auto: on GPUs only. It changes results by rounding and, with dropout, by
     the dropout masks. If compiling fails, the run warns and continues in eager mode."""

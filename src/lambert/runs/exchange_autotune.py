@@ -63,7 +63,7 @@ def _timed(run: Run, batches: Iterator[GlobalBatch], first: int, limit: float, s
     began, found = time.perf_counter(), []
     steps = train(
         run.model, optimizer, batches, schedule=lambda applied: 0.0, max_grad_norm=0.0,
-        precision=Precision(config.train.precision, world.device), world=world, seed=config.seed,
+        precision=Precision(run.precision.name, world.device), world=world, seed=config.seed,
         start=first, steps=first + 1 + _MOST, exchange=run.exchange,
     )  # fmt: skip
     with closing(steps):

@@ -14,7 +14,7 @@ from lambert.distributed.exchange import Exchange
 from lambert.engine import checkpoint
 from lambert.engine.guard import Guard
 from lambert.engine.log import RunLog
-from lambert.engine.precision import Precision
+from lambert.engine.precision import Precision, resolved
 from lambert.model.heads import Model
 from lambert.optim.optimizers import build
 from lambert.runs.config import RunConfig
@@ -43,7 +43,7 @@ class Run:
         options = config.train
         model.to(world.device)
         world.broadcast(model.parameters())
-        precision = Precision(options.precision, world.device, one_layout=options.deterministic)
+        precision = Precision(resolved(options.precision, world), world.device, one_layout=options.deterministic)
         guard = Guard(config.guard, lambda: precision.scale)
         microbatch = MicrobatchSize(options.micro_tokens, deterministic=options.deterministic)
         saver = checkpoint.Saver(config.out, keep=options.keep_checkpoints, world=world)
@@ -93,7 +93,7 @@ class Run:
         if found is None:
             raise UsageError(f"{run} has no checkpoint to take the optimizer's moments from.")
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        found.restore(self.model, self.optimizer, Precision(self.config.train.precision, self.world.device))
+        found.restore(self.model, self.optimizer, Precision(self.precision.name, self.world.device))
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)
 

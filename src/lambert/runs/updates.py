@@ -108,7 +108,7 @@ def run_updates(
             run.check_disk_space(steps)
         peak = _ceiling(run) if world.is_first else None
         found = run.microbatch.find(
-            source, model, run.optimizer, PRECISIONS[options.precision], options.batch_size, world,
+            source, model, run.optimizer, PRECISIONS[run.precision.name], options.batch_size, world,
             residuals_per_weight=run.exchange.residuals_per_weight,
         )  # fmt: skip
         monitor = plateau(unigram_entropy, config, model.config.init_range)
@@ -122,7 +122,7 @@ def run_updates(
                 log.note(f"continuing after update {done:,} of {steps:,}")
             if lost:
                 log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts anew")
-            models = _model_notes(compilation, model, options.precision, world)
+            models = _model_notes(compilation, model, run.precision.name, world)
             methods = autotune(run, partial(_batches, run, source), steps, stop)
             for text in chain([found], models, methods, ranks(world, run.exchange)):
                 log.note(text)
@@ -186,14 +186,14 @@ def _log(
         peak_flops=None if peak is None else peak.best,
         world=run.world, every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
         quiet=quiet if config.log.console is None else not config.log.console,
-        facts={"micro_tokens": run.microbatch.tokens} | dict(facts), monitor=monitor,
+        facts={"micro_tokens": run.microbatch.tokens, "precision": run.precision.name} | dict(facts), monitor=monitor,
     )  # fmt: skip
 
 
 def _ceiling(run: Run) -> ceiling.Ceiling:
     """Measures the device, and takes the best rate of earlier processes of the run on such a device."""
     before = ceiling.known(run.config.out, environment.machine(run.world))
-    return ceiling.Ceiling(run.world.device, PRECISIONS[run.config.train.precision], before)
+    return ceiling.Ceiling(run.world.device, PRECISIONS[run.precision.name], before)
 
 
 def _final_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequest) -> dict[str, float]:
@@ -245,12 +245,13 @@ def _facts(compilation: Compilation) -> dict[str, object]:
 
 def _model_notes(compilation: Compilation, model: Model, precision: str, world: World) -> Iterator[str]:
     """Yields lines for the user about how the model is computed."""
+    yield f"products in {precision}"
     if compilation.active:
         yield f"blocks compiled in {compilation.seconds:,.0f} s"
     elif compilation.problem:
         yield f"blocks are not compiled, the run is slower: {compilation.problem}"
     if world.device.type == "cpu" and precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = float32"
+        yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = auto"
     if world.device.type == "cpu" and precision == "bfloat16" and native.library() is None and native.advice():
         yield f"torch's own kernels are used, which are slower: {native.reason()}. {native.advice()}"
     width = model.config.hidden // model.config.heads

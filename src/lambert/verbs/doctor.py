@@ -168,7 +168,11 @@ def _bfloat16() -> Finding:
     it."""
     import torch
 
+    from lambert.engine.precision import has_bfloat16
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not has_bfloat16(torch.device(device)):
+        return Finding("bfloat16", "no instructions for it: precision auto means float32")
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix = torch.ones(SIDE, SIDE, dtype=dtype, device=device)

@@ -5,7 +5,8 @@ Read in this order: config, work, batches, then a kind of work, such as training
 
 import platform
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
@@ -14,7 +15,7 @@ from lambert.core.registry import Kind, choose, lookup
 from lambert.core.settings import as_dict
 from lambert.core.world import World
 from lambert.distributed.detection import detect
-from lambert.engine.precision import PRECISIONS
+from lambert.engine.precision import PRECISIONS, resolved
 from lambert.runs.result import Say, silent
 from lambert.verbs.bench.ceilings import Ceilings
 from lambert.verbs.bench.data import loader, tokenizer
@@ -24,7 +25,7 @@ from lambert.verbs.bench.profile import costs_table, profile
 from lambert.verbs.bench.table import table
 from lambert.verbs.bench.training import finetune, pretrain
 from lambert.verbs.bench.work import OWN, Work, figures, timed
-from lambert.verbs.settings.bench import BenchConfig
+from lambert.verbs.settings.bench import BenchConfig, BenchPrecision
 
 __all__ = ["WORKS", "BenchConfig", "run"]
 
@@ -54,6 +55,7 @@ def run(config: BenchConfig, say: Say = silent) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     world = detect(config.device)
+    config = replace(config, precision=cast(BenchPrecision, resolved(config.precision, world)))
     torch.manual_seed(config.seed)
     if config.work == "run":
         from lambert.verbs.bench import runs

@@ -33,4 +33,5 @@ def with_one_ceiling(runs: Sequence[Run]) -> list[Run]:
 
 
 def _machine(run: Run) -> tuple[str, ...]:
-    return (str(run.config.get("train.precision")), *(str(run.environment.get(name)) for name in _ALIKE))
+    precision = run.environment.get("precision") or run.config.get("train.precision")
+    return (str(precision), *(str(run.environment.get(name)) for name in _ALIKE))

@@ -20,7 +20,7 @@ LONGEST = {"squad": 384}
 """Default `length` by kind of lengths; 512 for the others. Sources: google-research/bert, run_squad (384); Devlin et
 al., 2018, appendix A.2 (512)."""
 Padding = Literal["longest", "length"]
-BenchPrecision = Literal["float32", "bfloat16", "float16", "float8", "int8"]
+BenchPrecision = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8"]
 Packing = Literal["pairs", "balanced", "full", "google"]
 Optim = Literal["lamb", "adamw"]
 
@@ -44,9 +44,9 @@ class BenchConfig:
     and inference, else wikipedia."""
     padding: Padding = "longest"
     """Padded rows of a peer: as long as the longest sequence of the batch, or `length` tokens, as in stock scripts."""
-    precision: BenchPrecision = "bfloat16"
-    """Precision of the matrix products on all sides. int8 is for inference only, float8 for pretrain and finetune only;
-    a peer without them computes in bfloat16."""
+    precision: BenchPrecision = "auto"
+    """Precision of the matrix products on all sides. auto: as train.precision. int8 is for inference only, float8 for
+    pretrain and finetune only; a peer without them computes in bfloat16."""
     dropout: float | None = None
     """Dropout of states and attention weights, on all sides. Unset: 0.1 for run, else 0."""
     accumulate: int = 1
@@ -123,7 +123,7 @@ class BenchConfig:
     def _check_run(self) -> None:
         if self.corpus is None:
             raise UsageError("work = run needs --corpus: make one by `lambert prepare --input TEXTS --out CORPUS`.")
-        if self.precision not in ("float32", "bfloat16"):
+        if self.precision not in ("auto", "float32", "bfloat16"):
             raise UsageError(f"precision = {self.precision!r} is not for the work run: take bfloat16 or float32.")
         for name in ("lengths", "profile", "only_memory"):
             if getattr(self, name):
