@@ -40,6 +40,19 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class JointTarget(Target):
+    """The targets of an objective whose loss depends on all examples of the global batch, such as a contrastive loss.
+    The examples of a batch have equal numbers of consecutive sequences."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """Function from the outputs for all sequences [S, D] and `labels_N` of the same examples to the losses of the
+    examples, float32 [N]."""
+    known: tuple[Tensor, Tensor] | None = None
+    """The summed loss of these examples, and the gradient [S, D] of the summed loss of the global batch, if `loss` was
+    computed for the whole global batch (engine/joint.py)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """A batch of concatenated sequences."""
 
@@ -86,7 +99,10 @@ class Batch:
             types_T=function(self.types_T),
             positions_T=function(self.positions_T),
             bounds_S1=function(self.bounds_S1),
-            targets={name: Target(function(t.at_N), function(t.labels_N)) for name, t in self.targets.items()},
+            targets={
+                name: replace(t, at_N=function(t.at_N), labels_N=function(t.labels_N))
+                for name, t in self.targets.items()
+            },
         )
 
     def with_compute(self, compute: Compute) -> "Batch":

@@ -20,6 +20,7 @@ from lambert.core.world import World
 from lambert.engine.device import Reading, Stopwatch, on_device, seed_generators
 from lambert.engine.device_memory import ran_out
 from lambert.engine.exchange import Exchange
+from lambert.engine.joint import with_joint_losses
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step, Update
@@ -145,7 +146,8 @@ def _accumulate(
     divisors_K = on_device([max(1, n) for n in own], world.device) if exchange.local else counts_K
     compute = replace(precision.compute, gradients=exchange.gradients)
     last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
-    for place, share in enumerate(update.shares):
+    shares = with_joint_losses(net, update, compute, precision, world, seed=seed, number=number)
+    for place, share in enumerate(shares):
         exchange.gradients.clear()
         for index, batch in share:
             seed_generators(int(key(seed, Stream.DROPOUT, number, index)), world.device)

@@ -29,7 +29,7 @@ from lambert.model import weights
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.tasks import Task, TaskConfig, create, described, needed_pieces
+from lambert.tasks import Task, TaskConfig, create, described, needed_pieces, sentence_transformers
 from lambert.tasks.config import OtherColumns
 
 _PARTS = 8
@@ -58,6 +58,9 @@ def load_task(
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
     config = described(settings, name, folder / layout.CONFIG)
+    foreign = not (settings.get("lambert") or {}) and (folder / sentence_transformers.MODULES).exists()
+    if foreign and name in ("", "embed"):
+        config = sentence_transformers.described(folder)
     tokenizer = tokenizers.load(folder, needs=needed_pieces(config.name))
     check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
     if columns is not None:

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Source
@@ -25,13 +24,14 @@ from lambert.inference.outputs import load_task, outputs, ready
 from lambert.model.encoder import Encoder
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
+from lambert.model.objectives import first_vectors, mean_vectors
 from lambert.model.publish import publish
-from lambert.tasks import Outputs, Row, Task, TaskConfig, answers
+from lambert.tasks import Outputs, Row, Task, TaskConfig, answers, model_files
 from lambert.tasks.classify import tokenised
 from lambert.tasks.config import SHORTEST, OtherColumns
 from lambert.tasks.segments import concatenated
 
-Pooling = Literal["mean", "cls"]
+Pooling = Literal["", "mean", "cls"]
 Text = str | Mapping[str, Any]
 """A text, or a row with the keys of an input line of `lambert predict`."""
 
@@ -120,20 +120,28 @@ class TextModel:
         return answers(self.task, self.outputs, rows, [f"text {number}" for number in range(1, len(rows) + 1)])
 
     def encode(
-        self, texts: str | Sequence[str], pooling: Pooling = "mean", max_length: int | None = None
+        self,
+        texts: str | Sequence[str],
+        pooling: Pooling = "",
+        max_length: int | None = None,
+        prompt: str | None = None,
     ) -> npt.NDArray[np.float32]:
         """Returns a vector for each text, float32 [texts, D], or [D] for a single string.
 
         Args:
             texts: A text or several texts.
             pooling: "mean" is the mean of the last states of all tokens, [CLS] and [SEP] included, as in
-                sentence-transformers; "cls" is the last state of [CLS].
-            max_length: Longer texts are cut to this number of tokens, at least 8. Default: the number of the model's
-                positions.
+                sentence-transformers; "cls" is the last state of [CLS]. Default: the vectors of a model that was
+                trained for them, of length 1 if its task says so; else "mean".
+            max_length: Longer texts are cut to this number of tokens, at least 8. Default: that of a model of vectors,
+                else the number of the model's positions.
+            prompt: What precedes each text. Default: the prompt of a model of vectors; `task.config.embed` has it, and
+                that of documents, `prompt_b`.
         """
         choose(dict.fromkeys(get_args(Pooling)), pooling, "pooling")
         positions = self._model.config.positions
-        length = positions if max_length is None else max_length
+        own, embed = self._task.config.name == "embed" and not pooling, self._task.config.embed
+        length = (self._task.config.max_length if own else positions) if max_length is None else max_length
         if not SHORTEST <= length <= positions:
             raise UsageError(f"max_length = {length} must be from {SHORTEST} to {positions}, the model's positions.")
         if isinstance(texts, Mapping) or not isinstance(texts, str | Iterable):
@@ -141,11 +149,15 @@ class TextModel:
         several = [texts] if isinstance(texts, str) else list(texts)
         if wrong := [text for text in several if not isinstance(text, str)]:
             raise UsageError(f"encode takes texts, not {type(wrong[0]).__name__}.")
-        source = tokenised(self.tokenizer, TaskConfig(max_length=length), several, None)
+        before = prompt if prompt is not None else embed.prompt if own else ""
+        source = tokenised(self.tokenizer, TaskConfig(max_length=length), [before + text for text in several], None)
+        pooling = pooling or (embed.pooling if own else "") or "mean"
         found = outputs(
             _Vectors(self._model, pooling), source, self._precision, self._world, self._inference.micro_tokens
         )
         vectors_ND = concatenated(found, "vectors").astype(np.float32).reshape(len(several), self._model.config.hidden)
+        if own and embed.normalize:
+            vectors_ND /= np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
         return vectors_ND[0] if isinstance(texts, str) else vectors_ND
 
     def evaluate(self, data: str | Path | Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -172,7 +184,8 @@ class TextModel:
         if Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir())):
             raise UsageError(f"{folder} exists: name another folder.")
         extra = {} if self._task.config.name == "mask" else self._task.model_config()
-        publish(self._model, Path(folder), partial(tokenizers.save, self.tokenizer), extra)
+        files = {} if self._task.config.name == "mask" else model_files(self._task, self._model.config.hidden)
+        publish(self._model, Path(folder), partial(tokenizers.save, self.tokenizer), extra, files=files)
         return Path(folder)
 
     def read(self, path: Path) -> Any:
@@ -203,8 +216,5 @@ class _Vectors(nn.Module):
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """vectors [S, D]."""
-        states_TD, bounds_S1 = self.encoder(batch), batch.bounds_S1.long()
-        if self.pooling == "cls":
-            return {"vectors": states_TD[bounds_S1[:-1]].float()}
-        means_SD = torch.segment_reduce(states_TD.float(), "mean", lengths=bounds_S1.diff(), axis=0)
-        return {"vectors": means_SD}
+        vectors = first_vectors if self.pooling == "cls" else mean_vectors
+        return {"vectors": vectors(self.encoder(batch), batch.bounds_S1)}

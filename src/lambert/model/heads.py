@@ -9,7 +9,17 @@ from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
 from lambert.model.encoder import Encoder, EncoderConfig
 from lambert.model.families import family_of
-from lambert.model.objectives import Head, Label, MaskedLanguageModel, NextSentence, Span, Tag, Value
+from lambert.model.objectives import (
+    FirstVector,
+    Head,
+    Label,
+    MaskedLanguageModel,
+    NextSentence,
+    Span,
+    Tag,
+    Value,
+    Vector,
+)  # fmt: skip
 
 __all__ = ["HEADS", "Encoder", "Head", "Model"]
 
@@ -20,6 +30,8 @@ HEADS: dict[str, type[Head]] = {
     "value": Value,
     "tag": Tag,
     "span": Span,
+    "vector": Vector,
+    "first_vector": FirstVector,
 }
 """Heads of the BERT paper by objective. A family may replace some (`Family.heads`)."""
 
@@ -31,8 +43,8 @@ class Model(nn.Module):
 
     Args:
         config: The encoder.
-        heads: Number of labels of each objective (0 for mlm, nsp, value and span), in the order of the sums. Objectives
-            are keys of HEADS or "package.module:name".
+        heads: Number of labels of each objective (0 for mlm, nsp, value, span and vectors), in the order of the sums.
+            Objectives are keys of HEADS or "package.module:name".
         pooler: Whether the model has a pooler even if no head reads it.
 
     Raises UsageError for an objective or a block that does not exist.
@@ -48,6 +60,11 @@ class Model(nn.Module):
         self.heads = nn.ModuleDict({_key(name): kinds[name](config, labels) for name, labels in heads.items()})
         self._pooled = any(head.pooled for head in self.heads.values())
         self.pooler = family.pooler(config) if self._pooled or pooler else None
+
+    @property
+    def joint(self) -> bool:
+        """Whether a loss may depend on all examples of the global batch (engine/joint.py)."""
+        return any(isinstance(head, Vector) for head in self.heads.values())
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -74,6 +91,8 @@ class Model(nn.Module):
             head = self._head(name)
             if isinstance(head, MaskedLanguageModel):
                 logits[name] = head(states_TD, at_N, self.encoder.words.weight, batch.compute)
+            elif isinstance(head, Vector):
+                logits[name] = head(states_TD, at_N, batch.bounds_S1)
             else:
                 logits[name] = head(pooled_SD if head.pooled else states_TD, at_N)
         return logits

@@ -3,10 +3,12 @@
 A loss is a float32 sum over the targets of a batch. The loop divides it by the number of targets of the global batch.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from lambert.core.batch import Batch, Target
+from lambert.core.batch import Batch, JointTarget, Target
 from lambert.core.compute import PLAIN, Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.crossentropy import cross_entropy
@@ -169,3 +171,65 @@ class Span(Head):
     def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the number of sequences whose start and end are both correct."""
         return (self._rows(logits_NL, target, batch).argmax(-1) == target.labels_N).all(-1).sum()
+
+
+def mean_vectors(states_TD: Tensor, bounds_S1: Tensor) -> Tensor:
+    """Returns the mean state of each sequence, float32 [S, D]."""
+    return torch.segment_reduce(states_TD.float(), "mean", lengths=bounds_S1.long().diff(), axis=0)
+
+
+def first_vectors(states_TD: Tensor, bounds_S1: Tensor) -> Tensor:
+    """Returns the state of the first token of each sequence, float32 [S, D]."""
+    return states_TD[bounds_S1[:-1].long()].float()
+
+
+class Vector(Head):
+    """A vector for each text: the mean of the last states of its tokens, [CLS] and [SEP] included. It has no weights.
+
+    The loss is that of the target, a `JointTarget`, since vectors are trained against each other.
+
+    Source: Reimers and Gurevych, "Sentence-BERT", 2019, section 3.
+    """
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        nn.Module.__init__(self)
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None, bounds_S1: Tensor | None = None) -> Tensor:
+        """Returns the vectors of all sequences, float32 [S, D]."""
+        assert bounds_S1 is not None
+        return mean_vectors(states_TD, bounds_S1)
+
+    def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the summed loss of the examples of this batch."""
+        assert isinstance(target, JointTarget), "vectors are trained with a JointTarget"
+        if target.known is not None:
+            total: Tensor = _Known.apply(logits_NL, *target.known)  # type: ignore[no-untyped-call]
+            return total
+        return target.loss(logits_NL, target.labels_N).sum()
+
+    def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns 0: the scores of vectors are computed over all texts, by the task."""
+        return torch.zeros((), dtype=torch.int64, device=logits_NL.device)
+
+
+class FirstVector(Vector):
+    """A vector for each text: the last state of [CLS]."""
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None, bounds_S1: Tensor | None = None) -> Tensor:
+        """Returns the vectors of all sequences, float32 [S, D]."""
+        assert bounds_S1 is not None
+        return first_vectors(states_TD, bounds_S1)
+
+
+class _Known(torch.autograd.Function):
+    """A loss whose value and gradient were computed before."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_SD: Tensor, value: Tensor, grad_SD: Tensor) -> Tensor:
+        ctx.save_for_backward(grad_SD)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (grad_SD,) = ctx.saved_tensors
+        return grad * grad_SD, None, None

@@ -31,6 +31,7 @@ def publish(
     extra: Mapping[str, Any],
     *,
     card: str = "",
+    files: Mapping[str, str] | None = None,
     replace: bool = False,
     compare: bool = False,
 ) -> str:
@@ -40,6 +41,7 @@ def publish(
         write_tokenizer: Writes the tokenizer's files to the folder that it is given.
         extra: Added to config.json.
         card: Text of README.md; empty: none is written.
+        files: Texts of more files, by their paths in the folder.
         replace: Whether an existing folder is replaced.
         compare: Also compare the outputs with those of transformers, where it is installed.
 
@@ -53,8 +55,9 @@ def publish(
     with atomic_folder(folder, replace=replace) as aside:
         weights.save(model, aside, extra)
         write_tokenizer(aside)
-        if card:
-            (aside / "README.md").write_text(card, encoding="utf-8")
+        for name, text in {**({"README.md": card} if card else {}), **(files or {})}.items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            (aside / name).write_text(text, encoding="utf-8")
         write_sums(aside)
         try:
             return _verified(model.eval(), aside, compare)

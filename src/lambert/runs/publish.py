@@ -18,14 +18,19 @@ from lambert.runs.result import SCORES
 
 
 def publish_run(
-    config: RunConfig, model: Model, tokenizer: Any, extra: Mapping[str, Any], scores: Mapping[str, float]
+    config: RunConfig,
+    model: Model,
+    tokenizer: Any,
+    extra: Mapping[str, Any],
+    scores: Mapping[str, float],
+    files: Mapping[str, str] | None = None,
 ) -> str:
-    """Writes the model folder of a run, with a model card, and scores.json beside it. Returns a line that names the
-    folder."""
+    """Writes the model folder of a run, with a model card and `files`, and scores.json beside it. Returns a line that
+    names the folder."""
     folder = config.out / "model"
     write_atomic(config.out / SCORES, json_text(dict(scores), indent=1) + "\n")
     text = card(model, config, scores)
-    publish(model.cpu(), folder, partial(tokenizers.save, tokenizer), extra, card=text, replace=True)
+    publish(model.cpu(), folder, partial(tokenizers.save, tokenizer), extra, card=text, files=files, replace=True)
     return f"model  {folder}"
 
 

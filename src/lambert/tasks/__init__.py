@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambert.core.registry import Kind, lookup
-from lambert.tasks.config import Columns, SquadConfig, TaskConfig
-from lambert.tasks.task import Outputs, Row, Task, answers, described, predict
+from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TaskConfig
+from lambert.tasks.task import Outputs, Row, Task, answers, described, model_files, predict
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -23,6 +23,7 @@ TASKS: dict[str, str] = {
     "regress": "lambert.tasks.classify:Regress",
     "squad": "lambert.tasks.squad:Squad",
     "tag": "lambert.tasks.tag:Tag",
+    "embed": "lambert.tasks.embed:Embed",
     "mask": "lambert.tasks.mask:Mask",
 }
 KIND = Kind(
@@ -33,8 +34,8 @@ KIND = Kind(
 )  # fmt: skip
 
 __all__ = [
-    "TASKS", "Columns", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "create", "described", "learn", "needed_pieces", "predict",
+    "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
+    "answers", "create", "described", "learn", "model_files", "needed_pieces", "predict",
 ]  # fmt: skip
 
 

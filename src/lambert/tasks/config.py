@@ -79,11 +79,43 @@ class SquadConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedConfig:
+    """Sentence vectors. The defaults are those of sentence-transformers."""
+
+    loss: Literal["", "ranking", "cosent", "cosine", "margin"] = ""
+    """ranking: the positive of each text among the positives and negatives of the whole global batch (multiple
+    negatives, InfoNCE). For scored pairs: cosent, or cosine (squared error of the cosine). margin: MarginMSE; the label
+    is a teacher's score of the positive minus that of the negative, or a list of them. Empty: cosent if the rows have a
+    score, else ranking."""
+    pooling: Literal["", "mean", "cls"] = ""
+    """A vector is the mean of the last states of a text, or the state of [CLS]. Empty: as the folder of a
+    sentence-transformers model says, else mean."""
+    normalize: bool = True
+    """Vectors have length 1."""
+    scale: float = 20.0
+    """ranking, cosent: factor of the cosines, the inverse of the temperature."""
+    negatives: tuple[str, ...] = ()
+    """Columns of texts that do not belong to the text. Empty: those named negative, negative_1, negative_2, ..."""
+    widths: tuple[int, ...] = ()
+    """Also train the first components of the vectors, cut at these widths (Matryoshka). The full width is one of them
+    if it is to be trained."""
+    prompt: str = ""
+    """What precedes every text of the column `text`, such as "query: "."""
+    prompt_b: str = ""
+    """What precedes every text of the column `text_b` and of the negatives, such as "passage: "."""
+
+    def __post_init__(self) -> None:
+        check(self, "task.embed.", scale="(0, inf)")
+        if any(width < 1 for width in self.widths):
+            raise UsageError(f"task.embed.widths = {[*self.widths]}: each must be at least 1.")
+
+
+@dataclass(frozen=True, slots=True)
 class TaskConfig:
     """The task. It is stored in the model folder, so that evaluate and predict need no task settings."""
 
     name: str = "classify"
-    """classify, regress, squad, tag, mask, or "package.module:Class"."""
+    """classify, regress, squad, tag, embed, mask, or "package.module:Class"."""
     max_length: int = 0
     """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad).
     Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has positions, up to 384
@@ -94,6 +126,7 @@ class TaskConfig:
     """mask: number of candidates listed for each [MASK]."""
     columns: Columns = field(default_factory=Columns)
     squad: SquadConfig = field(default_factory=SquadConfig)
+    embed: EmbedConfig = field(default_factory=EmbedConfig)
 
     def __post_init__(self) -> None:
         length = {"max_length": f"[{SHORTEST}, inf)"} if self.max_length else {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import as_dict, typed
-from lambert.tasks.config import Columns, SquadConfig, TaskConfig
+from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TaskConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -75,6 +75,13 @@ def label_names(labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": {str(number): label for label, number in ids.items()}, "label2id": ids}
 
 
+def model_files(task: Task[Any, Any], width: int) -> dict[str, str]:
+    """Returns the texts of the files that the task adds to a model folder, by their paths there. A task may have a
+    method `model_files(width)`, where `width` is that of the states."""
+    found: dict[str, str] = task.model_files(width) if hasattr(task, "model_files") else {}
+    return found
+
+
 _ARCHITECTURES = {"QuestionAnswering": "squad", "SequenceClassification": "classify", "TokenClassification": "tag"}
 
 
@@ -105,10 +112,11 @@ def described(
 
 def _described(kept: Mapping[str, Any]) -> TaskConfig:
     """Raises TypeError or ValueError if a value has a wrong type or is out of range."""
-    columns, squad = typed(Columns, kept.get("columns", {})), typed(SquadConfig, kept.get("squad", {}))
-    rest = {key: value for key, value in kept.items() if key not in ("columns", "squad")}
+    tables: dict[str, Any] = {"columns": Columns, "squad": SquadConfig, "embed": EmbedConfig}
+    values = {name: typed(table, kept.get(name, {})) for name, table in tables.items()}
+    rest = {key: value for key, value in kept.items() if key not in tables}
     try:
-        return TaskConfig(**typed(TaskConfig, rest), columns=Columns(**columns), squad=SquadConfig(**squad))
+        return TaskConfig(**typed(TaskConfig, rest), **{name: tables[name](**found) for name, found in values.items()})
     except UsageError as error:
         raise ValueError(str(error).rstrip(".")) from error
 
@@ -198,7 +206,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
     return write_atomic(path, "".join(json_text(row) + "\n" for row in rows))
 
 
-_OWN_KEYS = ({"label", "probability", "probabilities"}, {"value"}, {"tags"}, {"masks"})
+_OWN_KEYS = ({"label", "probability", "probabilities"}, {"value"}, {"tags"}, {"masks"}, {"vector"}, {"similarity"})
 _OWN_TABLE = b"index\tprediction\n"
 _OWN_SQUAD = re.compile(rb'\{\n "[^"\n]*": (?:"|\[\n  \{|-?\d)')
 """How the predictions of Lambert's own tasks begin, as rows, tables and SQuAD's files."""

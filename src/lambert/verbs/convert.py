@@ -14,6 +14,7 @@ from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
+from lambert.tasks import sentence_transformers
 from lambert.verbs.settings.convert import ExportConfig, ImportConfig
 
 KEPT = ("id2label", "label2id", "problem_type", "lambert")
@@ -44,7 +45,10 @@ def _imported(config: ImportConfig) -> Iterator[str]:
     extra: dict[str, Any] = {name: kept[name] for name in KEPT if kept.get(name) is not None}
     _check_kept(extra, config.source / layout.CONFIG)
     write_tokenizer = partial(tokenizers.save, tokenizer)
-    yield publish(model, config.out, write_tokenizer, extra, replace=True, compare=True)
+    files = {}
+    if (config.source / sentence_transformers.MODULES).exists():
+        files = sentence_transformers.files(sentence_transformers.described(config.source), model.config.hidden)
+    yield publish(model, config.out, write_tokenizer, extra, files=files, replace=True, compare=True)
     yield f"model  {config.out}"
 
 

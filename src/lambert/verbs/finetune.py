@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import sha256
+from lambert.core.errors import UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
@@ -25,7 +26,7 @@ from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import learn, needed_pieces
+from lambert.tasks import TaskConfig, learn, model_files, needed_pieces, sentence_transformers
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -50,7 +51,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             folder, given = model_folder(config.init), config
             shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
             tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
-            task_config, optim = config.task.resolved(shape.positions), config.optim.resolved(shape)
+            task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
             config = replace(config, task=task_config, optim=optim)
             task, data = learn(config.task, tokenizer, config.data)
             config = replace(config, train=config.train.resolved(data.size(0)))
@@ -63,6 +64,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             model, report = weights.load(folder, heads, pieces, config.seed, config.code)
             check_positions(task.config.max_length, model)
             check_segments(task.config, model)
+            _check_batch_size(data, config.train.batch_size)
             if config.random_init:
                 model = weights.fresh(model.config, heads, config.seed)
             else:
@@ -95,15 +97,27 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 say(line)
             scores = yield from run_updates(config, model, data, score, world, stop, say)
             if scores is not None and world.is_first:
-                say(publish_run(config, model, tokenizer, task.model_config(), scores))
+                say(publish_run(config, model, tokenizer, task.model_config(), scores, model_files(task, shape.hidden)))
 
 
 def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
     """Yields a line with the settings that were not given, and their values."""
     before, now = dotted(as_dict(given)), dotted(as_dict(config))
-    found = ", ".join(f"{name} = {value:g}" for name, value in now.items() if before.get(name) != value)
+    found = ", ".join(
+        f"{name} = {value if isinstance(value, str) else format(value, 'g')}"
+        for name, value in now.items()
+        if before.get(name) != value
+    )
     if found:
         yield f"chosen by the model and the data: {found}"
+
+
+def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
+    """Returns the task with the pooling of a folder of sentence-transformers, if it names none."""
+    if task.name != "embed" or task.embed.pooling or not (folder / sentence_transformers.MODULES).exists():
+        return task
+    pooling = sentence_transformers.described(folder).embed.pooling
+    return replace(task, embed=replace(task.embed, pooling=pooling))
 
 
 def _counts(path: Path, data: Any, max_length: int) -> str:
@@ -111,3 +125,13 @@ def _counts(path: Path, data: Any, max_length: int) -> str:
     words = {"cut": f"longer than {max_length} tokens were cut"}
     counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
     return f"{path}  {', '.join(counts)}"
+
+
+def _check_batch_size(data: Any, sequences: int) -> None:
+    """Raises UsageError if an update has too few examples for a loss that compares examples with each other."""
+    least = getattr(data, "least_batch", 1)
+    if sequences < least:
+        raise UsageError(
+            f"train.batch_size = {sequences} is too small: the texts of an example are compared with those of the "
+            f"other examples of the update. Use {least} or more."
+        )

@@ -1,0 +1,310 @@
+"""Sentence vectors (Reimers and Gurevych, "Sentence-BERT", 2019): a vector for each text, trained on pairs, triplets or
+scored pairs of texts.
+
+The layout of the data is found from the columns of the file:
+
+    pairs           a text and a text that belongs to it
+    triplets        a pair and texts that do not belong to the first text (negatives)
+    scored pairs    two texts and how similar they are
+    texts           each text is paired with itself, and dropout makes the two vectors differ (Gao et al., "SimCSE",
+                    2021)
+
+Pairs and triplets are scored as a search: the first texts are the queries, all other texts of the file the corpus.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from lambert.core.batch import Batch, Ints, JointTarget
+from lambert.core.errors import DataError
+from lambert.core.registry import nearest
+from lambert.model import contrastive
+from lambert.tasks import metrics, retrieval, sentence_transformers
+from lambert.tasks.config import EmbedConfig, TaskConfig
+from lambert.tasks.metrics import Floats
+from lambert.tasks.retrieval import Search
+from lambert.tasks.segments import Cuts, Segments, concatenated, encode
+from lambert.tasks.table import read_rows, text_cell, value_cell
+from lambert.tasks.task import Outputs, Row, keys_found, stored, text_of, write_rows
+
+_PAIRS = (
+    ("text", "text_b"), ("anchor", "positive"), ("query", "positive"), ("query", "passage"), ("query", "document"),
+    ("question", "answer"), ("sentence1", "sentence2"), ("sentence_A", "sentence_B"), ("premise", "hypothesis"),
+)  # fmt: skip
+"""Names of the two columns of pairs, as data sets of sentence-transformers have them."""
+_SCORES = ("label", "score", "similarity_score")
+D = TypeVar("D", bound="TextVectors")
+_NEGATIVE = re.compile(r"negative(_\d+)?")
+_SCORED = ("cosent", "cosine", "margin")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of the texts of an example, the anchor first, and of the score."""
+
+    texts: tuple[str, ...]
+    score: str = ""
+
+
+class TextVectors(Segments):
+    """Different texts, of each of which a vector is to be computed. Labelled data also have the numbers of the texts of
+    each example (`texts_NG`) and the scores of pairs (`scores_N`), or what is to be found (`search`)."""
+
+    texts_NG: Ints
+    scores_N: Floats | None = None
+    search: Search | None = None
+
+
+class Examples(TextVectors):
+    """Training examples of G texts each. A sequence of this Source is an example: its texts, one after the other."""
+
+    labels: Tensor
+    loss: contrastive.Loss
+    least_batch = 1
+
+    def size(self, epoch: int) -> int:
+        return len(self.texts_NG)
+
+    def lengths(self, epochs_S: Ints, indices_S: Ints) -> Ints:
+        found: Ints = self.lengths_S[self.texts_NG[indices_S]].sum(1)
+        return found
+
+    def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
+        batch = super().collate(epochs_S, self.texts_NG[indices_S].ravel())
+        labels = self.labels[torch.from_numpy(np.asarray(indices_S, dtype=np.int64))]
+        target = JointTarget(torch.arange(len(labels)), labels, self._losses)
+        return replace(batch, targets={self.objective: target})
+
+    objective = ""
+
+    def _losses(self, rows_SD: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(rows_SD.view(len(labels), -1, rows_SD.shape[1]), labels)
+
+
+class Embed:
+    """A vector for each text. Scores: pearson and spearman of cosines and scores for scored pairs; else those of
+    `retrieval.scores`, ndcg_10 first."""
+
+    labels = 0
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        self.config, self.tokenizer, self.embed = config, tokenizer, config.embed
+        self.head = "first_vector" if config.embed.pooling == "cls" else "vector"
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Examples]:
+        layout = _layout(path, config)
+        loss = config.embed.loss or ("cosent" if layout.score else "ranking")
+        pooling = config.embed.pooling or "mean"
+        task = cls(replace(config, embed=replace(config.embed, loss=loss, pooling=pooling)), tokenizer)
+        return task, task._examples(path, layout)
+
+    def read(self, path: Path, *, training: bool = False) -> TextVectors:
+        if retrieval.is_judgements(path):
+            return self._judged(path)
+        layout = _layout(path, self.config)
+        if training:
+            return self._examples(path, layout)
+        rows, scores, counts = _rows(path, layout, self.config)
+        data, texts_NG = self._numbered(rows, counts, TextVectors)
+        data.texts_NG, data.scores_N = texts_NG, np.array(scores, dtype=np.float64) if layout.score else None
+        if data.scores_N is None:
+            data.search = retrieval.of_pairs(texts_NG)
+            if not data.search.queries:
+                raise DataError(f"{path}: every text is paired with itself, so there is nothing to find.")
+        return data
+
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> TextVectors:
+        """Reads rows {"text": ...} to compute vectors of. The prompt of `text` precedes them, or if the row has
+        "prompt_b": true, that of `text_b`."""
+        prompt, prompt_b, key = self.embed.prompt, self.embed.prompt_b, _key(self.config)
+        texts = [
+            (prompt_b if row.get("prompt_b") is True else prompt) + text_of(row, key, place)
+            for row, place in zip(rows, places, strict=True)
+        ]
+        data, texts_NG = self._numbered([[text] for text in texts], {}, TextVectors)
+        data.texts_NG = texts_NG
+        return data
+
+    def predictions(self, data: TextVectors, outputs: Outputs) -> list[Floats]:
+        """Returns the vectors of the texts of each example, [G, D]."""
+        vectors_UD = self._units(data, outputs)
+        return [vectors_UD[texts_G] for texts_G in data.texts_NG]
+
+    def score(self, data: TextVectors, predictions: Sequence[Floats]) -> dict[str, float]:
+        if data.scores_N is not None:
+            return _similarity(np.array([_cosine(found) for found in predictions]), data.scores_N)
+        assert data.search is not None, "scoring needs labelled data"
+        units_UD = np.zeros((len(data.lengths_S), predictions[0].shape[1]), dtype=np.float32)
+        for texts_G, found_GD in zip(data.texts_NG, predictions, strict=True):
+            units_UD[texts_G] = found_GD
+        ranked = retrieval.rankings(units_UD, data.search)
+        found = retrieval.scores(ranked, data.search.relevant)
+        return {**found, "queries": float(len(ranked)), "texts": float(len(data.search.corpus))}
+
+    def rows(self, data: TextVectors, predictions: Sequence[Floats]) -> list[Row]:
+        """Returns {"vector": [...]} of each text, or {"similarity": cosine} of each pair."""
+        if data.texts_NG.shape[1] == 1:
+            return [{"vector": found[0].tolist()} for found in predictions]
+        return [{"similarity": _cosine(found)} for found in predictions]
+
+    def write(self, path: Path, data: TextVectors, predictions: Sequence[Floats]) -> list[Path]:
+        return [write_rows(path, self.rows(data, predictions))]
+
+    def model_config(self) -> dict[str, Any]:
+        return stored(self.config)
+
+    def model_files(self, width: int) -> dict[str, str]:
+        """Returns the files that sentence-transformers reads."""
+        return sentence_transformers.files(self.config, width)
+
+    def _units(self, data: TextVectors, outputs: Outputs) -> Floats:
+        vectors_UD = concatenated(outputs, self.head)
+        if self.embed.normalize:
+            vectors_UD /= np.maximum(np.linalg.norm(vectors_UD, axis=1, keepdims=True), 1e-12)
+        return vectors_UD.astype(np.float32)
+
+    def _examples(self, path: Path, layout: Layout) -> Examples:
+        rows, scores, counts = _rows(path, layout, self.config)
+        data, texts_NG = self._numbered(rows, counts, Examples)
+        data.objective, data.texts_NG = self.head, texts_NG
+        scored = self.embed.loss in _SCORED
+        data.labels = torch.tensor(scores, dtype=torch.float32) if scored else torch.from_numpy(texts_NG)
+        data.loss = _loss(self.embed)
+        data.least_batch = (
+            2 if self.embed.loss == "cosent" or (self.embed.loss == "ranking" and texts_NG.shape[1] == 2) else 1
+        )
+        return data
+
+    def _judged(self, path: Path) -> TextVectors:
+        corpus, queries, relevant = retrieval.read_judgements(path)
+        corpus = {number: self.embed.prompt_b + text for number, text in corpus.items()}
+        queries = {number: self.embed.prompt + text for number, text in queries.items()}
+        texts = [*queries.values(), *corpus.values()]
+        data, texts_N1 = self._numbered([[text] for text in texts], {"queries": len(queries)}, TextVectors)
+        data.texts_NG = texts_N1
+        numbers = dict(zip(texts, data.texts_NG[:, 0].tolist(), strict=True))
+        data.search = retrieval.of_judgements(numbers, corpus, queries, relevant)
+        return data
+
+    def _numbered(self, rows: Sequence[Sequence[str]], counts: Mapping[str, int], kind: type[D]) -> tuple[D, Ints]:
+        """Returns the different texts as a Source, and the number of each text of the rows [N, G]."""
+        numbers: dict[str, int] = {}
+        texts_NG = np.array([[numbers.setdefault(text, len(numbers)) for text in row] for row in rows], dtype=np.int64)
+        found = encode(self.tokenizer, [*numbers], self.config.max_length)
+        kept = np.minimum(found.lengths, self.config.max_length - 2)
+        counts = {"examples": len(rows), **counts, "cut": int((kept < found.lengths).sum())}
+        return kind(self.tokenizer, Cuts(found.ids, found.bounds[:-1], kept), None, counts), texts_NG
+
+
+def _key(config: TaskConfig) -> str:
+    return config.columns.text if config.columns.text and not config.columns.text.isdecimal() else "text"
+
+
+def _loss(config: EmbedConfig) -> contrastive.Loss:
+    kinds: dict[str, Callable[..., Tensor]] = {
+        "ranking": partial(contrastive.ranking, scale=config.scale),
+        "cosent": partial(contrastive.cosent, scale=config.scale),
+        "cosine": contrastive.cosine_error,
+        "margin": contrastive.margin_error,
+    }
+    loss = kinds[config.loss]
+    return contrastive.at_widths(loss, config.widths) if config.widths else loss
+
+
+def _layout(path: Path, config: TaskConfig) -> Layout:
+    """Returns the columns of a file. Raises DataError if it has no column of texts, or no score that the loss needs."""
+    place, row = next(read_rows(path, config.columns))
+    columns, embed = config.columns, config.embed
+    if columns.text_b or columns.text not in row:
+        given = [(columns.text, columns.text_b)] if columns.text_b else []
+        known = [*given, *_PAIRS]
+        pair = next((pair for pair in known if set(pair) <= set(row)), None)
+        if pair is None or (given and pair != given[0]):
+            missing = next((name for name in (given[0] if given else (columns.text,)) if name not in row), "")
+            raise DataError(f"{place}: no column {missing!r}.{nearest(missing, [*row])} {_advice(row)}")
+        texts: tuple[str, ...] = pair
+    else:
+        pair = next((pair for pair in _PAIRS if pair[0] == columns.text and pair[1] in row), None)
+        texts = pair or (columns.text, columns.text)
+    if lacking := [name for name in embed.negatives if name not in row]:
+        raise DataError(f"{place}: no column {lacking[0]!r} (task.embed.negatives).{nearest(lacking[0], [*row])}")
+    negatives = embed.negatives or tuple(name for name in map(str, row) if _NEGATIVE.fullmatch(name))
+    if embed.loss in ("cosent", "cosine"):
+        negatives = ()
+    score = next((name for name in (columns.label, *_SCORES) if name in row and not negatives), "")
+    if embed.loss == "margin":
+        score = next((name for name in (columns.label, *_SCORES) if name in row), "")
+        if not negatives:
+            raise DataError(f"{place}: task.embed.loss = 'margin' needs a column of negatives. {_advice(row)}")
+    if embed.loss == "ranking":
+        score = ""
+    if embed.loss in _SCORED and not score:
+        raise DataError(
+            f"{place}: task.embed.loss = {embed.loss!r} needs a score in the column {columns.label!r}. {_advice(row)}"
+        )
+    return Layout((*texts, *negatives), score)
+
+
+def _advice(row: Row) -> str:
+    return (
+        f"Columns found: {keys_found(row)}. Name those of the texts by --task.columns.text and --task.columns.text-b."
+    )
+
+
+def _rows(path: Path, layout: Layout, config: TaskConfig) -> tuple[list[list[str]], list[Any], dict[str, int]]:
+    """Returns the texts of each example with their prompts, the scores, and counts. Examples with an empty text are
+    left out."""
+    embed, columns = config.embed, config.columns
+    rows: list[list[str]] = []
+    scores: list[Any] = []
+    empty = 0
+    prompts = [embed.prompt, *[embed.prompt_b] * (len(layout.texts) - 1)]
+    if len(layout.texts) == 2 and layout.texts[0] == layout.texts[1]:
+        prompts[1] = embed.prompt
+    for place, row in read_rows(path, columns):
+        texts = [text_cell(row, name, "text", place) for name in layout.texts]
+        if not all(text.strip() for text in texts):
+            empty += 1
+            continue
+        rows.append([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
+        if layout.score:
+            scores.append(_scores(row, layout, place))
+    if not rows:
+        raise DataError(f"{path}: every example has an empty text.")
+    return rows, scores, {"with an empty text were left out": empty}
+
+
+def _scores(row: Row, layout: Layout, place: str) -> float | list[float]:
+    """Returns the score of a row, or the margins of its negatives."""
+    value, negatives = row[layout.score], len(layout.texts) - 2
+    if negatives < 1:
+        return value_cell(row, layout.score, place)
+    margins = value if isinstance(value, list) else [value]
+    if len(margins) != negatives:
+        raise DataError(f"{place}: {len(margins)} margins in the column {layout.score!r}, but {negatives} negatives.")
+    return [value_cell({layout.score: margin}, layout.score, place) for margin in margins]
+
+
+def _cosine(found_GD: Floats) -> float:
+    first, second = found_GD[0].astype(np.float64), found_GD[1].astype(np.float64)
+    return float(first @ second / max(float(np.linalg.norm(first) * np.linalg.norm(second)), 1e-12))
+
+
+def _similarity(cosines_N: Floats, truth_N: Floats) -> dict[str, float]:
+    def scores(rows_N: Ints) -> dict[str, float]:
+        pair = truth_N[rows_N], cosines_N[rows_N]
+        return {"spearman": metrics.spearman(*pair), "pearson": metrics.pearson(*pair)}
+
+    rows_N = np.arange(len(truth_N))
+    errors = metrics.bootstrap_errors(scores, len(rows_N))
+    return {**scores(rows_N), **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
