@@ -27,8 +27,7 @@ from torch import Tensor
 from lambert.core.batch import Batch, Ints, JointTarget
 from lambert.core.errors import DataError
 from lambert.core.registry import nearest
-from lambert.model import contrastive
-from lambert.tasks import metrics, retrieval, sentence_transformers
+from lambert.tasks import contrastive, metrics, retrieval, sentence_transformers
 from lambert.tasks.config import EmbedConfig, TaskConfig
 from lambert.tasks.metrics import Floats
 from lambert.tasks.retrieval import Search
@@ -111,9 +110,9 @@ class Embed:
     def read(self, path: Path, *, training: bool = False) -> TextVectors:
         if retrieval.is_judgements(path):
             return self._judged(path)
-        layout = _layout(path, self.config)
         if training:
-            return self._examples(path, layout)
+            return self._examples(path, _layout(path, self.config))
+        layout = _layout(path, replace(self.config, embed=replace(self.embed, loss="")))  # scores, if it has some
         rows, scores, counts = _rows(path, layout, self.config)
         data, texts_NG = self._numbered(rows, counts, TextVectors)
         data.texts_NG, data.scores_N = texts_NG, np.array(scores, dtype=np.float64) if layout.score else None
