@@ -5,6 +5,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from lambert.core.batch import Source
@@ -13,6 +14,7 @@ from lambert.core.files import json_text
 from lambert.core.world import World
 from lambert.distributed.detection import detect
 from lambert.engine.signals import graceful_stop
+from lambert.inference.answer_file import Add, answer_file
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
@@ -42,23 +44,27 @@ def _answer(config: PredictConfig, say: Say) -> None:
             "The launcher restarted this process after a crash, but the lines that were read before are lost. Run the "
             "command again with the lines that have no prediction."
         )
+    failure: Exception | None = None
     with detect(config.inference.device) as world:
         with world.together("reading the model"):
             model = TextModel(config.model, config.task, config.code, config.inference, world, config.columns)
             task = model.task
         compare_ranks(world, config.model)
         if world.is_first:
-            failure = _lead(task, model.outputs, world, config.chunk, say)
+            try:
+                with answer_file(config.out) if config.out else nullcontext(lambda row: say(json_text(row))) as add:
+                    _lead(task, model.outputs, world, config.chunk, add)
+            except (DataError, BrokenPipeError) as error:
+                failure = error  # the other ranks do not have it: it is raised when all have ended
         else:
-            failure = None
             _follow(task, model.outputs, world, config.chunk)
     if failure is not None:
         raise failure
 
 
-def _lead(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int, say: Say) -> Exception | None:
-    """Reads standard input, broadcasts every valid chunk to the other ranks, and writes the predictions. Returns the
-    error that ended it, a bad line or a closed output, which the other ranks do not have."""
+def _lead(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int, add: Add) -> None:
+    """Reads standard input, broadcasts every valid chunk to the other ranks, and adds the predictions. Raises DataError
+    for a bad line and BrokenPipeError for a closed output, when the other ranks know that the input has ended."""
     lines: list[str] = []
 
     def recorded() -> Iterator[str]:
@@ -71,14 +77,13 @@ def _lead(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int,
         lines.clear()
         return outputs_of(source)
 
-    failure = None
     try:
         for answer in predict(task, broadcast, recorded(), chunk=chunk):
-            say(json_text(answer))
-    except (DataError, BrokenPipeError) as error:
-        failure = error
+            add(answer)
+    except (DataError, BrokenPipeError):
+        world.broadcast_text(_END)
+        raise
     world.broadcast_text(_END)
-    return failure
 
 
 def _follow(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int) -> None:

@@ -21,6 +21,9 @@ class PredictConfig:
     """classify, regress, squad, tag or mask. Empty: the task that the model folder describes."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
+    out: Path | None = None
+    """File to write instead of standard output, complete or absent: .jsonl, .parquet, or for vectors .npy, an array
+    float32 [lines, D]."""
     chunk: int = 512
     """Lines that are read and predicted together. More lines are packed better, fewer are answered sooner."""
     columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
