@@ -1,0 +1,182 @@
+"""Sentence vectors beside sentence-transformers: training on pairs, and encoding.
+
+    python benchmarks/vectors.py squad --train train-v1.1.json --dev dev-v1.1.json --limit 4000 --out data
+    python benchmarks/vectors.py train --init MODEL --data data --rounds 3 --out OUT
+    python benchmarks/vectors.py encode --model MODEL --texts texts.jsonl --rounds 5
+
+`squad` writes pairs of real text, questions with the paragraphs that answer them (pairs.jsonl), and a search in the
+layout of BEIR: the questions of the dev file among its paragraphs (beir/). `train` alternates whole commands of
+training by multiple negatives and scores both models by the search; `encode` alternates encoding the texts
+({"text": ...} a line) in each precision. Each side is a process of its own, with the same threads; MB is its peak memory. The peer is
+benchmarks/peers/sentence_transformers_vectors.py. A line of JSON each run, and a last one with the ratios.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from lambert.engine import process
+
+HERE = Path(__file__).parent
+PEER = HERE / "peers" / "sentence_transformers_vectors.py"
+ENCODE = """
+import json, sys, time, numpy, lambert
+texts = [json.loads(line)["text"] for line in open(sys.argv[2])]
+model = lambert.load(sys.argv[1], precision=sys.argv[3])
+model.encode(texts[:64])
+began = time.perf_counter()
+vectors = model.encode(texts)
+seconds = time.perf_counter() - began
+numpy.save(sys.argv[4], vectors)
+print(json.dumps({"seconds": seconds}))
+"""
+
+
+def squad(args: argparse.Namespace) -> None:
+    args.out.mkdir(parents=True)
+    (args.out / "beir" / "qrels").mkdir(parents=True)
+    rows = pairs(args.train)
+    rows = rows[:: max(1, len(rows) // args.limit)][: args.limit]
+    lines = [json.dumps({"query": question, "passage": passage}) for question, passage in rows]
+    (args.out / "pairs.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    found = pairs(args.dev)[: args.queries]
+    passages = list(dict.fromkeys(passage for _, passage in found))
+    numbers = {passage: number for number, passage in enumerate(passages)}
+    write(args.out / "beir" / "corpus.jsonl", passages)
+    write(args.out / "beir" / "queries.jsonl", [question for question, _ in found])
+    judged = "".join(f"{query}\t{numbers[passage]}\t1\n" for query, (_, passage) in enumerate(found))
+    (args.out / "beir" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+
+
+def pairs(path: Path) -> list[tuple[str, str]]:
+    """The questions of a SQuAD file with their paragraphs."""
+    data = json.loads(path.read_text(encoding="utf-8"))["data"]
+    return [(q["question"], p["context"]) for article in data for p in article["paragraphs"] for q in p["qas"]]
+
+
+def write(path: Path, texts: list[str]) -> None:
+    rows = [json.dumps({"_id": str(number), "text": text}) for number, text in enumerate(texts)]
+    path.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+
+
+def measured(command: list[str]) -> dict[str, Any]:
+    """Runs a command, and returns its seconds, its peak memory in MB, and the JSON object of its last line."""
+    began = time.perf_counter()
+    done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **process.settings()})
+    assert done.stdout is not None
+    lines = done.stdout.read().splitlines()
+    _, status, used = os.wait4(done.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed")
+    last = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+    return {"process_seconds": round(time.perf_counter() - began, 2), "mb": used.ru_maxrss // 1024, **last}
+
+
+def train(args: argparse.Namespace) -> None:
+    runs: dict[str, list[dict[str, Any]]] = {"lambert": [], **{f"sentence-transformers {m}": [] for m in args.peers}}
+    for round_ in range(1, args.rounds + 1):
+        for side, results in runs.items():
+            out = args.out / f"{side.replace(' ', '-')}-{round_}"
+            result = ours(args, out, round_) if side == "lambert" else theirs(args, out, round_, side.split()[1])
+            model = out / "model" if side == "lambert" else out
+            scored = [sys.executable, "-m", "lambert", "evaluate", "--model", model, "--task", "embed", "--json"]
+            scored += ["--data", args.data / "beir" / "qrels" / "test.tsv"]
+            result["ndcg_10"] = measured([*map(str, scored)])["ndcg_10"]
+            results.append(result)
+            print(json.dumps({"side": side, "seed": round_, **result}), flush=True)
+    summarize(args, runs)
+
+
+def ours(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
+    flags = {
+        "init": args.init, "data": args.data / "pairs.jsonl", "out": out, "seed": seed, "task.name": "embed",
+        "task.max-length": args.length, "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
+        "train.batch-size": args.batch_size, "train.epochs": 1, "train.precision": args.precision,
+        "train.threads": args.threads, "log.every": 1, "optim.weight-decay": 0,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "lambert", "finetune", *(f"--{name}={value}" for name, value in flags.items())]
+    result = measured(command)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    seconds, done = 0.0, 0
+    for row in rows:
+        if "sequences_per_second" in row:
+            seconds += (row["sequences"] - done) / row["sequences_per_second"]
+            done = row["sequences"]
+    return {**result, "seconds": round(seconds, 2), "pairs": done, "loss": rows[-1].get("loss", rows[-2].get("loss"))}
+
+
+def theirs(args: argparse.Namespace, out: Path, seed: int, loss: str) -> dict[str, Any]:
+    command = [sys.executable, PEER, "train", "--model", args.init, "--texts", args.data / "pairs.jsonl", "--out", out]
+    command += ["--seed", seed, "--lr", args.lr, "--batch-size", args.batch_size, "--length", args.length]
+    command += ["--precision", args.precision, "--threads", args.threads, "--loss", loss]
+    return measured([*map(str, command)])
+
+
+def encode(args: argparse.Namespace) -> None:
+    sides = [("lambert", p) for p in args.precisions] + [("sentence-transformers", "float32")]
+    sides += [("sentence-transformers", "bfloat16")] if "bfloat16" in args.precisions else []
+    runs: dict[str, list[dict[str, Any]]] = {" ".join(side): [] for side in sides}
+    with tempfile.TemporaryDirectory() as folder:
+        for round_ in range(1, args.rounds + 1):
+            for side, precision in sides:
+                out = Path(folder, f"{side}-{precision}.npy")
+                command = [sys.executable, "-c", ENCODE, args.model, args.texts, precision, out]
+                if side != "lambert":
+                    command = [sys.executable, PEER, "encode", "--model", args.model, "--texts", args.texts]
+                    command += ["--precision", precision, "--threads", args.threads, "--out", out]
+                result = measured([*map(str, command)])
+                runs[f"{side} {precision}"].append(result)
+                print(json.dumps({"side": f"{side} {precision}", "round": round_, **result}), flush=True)
+    summarize(args, runs)
+
+
+def summarize(args: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Prints the medians, and how many times as fast each of Lambert's sides is as each peer, with the range."""
+    found: dict[str, Any] = {"settings": {name: str(value) for name, value in vars(args).items()}}
+    for side, results in runs.items():
+        names = ("seconds", "process_seconds", "mb", "ndcg_10")
+        found[side] = {n: statistics.median(r[n] for r in results) for n in names if n in results[0]}
+    for side in (side for side in runs if side.startswith("lambert")):
+        for peer in (peer for peer in runs if not peer.startswith("lambert")):
+            ratios = [b["seconds"] / a["seconds"] for a, b in zip(runs[side], runs[peer], strict=True)]
+            found[f"{side} times {peer}"] = [round(v, 2) for v in (statistics.median(ratios), min(ratios), max(ratios))]
+    print(json.dumps(found))
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    made = verbs.add_parser("squad")
+    made.add_argument("--limit", type=int, default=4000)
+    made.add_argument("--queries", type=int, default=2000)
+    trained, encoded = verbs.add_parser("train"), verbs.add_parser("encode")
+    for name, parsers in {
+        "out": [made, trained], "train": [made], "dev": [made], "init": [trained], "data": [trained],
+        "model": [encoded], "texts": [encoded],
+    }.items():  # fmt: skip
+        for each in parsers:
+            each.add_argument(f"--{name}", type=Path, required=True)
+    trained.add_argument("--peers", nargs="+", default=["plain", "cached"])
+    trained.add_argument("--lr", type=float, default=5e-5)
+    trained.add_argument("--batch-size", type=int, default=64)
+    trained.add_argument("--length", type=int, default=256)
+    trained.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
+    encoded.add_argument("--precisions", nargs="+", default=["bfloat16", "int8"])
+    for each in (trained, encoded):
+        each.add_argument("--rounds", type=int, default=3)
+        each.add_argument("--threads", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    {"squad": squad, "train": train, "encode": encode}[args.verb](args)
+
+
+if __name__ == "__main__":
+    main()
