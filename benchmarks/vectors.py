@@ -5,9 +5,9 @@
     python benchmarks/vectors.py encode --model MODEL --texts texts.jsonl --rounds 5
 
 `squad` writes pairs of real text, questions with the paragraphs that answer them (pairs.jsonl), and a search in the
-layout of BEIR: the questions of the dev file among its paragraphs (beir/). `train` alternates whole commands of
-training by multiple negatives and scores both models by the search; `encode` alternates encoding the texts
-({"text": ...} a line) in each precision. Each side is a process of its own, with the same threads; MB is its peak memory. The peer is
+layout of BEIR: the questions of the dev file among its paragraphs (beir/). `train` alternates whole commands that train
+by multiple negatives, and scores both models by the search; `encode` alternates encoding the texts ({"text": ...} a
+line) in each precision. Each side is a process of its own, with the same threads; MB is its peak memory. The peer is
 benchmarks/peers/sentence_transformers_vectors.py. A line of JSON each run, and a last one with the ratios.
 """
 

@@ -5,8 +5,8 @@
 
 Training is a plain loop around its losses, without the Trainer: random batches, each column padded to its longest
 text, sdpa attention, autocast where asked, torch's fused AdamW, a linear schedule, gradients clipped at 1.
-`--loss plain` is MultipleNegativesRankingLoss, `cached` CachedMultipleNegativesRankingLoss with its default mini-batches
-of 32. `encode` sorts the texts by length, as the library does. Prints a line of JSON with the seconds of training or
+`--loss plain` is MultipleNegativesRankingLoss, `cached` CachedMultipleNegativesRankingLoss with mini-batches of 32, its
+default. `encode` sorts the texts by length, as the library does. Prints a line of JSON with the seconds of training or
 encoding.
 """
 
