@@ -199,7 +199,7 @@ def test_wrong_offsets_are_put_right_and_counted(
         ("rows.csv", b'text,label\n"the king,x\n', ["rows.csv"]),
         ("rows.jsonl", b'{"text": "the king", "label": 1}\n{"text"\n', ["rows.jsonl:2"]),
         ("rows.jsonl", b'{"text": "\\ud800", "label": 1}\n{"text": "a", "label": 2}\n', ["rows.jsonl:1", "surrogate"]),
-        ("rows.jsonl", b'{"text": "the king", "label": ["x", "y"]}\n', ["rows.jsonl:1", "a list", "not supported yet"]),
+        ("rows.jsonl", b'{"text": "the king", "label": ["x", "y"]}\n', ["rows.jsonl:1", "a list", "--task.name multilabel"]),
         ("rows.jsonl", b'{"tokens": ["king"], "tags": ["O"]}\n', ["rows.jsonl:1", "--task.name tag"]),
         ("rows.txt", b"-DOCSTART- -X- -X- O\n\nking NN B-NP O\n", ["rows.txt:1", "CoNLL", "--task.name tag"]),
         ("rows.parquet", b"PAR1 and no more", ["rows.parquet", "Parquet"]),

@@ -27,9 +27,9 @@ from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, answers
-from lambert.tasks.classify import tokenised
 from lambert.tasks.config import SHORTEST, OtherColumns
 from lambert.tasks.segments import concatenated
+from lambert.tasks.sentences import tokenised
 
 Pooling = Literal["mean", "cls"]
 Text = str | Mapping[str, Any]
