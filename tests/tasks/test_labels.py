@@ -1,5 +1,6 @@
 """The labels of a file, and the training loss with class weights and label smoothing, which is torch's."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,25 @@ def test_the_loss_is_that_of_torch_over_any_micro_batches(
     weighed = evaluate(model, whole, Precision("float32", torch.device("cpu")), World())
     assert weighed["label"] == expected
     assert weighed["label_accuracy"] == found["label_accuracy"]
+
+
+def test_tags_have_the_same_loss(words: Tokenizer, tmp_path: Path) -> None:
+    rows = [{"tokens": ["good", "film"], "tags": ["A", "O"]}, {"tokens": ["so", "bad"], "tags": ["O", "O"]}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = TaskConfig(name="tag", class_weights="balanced", label_smoothing=0.1)
+    task, data = learn(config, words, tmp_path / "x.jsonl")
+    model = weights.fresh(
+        EncoderConfig(vocabulary=9, hidden=32, intermediate=64, positions=16, init_range=0.2), {"tag": 2}, seed=3
+    ).eval()
+    batch = data.collate(np.zeros(2, np.int64), np.arange(2))
+    target, logits_TL = batch.targets["tag"], model.outputs(batch)["tag"]
+    expected = torch.nn.functional.cross_entropy(
+        logits_TL[target.at_N], torch.tensor([0, 1, 1, 1]), weight=torch.tensor([2.0, 2 / 3]), label_smoothing=0.1
+    )
+    torch.testing.assert_close(model(batch)[0] / target.count, expected)
+    assert task.read(tmp_path / "x.jsonl").collate(np.zeros(1, np.int64), np.arange(1)).targets["tag"].weights_N is None
+    with pytest.raises(UsageError, match="class_weights has 3 weights, and there are 2 labels"):
+        learn(TaskConfig(name="tag", class_weights=(1.0, 1.0, 1.0)), words, tmp_path / "x.jsonl")
 
 
 def test_sums_of_weights_do_not_depend_on_their_order() -> None:
