@@ -41,7 +41,7 @@ class Triplets:
         texts = [text for i in indices_S for text in self.rows[i]]
         ids = np.concatenate(texts)
         labels = torch.from_numpy(indices_S[:, None] * TEXTS + np.arange(TEXTS))
-        target = JointTarget(torch.arange(len(labels)), labels, losses)
+        target = JointTarget(torch.arange(len(labels)), labels, loss=losses)
         return flat_batch(ids, np.zeros_like(ids), np.array([len(t) for t in texts]), {"vector": target})
 
 

@@ -14,7 +14,7 @@ from lambert.model.objectives import decoded
 
 CONFIG = EncoderConfig(vocabulary=200, dropout=0.0, attention_dropout=0.0)
 LENGTHS = [9, 4, 15, 4]
-ALL = {"mlm": 0, "nsp": 0, "label": 3, "value": 0, "tag": 5, "span": 0}
+ALL = {"mlm": 0, "nsp": 0, "label": 3, "multilabel": 3, "value": 0, "choice": 0, "tag": 5, "span": 0}
 
 
 def full_batch(rows: slice = slice(None)) -> Batch:
@@ -28,7 +28,9 @@ def full_batch(rows: slice = slice(None)) -> Batch:
         mlm=Target(tokens, torch.tensor([4, 199, 0, 7, 7])[rows]),
         nsp=Target(sentences, torch.tensor([0, 1, 1, 0])[rows]),
         label=Target(sentences, torch.tensor([2, 0, 1, 1])[rows]),
+        multilabel=Target(sentences, torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])[rows]),
         value=Target(sentences, torch.tensor([0.5, -2.0, 3.0, 0.0])[rows]),
+        choice=Target(torch.tensor([0, 1, 3])[rows], torch.tensor([[1, 0], [2, 1], [1, 0]])[rows]),
         tag=Target(tokens, torch.tensor([4, 0, 1, 2, 2])[rows]),
         span=Target(sentences, spans),
     )
@@ -71,6 +73,48 @@ def test_value_is_that_of_hugging_face() -> None:
     ours = Model(CONFIG, {"value": 0}).eval()
     assert weights.assign(ours, theirs.state_dict()) == weights.Report((), ())
     torch.testing.assert_close(ours(batch)[0] / 4, theirs(**padded(batch), labels=batch.targets["value"].labels_N).loss)
+
+
+def test_multilabel_is_that_of_hugging_face() -> None:
+    settings = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    theirs, batch = peer(transformers.BertForSequenceClassification, **settings), full_batch()
+    ours = Model(CONFIG, {"multilabel": 3}).eval()
+    assert weights.assign(ours, theirs.state_dict()) == weights.Report((), ())
+    expected = theirs(**padded(batch), labels=batch.targets["multilabel"].labels_N)
+    torch.testing.assert_close(ours.outputs(batch)["multilabel"], expected.logits, rtol=0, atol=2e-5)
+    torch.testing.assert_close(ours(batch)[0] / batch.targets["multilabel"].count, expected.loss)
+
+
+def test_choice_is_that_of_hugging_face() -> None:
+    theirs, batch = peer(transformers.BertForMultipleChoice), full_batch()
+    ours = Model(CONFIG, {"choice": 0}).eval()
+    assert weights.assign(ours, theirs.state_dict()) == weights.Report((), ())
+    rows = {name: value.view(2, 2, -1) for name, value in padded(batch).items()}
+    expected = theirs(**rows, labels=torch.tensor([1, 0]))
+    target = Target(torch.tensor([0, 2]), torch.tensor([[2, 1], [2, 0]]))
+    ours_batch = batch.with_targets({"choice": target})
+    torch.testing.assert_close(ours.outputs(batch)["choice"].view(2, 2), expected.logits, rtol=0, atol=2e-5)
+    torch.testing.assert_close(ours(ours_batch)[0] / 2, expected.loss)
+
+
+def test_choices_of_different_numbers_do_not_mix() -> None:
+    model, batch = weights.fresh(CONFIG, {"choice": 0}).eval(), full_batch()
+    logits_S = model.outputs(batch)["choice"][:, 0]
+    expected = -logits_S[:3].log_softmax(0)[2] - logits_S[3:].log_softmax(0)[0]
+    several = Target(torch.tensor([0, 3]), torch.tensor([[3, 2], [1, 0]]))
+    torch.testing.assert_close(model(batch.with_targets({"choice": several}))[0], expected)
+
+
+@pytest.mark.parametrize("name", ["label", "multilabel", "value", "choice", "tag"])
+def test_a_weighted_loss_is_that_of_repeated_targets(name: str) -> None:
+    model, batch = weights.fresh(CONFIG, {name: ALL[name]}).eval(), full_batch()
+    target = batch.targets[name]
+    repeats = torch.arange(len(target.at_N)) % 3 + 1
+    repeated = Target(*(tensor.repeat_interleave(repeats, 0) for tensor in (target.at_N, target.labels_N)))
+    weighted = Target(target.at_N, target.labels_N, repeats.float())
+    assert weighted.count == repeated.count == int(repeats.sum())
+    sums = [model(batch.with_targets({name: kind}))[0] for kind in (weighted, repeated)]
+    torch.testing.assert_close(*sums)
 
 
 def test_tag_is_that_of_hugging_face() -> None:
@@ -123,8 +167,8 @@ def test_no_targets_give_zero_and_zero_gradients(narrow: bool) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
         sums_K, hits_K = model.score(full_batch(slice(0, 0)))
     sums_K.sum().backward()
-    assert sums_K.tolist() == [0.0] * 6
-    assert hits_K.tolist() == [0] * 6
+    assert sums_K.tolist() == [0.0] * 8
+    assert hits_K.tolist() == [0] * 8
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert not parameter.grad.any(), name
@@ -142,7 +186,8 @@ def test_hits_count_right_predictions() -> None:
     batch = full_batch()
     outputs = model.outputs(batch)
     assert {name: tuple(logits.shape) for name, logits in outputs.items()} == {
-        "mlm": (5, 200), "nsp": (4, 2), "label": (4, 3), "value": (4, 1), "tag": (32, 5), "span": (32, 2),
+        "mlm": (5, 200), "nsp": (4, 2), "label": (4, 3), "multilabel": (4, 3), "value": (4, 1), "choice": (4, 1),
+        "tag": (32, 5), "span": (32, 2),
     }  # fmt: skip
     at_N = batch.targets["mlm"].at_N
     spans = [part.argmax(0) for part in outputs["span"].tensor_split(batch.bounds_S1[1:-1].long())]
@@ -152,12 +197,14 @@ def test_hits_count_right_predictions() -> None:
         mlm=Target(at_N, outputs["mlm"].argmax(-1)),
         nsp=Target(torch.arange(4), outputs["nsp"].argmax(-1)),
         label=Target(torch.arange(4), outputs["label"].argmax(-1)),
+        multilabel=Target(torch.arange(4), (outputs["multilabel"].sigmoid() >= 0.5).float()),
         value=Target(torch.arange(4), outputs["value"].flatten().detach()),
+        choice=Target(torch.tensor([0, 3]), torch.tensor([[3, int(outputs["choice"][:3].argmax())], [1, 0]])),
         tag=Target(at_N, outputs["tag"][at_N].argmax(-1)),
         span=Target(torch.arange(4), torch.stack(spans)),
     )
     right = Batch(batch.ids_T, batch.types_T, batch.positions_T, batch.bounds_S1, batch.longest, right.targets)
-    assert model.score(right)[1].tolist() == [5, 4, 4, 4, 5, 4]
+    assert model.score(right)[1].tolist() == [5, 4, 4, 4, 4, 2, 5, 4]
 
 
 def test_outputs_need_no_targets() -> None:

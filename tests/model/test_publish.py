@@ -13,6 +13,7 @@ from lambert.core.errors import DataError
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import publish as module
 from lambert.model import weights
+from lambert.model.folder import read_config
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.publish import card
@@ -43,6 +44,19 @@ def test_it_replaces_what_was_there(model: Model, write: Callable[[Path], None],
     assert not (folder / "old").exists()
     assert (folder / "README.md").read_text() == "# card\n"
     assert '"note": 1' in (folder / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("heads", "problem"),
+    [({"multilabel": 3}, "multi_label_classification"), ({"choice": 0}, None), ({"value": 0}, "regression")],
+)
+def test_transformers_computes_the_same_from_each_head(
+    heads: dict[str, int], problem: str | None, model: Model, write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    said = publish(weights.fresh(model.config, heads, seed=1), tmp_path / "model", write, {})
+    assert "largest difference from transformers" in said
+    assert weights.load(tmp_path / "model")[0].labels == heads
+    assert read_config(tmp_path / "model").get("problem_type") == problem
 
 
 @pytest.mark.parametrize(

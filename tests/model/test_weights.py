@@ -277,7 +277,7 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
         ("position_embedding_type", "relative_key", "position_embedding_type = 'relative_key'"),
         ("is_decoder", True, "is_decoder = True"),
         ("tie_word_embeddings", False, "tie_word_embeddings = False"),
-        ("architectures", ["BertForMultipleChoice"], "BertForMultipleChoice"),
+        ("architectures", ["BertGenerationDecoder"], "BertGenerationDecoder"),
         ("architectures", "BertModel", "architectures = 'BertModel'; it must be a list"),
         ("hidden_size", None, "hidden_size = None"),
         ("hidden_size", "32", "hidden_size = '32'"),
@@ -312,7 +312,7 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
 
 
 def test_two_heads_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="label, value and tag"):
+    with pytest.raises(UsageError, match="choice and tag"):
         weights.save(scattered({"label": 2, "tag": 3}), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 

@@ -53,6 +53,28 @@ def regress(folder: Path) -> tuple[TaskConfig, Path]:
     return TaskConfig(name="regress"), jsonl(folder / "x.jsonl", rows)
 
 
+def multilabel(folder: Path) -> tuple[TaskConfig, Path]:
+    rows = [
+        {"text": text, "label": [who.lower()] * (who != "Bob") + [place.lower()] * (place != "Kiev")}
+        for who, place, text in sentences()
+    ]
+    return TaskConfig(name="multilabel"), jsonl(folder / "x.jsonl", rows)
+
+
+def long(folder: Path) -> tuple[TaskConfig, Path]:
+    rows = [{"text": f"{text} " * 4, "label": place} for _, place, text in sentences()]
+    return TaskConfig(name="classify", max_length=12, long_text="mean"), jsonl(folder / "x.jsonl", rows)
+
+
+def choice(folder: Path) -> tuple[TaskConfig, Path]:
+    rows = []
+    for number, (who, place, _) in enumerate(sentences()):
+        choices = ["works", "lives", "in"][: 2 + number % 2]
+        choices.insert(number % 3, place)
+        rows.append({"text": f"{who} lives in", "choices": choices, "label": number % 3})
+    return TaskConfig(name="choice"), jsonl(folder / "x.jsonl", rows)
+
+
 def tag(folder: Path) -> tuple[TaskConfig, Path]:
     rows = [{"tokens": [who, "lives", "in", place], "tags": ["PER", "O", "O", "LOC"]} for who, place, _ in sentences()]
     return TaskConfig(name="tag"), jsonl(folder / "x.jsonl", rows)
@@ -69,10 +91,13 @@ def squad(folder: Path) -> tuple[TaskConfig, Path]:
     return TaskConfig(name="squad"), folder / "x.json"
 
 
-MAIN = {"classify": "accuracy", "regress": "pearson", "tag": "f1", "squad": "f1"}
+MAIN = {
+    "classify": "accuracy", "multilabel": "f1_micro", "regress": "pearson", "choice": "accuracy", "tag": "f1",
+    "squad": "f1",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [classify, pairs, regress, tag, squad])
+@pytest.mark.parametrize("case", [classify, pairs, multilabel, long, regress, choice, tag, squad])
 def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
     torch.set_num_threads(1)
     settings, path = case(tmp_path)

@@ -140,7 +140,7 @@ def test_cells() -> None:
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        (["x", "y"], r"f:1: the label \(column 'label'\) is a list, \['x', 'y'\]\. .* not supported yet"),
+        (["x", "y"], r"f:1: the label \(column 'label'\) is a list, \['x', 'y'\]\. .* --task.name multilabel"),
         ("['x', 'y']", "is a list"),
         ('["x"]', "is a list"),
         ([], "is a list"),

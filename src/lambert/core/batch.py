@@ -30,16 +30,35 @@ class Target:
     """int64 numbers of tokens in the flat batch (masked LM, token labels) or of sequences (sentence labels, answer
     spans)."""
     labels_N: Tensor
-    """int64 classes or token ids [N]; float32 values [N] (regression); int64 start and end of the answer, as token
-    positions in the sequence [N, 2]."""
+    """int64 classes or token ids [N]; float32 values [N] (regression); float32 masses of the classes in the cross
+    entropy [N, L] (smoothed labels); float32 0 or 1 for each label [N, L] (several labels for a text); int64 start and
+    end of the answer, as token positions in the sequence [N, 2]; int64 number of choices and the right one [N, 2]."""
+    weights_N: Tensor | None = None
+    """float32 factor of the loss of each target, a multiple of 2^-24 (`exact_weights`); None: 1 each."""
 
     @property
-    def count(self) -> int:
-        """Number of targets. The summed loss is divided by its sum over the whole global batch."""
-        return self.at_N.shape[0]
+    def count(self) -> float:
+        """Number of targets, or the sum of their weights. The summed loss is divided by its sum over the whole global
+        batch."""
+        return self.at_N.shape[0] if self.weights_N is None else float(self.weights_N.double().sum())
+
+    def total(self, losses_N: Tensor) -> Tensor:
+        """Returns the sum of the losses of the targets, each times its weight."""
+        return losses_N.sum() if self.weights_N is None else losses_N @ self.weights_N
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Target":
+        """Returns the targets with `function` applied to each of their tensors."""
+        weights_N = None if self.weights_N is None else function(self.weights_N)
+        return replace(self, at_N=function(self.at_N), labels_N=function(self.labels_N), weights_N=weights_N)
 
 
-@dataclass(frozen=True, slots=True)
+def exact_weights(weights: npt.ArrayLike) -> Tensor:
+    """Returns weights of targets as float32, rounded to multiples of 2^-24. Sums of up to 2^29 are exact in float64, so
+    the divisor of a loss does not depend on micro-batches and ranks."""
+    return torch.from_numpy((np.rint(np.asarray(weights, dtype=np.float64) * 2**24) / 2**24).astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JointTarget(Target):
     """The targets of an objective whose loss depends on all examples of the global batch, such as a contrastive loss.
     The examples of a batch have equal numbers of consecutive sequences."""
@@ -99,11 +118,12 @@ class Batch:
             types_T=function(self.types_T),
             positions_T=function(self.positions_T),
             bounds_S1=function(self.bounds_S1),
-            targets={
-                name: replace(t, at_N=function(t.at_N), labels_N=function(t.labels_N))
-                for name, t in self.targets.items()
-            },
+            targets={name: target.map(function) for name, target in self.targets.items()},
         )
+
+    def with_targets(self, targets: Mapping[str, Target]) -> "Batch":
+        """Returns the same batch with the given `targets`."""
+        return replace(self, targets=targets)
 
     def with_compute(self, compute: Compute) -> "Batch":
         """Returns the same batch with the given `compute`."""

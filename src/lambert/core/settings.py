@@ -238,7 +238,7 @@ def _is_of(value: object, hint: Any) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in inner
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return any(_is_of(value, kind) for kind in inner)
     if origin is tuple:
         return isinstance(value, list | tuple) and all(_is_of(item, inner[0]) for item in value)

@@ -65,9 +65,9 @@ class World:
         shapes and dtypes. With several ranks, the tensors returned are in host memory."""
         return [named]
 
-    def add(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the sums of `numbers` over the ranks. They are exchanged between hosts, without waiting for the
-        device."""
+    def add(self, numbers: Sequence[float]) -> list[float]:
+        """Returns the sums of `numbers` over the ranks, exact for whole numbers of up to 2^53. They are exchanged
+        between hosts, without waiting for the device."""
         return [*numbers]
 
     def largest(self, number: int) -> int:

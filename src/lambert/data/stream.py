@@ -32,8 +32,8 @@ class GlobalBatch:
     shares: list[list[tuple[int, Batch]]]
     """This rank's micro-batches, each with its index in the global batch: one list or, if `stream` was given `shares`,
     one list for each share of this rank."""
-    counts: dict[str, int]
-    """Number of targets of each objective in this rank's micro-batches."""
+    counts: dict[str, float]
+    """Number of targets of each objective in this rank's micro-batches, or the sum of their weights."""
     loads: list[int]
     """Tokens of each rank, special tokens included. Their sum is the size of the global batch."""
     sequences: int
@@ -180,7 +180,7 @@ def _assembled(
         [(number, source.collate(epochs_S[low:high], indices_S[low:high])) for number, low, high in share]
         for share in ranks[rank]
     ]
-    counts: dict[str, int] = {}
+    counts: dict[str, float] = {}
     for name, target in (item for share in mine for _, batch in share for item in batch.targets.items()):
         counts[name] = counts.get(name, 0) + target.count
     loads = [sum(int(lengths_S[low:high].sum()) for part in theirs for _, low, high in part) for theirs in ranks]

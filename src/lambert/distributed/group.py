@@ -130,11 +130,11 @@ class Group(World):
             gathered.append(found)
         return gathered
 
-    def add(self, numbers: Sequence[int]) -> list[int]:
-        values = torch.tensor([*numbers])
+    def add(self, numbers: Sequence[float]) -> list[float]:
+        values = torch.tensor([*numbers], dtype=torch.float64)
         with self.collective("counting"):
             torch.distributed.all_reduce(values)
-        return [int(value) for value in values]
+        return [float(value) for value in values]
 
     def largest(self, number: int) -> int:
         value = torch.tensor([number])

@@ -95,4 +95,4 @@ def _completed(index: int, batch: Batch, known: Known) -> Batch:
         name: replace(target, known=known[name, index]) if isinstance(target, JointTarget) else target
         for name, target in batch.targets.items()
     }
-    return replace(batch, targets=targets)
+    return batch.with_targets(targets)

@@ -56,7 +56,8 @@ def train(
     """Runs updates `start` to `steps` - 1 and yields a Step after each.
 
     The loss minimised is the sum over the objectives of (summed loss / number of targets in the global batch): each
-    target has the same weight, however the global batch was split into micro-batches and ranks.
+    target has the same weight, or the one that it carries, however the global batch was split into micro-batches and
+    ranks.
 
     Args:
         net: `net(batch)` returns the summed losses [K] of the objectives `net.objectives`.
@@ -130,7 +131,7 @@ def train(
 def _accumulate(
     net: nn.Module,
     update: Update,
-    counts: Sequence[int],
+    counts: Sequence[float],
     losses_SK: Tensor,
     exchange: Exchange,
     precision: Precision,
@@ -142,8 +143,8 @@ def _accumulate(
     """Adds this rank's gradients to the buffer, and the contribution of each of its shares S to the mean losses to
     `losses_SK`."""
     own = [update.counts.get(name, 0) for name in _objectives(net)]
-    counts_K = on_device([max(1, count) for count in counts], world.device)
-    divisors_K = on_device([max(1, n) for n in own], world.device) if exchange.local else counts_K
+    counts_K = on_device([float(count or 1) for count in counts], world.device)
+    divisors_K = on_device([float(n or 1) for n in own], world.device) if exchange.local else counts_K
     compute = replace(precision.compute, gradients=exchange.gradients)
     last = next((index for share in reversed(update.shares) for index, _ in reversed(share)), None)
     shares = with_joint_losses(net, update, compute, precision, world, seed=seed, number=number)
@@ -174,7 +175,7 @@ def evaluate(
     objectives = _objectives(net)
     score: Any = net.score
     wide = torch.float32 if world.device.type == "mps" else torch.float64
-    totals_4K = torch.zeros(4, len(objectives), dtype=torch.float64)
+    totals_5K = torch.zeros(5, len(objectives), dtype=torch.float64)
     sums_2K = torch.zeros(2, len(objectives), dtype=wide, device=world.device)
     was_training = net.training
     net.eval()
@@ -182,22 +183,24 @@ def evaluate(
         with torch.no_grad():
             for batch in batches:
                 if stop:
-                    totals_4K[3] = 1
+                    totals_5K[4] = 1
                     break
                 with precision.autocast():
                     sums_K, hits_K = score(world.put(batch).with_compute(precision.compute))
                 sums_2K += torch.stack([sums_K.to(wide), hits_K.to(wide)])
                 for k, name in enumerate(objectives):
-                    totals_4K[2, k] += batch.targets[name].count if name in batch.targets else 0
+                    if name in batch.targets:
+                        target = batch.targets[name]
+                        totals_5K[2:4, k] += torch.tensor([target.count, len(target.at_N)], dtype=torch.float64)
     finally:
         net.train(was_training)
-    totals_4K[:2] = sums_2K.cpu()
-    world.sum(totals_4K)
+    totals_5K[:2] = sums_2K.cpu()
+    world.sum(totals_5K)
     scores = {}
     for k, name in enumerate(objectives):
-        loss, hits, count, broken_off = totals_4K[:, k].tolist()
+        loss, hits, count, targets, broken_off = totals_5K[:, k].tolist()
         if count and not broken_off:
-            scores[name], scores[f"{name}_accuracy"] = loss / count, hits / count
+            scores[name], scores[f"{name}_accuracy"] = loss / count, hits / targets
     return scores
 
 

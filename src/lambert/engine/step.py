@@ -19,8 +19,8 @@ class Update(Protocol):
         are summed within each share first, then the sums of the shares are added pairwise."""
 
     @property
-    def counts(self) -> Mapping[str, int]:
-        """Number of targets of each objective in this rank's micro-batches."""
+    def counts(self) -> Mapping[str, float]:
+        """Number of targets of each objective in this rank's micro-batches, or the sum of their weights."""
 
     @property
     def loads(self) -> Sequence[int]:

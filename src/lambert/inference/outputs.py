@@ -86,7 +86,7 @@ def check_positions(max_length: int, model: Model) -> None:
 
 def check_segments(config: TaskConfig, model: Model) -> None:
     """Raises UsageError if the task has text pairs and the model does not take them."""
-    if (config.name == "squad" or config.columns.text_b) and not takes_pairs(model.config):
+    if (config.name in ("squad", "choice") or config.columns.text_b) and not takes_pairs(model.config):
         raise UsageError(
             f"The model has segment_types = {model.config.segment_types}, and text pairs need 2: use another model."
         )

@@ -27,9 +27,9 @@ from lambert.model.heads import Model
 from lambert.model.objectives import first_vectors, mean_vectors
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, answers, model_files
-from lambert.tasks.classify import tokenised
 from lambert.tasks.config import SHORTEST, OtherColumns
 from lambert.tasks.segments import concatenated
+from lambert.tasks.sentences import tokenised
 
 Pooling = Literal["", "mean", "cls"]
 Text = str | Mapping[str, Any]

@@ -27,15 +27,24 @@ _MOST_LABELS = 2**16
 _TELLING = {"mlm": "heads.mlm.bias", "nsp": "heads.nsp.classifier.weight", "span": "heads.span.classifier.weight"}
 """A parameter of each head that a folder without `architectures` is searched for."""
 
+_PROBLEMS = {"value": "regression", "multilabel": "multi_label_classification"}
+"""problem_type of config.json of the heads that share an architecture with `label`."""
+
 _SAVED = re.compile(r"saved after update ([\d,]+ of [\d,]+)")
 """A line of log.txt about a run that was stopped."""
 
 
 def architecture(config: EncoderConfig, heads: Collection[str]) -> tuple[str, tuple[str, ...]]:
-    """Returns Hugging Face's name of a model with these heads, and the heads of that name (`label` also for
-    `value`)."""
-    has = {"label" if name == "value" else name for name in heads}
+    """Returns Hugging Face's name of a model with these heads, and the heads of that name (`label` also for `value` and
+    `multilabel`)."""
+    has = {"label" if name in _PROBLEMS else name for name in heads}
     return next((name, its) for name, its in family_of(config).architectures.items() if has.issuperset(its))
+
+
+def own_head(head: str, heads: Collection[str]) -> str:
+    """Returns the name that a head of an architecture has among these heads of a model, such as `value` for
+    `label`."""
+    return next((name for name in _PROBLEMS if head == "label" and name in heads), head)
 
 
 def config_of(model: Model) -> dict[str, Any]:
@@ -46,13 +55,13 @@ def config_of(model: Model) -> dict[str, Any]:
     if config.custom_block:
         out[BLOCK] = config.block
     out["dtype"] = str(model.encoder.words.weight.dtype).removeprefix("torch.")
-    labels = 1 if "value" in model.labels else model.labels.get("label") or model.labels.get("tag")
+    counted = (model.labels.get(name) for name in ("label", "multilabel", "tag"))
+    labels = 1 if "value" in model.labels else next(filter(None, counted), 0)
     if labels:
         out["id2label"] = {str(i): f"LABEL_{i}" for i in range(labels)}
         out["label2id"] = {f"LABEL_{i}": i for i in range(labels)}
-    if "value" in model.labels:
-        out["problem_type"] = "regression"
-    return out
+    problem = next((problem for head, problem in _PROBLEMS.items() if head in model.labels), "")
+    return out | ({"problem_type": problem} if problem else {})
 
 
 def model_folder(path: Path) -> Path:
@@ -144,6 +153,8 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     heads = dict.fromkeys(family.architectures[named[0]], 0)
     classifier = tensors.get(family.stored_name("heads.label.classifier.weight"))
     labels = _labels(settings, folder) if classifier is None or classifier.ndim != 2 else len(classifier)
+    if "label" in heads and settings.get("problem_type") == _PROBLEMS["multilabel"]:
+        return {"multilabel": labels}
     if "label" in heads and (settings.get("problem_type") == "regression" or labels == 1):
         return {"value": 0}
     return {head: labels if head in ("label", "tag") else 0 for head in heads}

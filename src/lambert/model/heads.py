@@ -10,10 +10,12 @@ from lambert.core.registry import Kind, lookup
 from lambert.model.encoder import Encoder, EncoderConfig
 from lambert.model.families import family_of
 from lambert.model.objectives import (
+    Choice,
     FirstVector,
     Head,
     Label,
     MaskedLanguageModel,
+    MultiLabel,
     NextSentence,
     Span,
     Tag,
@@ -27,7 +29,9 @@ HEADS: dict[str, type[Head]] = {
     "mlm": MaskedLanguageModel,
     "nsp": NextSentence,
     "label": Label,
+    "multilabel": MultiLabel,
     "value": Value,
+    "choice": Choice,
     "tag": Tag,
     "span": Span,
     "vector": Vector,
@@ -43,8 +47,8 @@ class Model(nn.Module):
 
     Args:
         config: The encoder.
-        heads: Number of labels of each objective (0 for mlm, nsp, value, span and vectors), in the order of the sums.
-            Objectives are keys of HEADS or "package.module:name".
+        heads: Number of labels of each objective (0 for mlm, nsp, value, choice, span and vectors), in the order of the
+            sums. Objectives are keys of HEADS or "package.module:name".
         pooler: Whether the model has a pooler even if no head reads it.
 
     Raises UsageError for an objective or a block that does not exist.
@@ -123,8 +127,8 @@ class Model(nn.Module):
         )
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns logits for inference: [S, L] of the heads of sentences, [T, 2] of span, [T, L] of tag, and [N, V] of
-        mlm at the mlm targets of the batch, if it has any."""
+        """Returns logits for inference: [S, L] of the heads of sentences, [S, 1] of choice, [T, 2] of span, [T, L] of
+        tag, and [N, V] of mlm at the mlm targets of the batch, if it has any."""
         at: dict[str, Tensor | None] = dict.fromkeys(self.objectives)
         if "mlm" in at:
             target = batch.targets.get("mlm")

@@ -1,6 +1,7 @@
 """States to logits and losses: one class for each objective, and the pooler that the heads of sentences read.
 
-A loss is a float32 sum over the targets of a batch. The loop divides it by the number of targets of the global batch.
+A loss is a float32 sum over the targets of a batch. The loop divides it by the number of targets of the global batch,
+or by the sum of their weights.
 """
 
 from typing import Any
@@ -51,12 +52,16 @@ class Head(nn.Module):
         return logits_NL
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
-        """Returns the summed cross entropy, in nats."""
-        return cross_entropy(logits_NL, target.labels_N)
+        """Returns the summed cross entropy, in nats: -log p of the label, or with masses of the classes [N, L] the sum
+        of mass x -log p."""
+        if target.weights_N is None and target.labels_N.ndim == 1:
+            return cross_entropy(logits_NL, target.labels_N)
+        return target.total(nn.functional.cross_entropy(logits_NL.float(), target.labels_N, reduction="none"))
 
     def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
-        """Returns the number of targets whose label has the largest logit."""
-        return (logits_NL.argmax(-1) == target.labels_N).sum()
+        """Returns the number of targets whose label, or class with the largest mass, has the largest logit."""
+        labels_N = target.labels_N if target.labels_N.ndim == 1 else target.labels_N.argmax(-1)
+        return (logits_NL.argmax(-1) == labels_N).sum()
 
 
 class MaskedLanguageModel(Head):
@@ -126,11 +131,64 @@ class Value(Head):
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the summed squared error."""
-        return nn.functional.mse_loss(logits_NL.float().squeeze(-1), target.labels_N, reduction="sum")
+        return target.total(nn.functional.mse_loss(logits_NL.float().squeeze(-1), target.labels_N, reduction="none"))
 
     def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the number of predictions with an error below 0.5."""
         return ((logits_NL.float().squeeze(-1) - target.labels_N).abs() < 0.5).sum()
+
+
+class MultiLabel(Head):
+    """Predicts which labels a text or a pair of texts has: any number of them, each by a logistic unit."""
+
+    pooled = True
+
+    def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the sum over texts of the mean over labels of the binary cross entropy, in nats.
+
+        Source: `problem_type = "multi_label_classification"` of transformers, whose mean over a batch this is.
+        """
+        losses_NL = nn.functional.binary_cross_entropy_with_logits(logits_NL.float(), target.labels_N, reduction="none")
+        return target.total(losses_NL.mean(-1))
+
+    def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the number of texts whose labels are those with a probability of at least 0.5."""
+        return ((logits_NL >= 0) == (target.labels_N > 0.5)).all(-1).sum()
+
+
+class Choice(Head):
+    """Predicts which of several texts fits: one logit for each sequence [S, 1], with a softmax over the consecutive
+    sequences of an example. Examples may have different numbers of choices.
+
+    A target is the first sequence of an example, with its number of choices and the right one, from 0.
+
+    Source: Devlin et al., 2018, section 4.4 (SWAG).
+    """
+
+    pooled = True
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, 1)
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
+        return super().forward(states_TD)
+
+    def _rows(self, logits_S1: Tensor, target: Target) -> Tensor:
+        """Returns the logits of the choices of each example in rows [N, C], padded with -inf."""
+        counts_N = target.labels_N[:, 0]
+        numbers_C = torch.arange(int(counts_N.max()) if len(counts_N) else 1, device=logits_S1.device)
+        inside_NC = numbers_C < counts_N[:, None]
+        sequences_NC = (target.at_N[:, None] + numbers_C).where(inside_NC, 0)
+        return logits_S1.float()[:, 0][sequences_NC].masked_fill(~inside_NC, -torch.inf)
+
+    def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the sum over examples of the cross entropy of the right choice, in nats."""
+        rows_NC = self._rows(logits_NL, target)
+        return target.total(nn.functional.cross_entropy(rows_NC, target.labels_N[:, 1], reduction="none"))
+
+    def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
+        """Returns the number of examples whose right choice has the largest logit."""
+        return (self._rows(logits_NL, target).argmax(-1) == target.labels_N[:, 1]).sum()
 
 
 class Tag(Head):

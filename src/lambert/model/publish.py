@@ -136,11 +136,14 @@ def _by_transformers(model: Model, folder: Path, batch: Batch, names: Collection
     )
     rows = []
     for start, end in pairwise(batch.bounds_S1.tolist()):
-        types = {"token_type_ids": batch.types_T[None, start:end]} if family_of(model.config).segments else {}
-        rows.append(net(input_ids=batch.ids_T[None, start:end], **types))
+        shape = (1, 1, -1) if heads == ("choice",) else (1, -1)  # one example of one choice
+        inputs = {"input_ids": batch.ids_T[start:end].view(shape)}
+        if family_of(model.config).segments:
+            inputs["token_type_ids"] = batch.types_T[start:end].view(shape)
+        rows.append(net(**inputs))
     if heads == ("span",):
         return {"span": torch.cat([torch.stack([row.start_logits[0], row.end_logits[0]], -1) for row in rows])}
-    found = _OUTPUTS.get(heads, {"value" if "value" in model.labels else head: "logits" for head in heads})
+    found = _OUTPUTS.get(heads, {layout.own_head(head, model.labels): "logits" for head in heads})
     return {
         name: torch.cat([row[output].flatten(0, -2) for row in rows]) for name, output in found.items() if name in names
     }

@@ -69,7 +69,8 @@ def state(model: Model) -> dict[str, Tensor]:
         theirs = family.stored_name(name)
         if theirs in tensors:
             raise UsageError(
-                f"One folder holds one of the heads label, value and tag; the model has {[*model.labels]}."
+                "One folder holds one of the heads label, multilabel, value, choice and tag; the model has "
+                f"{[*model.labels]}."
             )
         tensors[theirs] = parameter.detach().cpu().contiguous()
     return tensors
@@ -264,7 +265,7 @@ def _loaded(
     return model, report
 
 
-_LABELLED = re.compile(r"heads\.(label|value|tag)\.")
+_LABELLED = re.compile(r"heads\.(label|multilabel|value|choice|tag)\.")
 """Parameters of the heads whose shapes depend on the task."""
 
 

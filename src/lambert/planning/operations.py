@@ -11,7 +11,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.model.heads import HEADS
 
-_CLASSES = {"nsp": 2, "value": 1, "span": 2}
+_CLASSES = {"nsp": 2, "value": 1, "choice": 1, "span": 2}
 """Number of outputs of the heads that have a fixed number of classes."""
 
 

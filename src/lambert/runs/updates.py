@@ -307,6 +307,6 @@ def _priced(updates: Generator[GlobalBatch, None, None], model: Model, costs: de
         for update in updates:
             batches = [batch for _, batch in update.micro_batches]
             lengths = [length for batch in batches for length in batch.bounds_S1.diff().tolist()]
-            targets = {name: sum(batch.targets[name].count for batch in batches) for name in update.counts}
+            targets = {name: sum(len(batch.targets[name].at_N) for batch in batches) for name in update.counts}
             costs.append(operations.training(model.config, lengths, targets, model.labels))
             yield update

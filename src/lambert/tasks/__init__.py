@@ -8,6 +8,8 @@ scores = task.score(data, predictions)
 """
 
 import importlib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 TASKS: dict[str, str] = {
     "classify": "lambert.tasks.classify:Classify",
+    "multilabel": "lambert.tasks.multilabel:MultiLabel",
     "regress": "lambert.tasks.classify:Regress",
+    "choice": "lambert.tasks.choice:Choice",
     "squad": "lambert.tasks.squad:Squad",
     "tag": "lambert.tasks.tag:Tag",
     "embed": "lambert.tasks.embed:Embed",
@@ -35,7 +39,7 @@ KIND = Kind(
 
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "create", "described", "learn", "model_files", "needed_pieces", "predict",
+    "answers", "create", "described", "learn", "model_files", "needed_pieces", "predict", "tuned",
 ]  # fmt: skip
 
 
@@ -63,3 +67,12 @@ def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[
     targets."""
     learnt: tuple[Task[Any, Any], Any] = _class(config).learn(config.resolved(), tokenizer, path)
     return learnt
+
+
+def tuned(task: Task[Any, Any], scores: Mapping[str, float]) -> Task[Any, Any]:
+    """Returns the task with the settings that were chosen by its scores on the dev data: the threshold of multilabel,
+    if it is 0."""
+    if task.config.threshold or "threshold" not in scores:
+        return task
+    tokenizer: Any = getattr(task, "tokenizer")  # noqa: B009
+    return type(task)(replace(task.config, threshold=scores["threshold"]), tokenizer)

@@ -1,97 +1,22 @@
 """Classification and regression of sentences and sentence pairs, as in GLUE (Wang et al. 2019)."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
-from lambert.core.batch import Ints, Target
+from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.data.pairs import truncated
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.labels import LabelLoss, absent, check_class_weights, learnt
 from lambert.tasks.metrics import Floats
-from lambert.tasks.segments import Cuts, Segments, concatenated, encode
-from lambert.tasks.table import label_cell, labelled_rows, ordered, text_cell, value_cell
-from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored, text_of, write_rows
-
-
-class Sentences(Segments):
-    """Tokenised sentences or pairs, with their labels or values (`truth_N`) if the data is labelled."""
-
-    objective = ""
-    truth_N: Ints | Floats | None = None
-
-    def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
-        if self.truth_N is None:
-            return {}
-        truth = torch.from_numpy(self.truth_N[indices_S])
-        truth = truth.float() if truth.is_floating_point() else truth
-        return {self.objective: Target(torch.arange(len(indices_S)), truth)}
-
-
-def tokenised(
-    tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str] | None
-) -> Sentences:
-    """Returns sentences or pairs, cut at their ends to `max_length` tokens, the longer text of a pair first, as
-    `_truncate_seq_pair` of google-research/bert, run_classifier.py. `counts` has the number of cut examples."""
-    first = encode(tokenizer, texts, config.max_length)
-    counts = {"examples": len(texts), "empty": sum(not text.strip() for text in texts)}
-    if texts_b is None:
-        kept = np.minimum(first.lengths, config.max_length - 2)
-        counts["cut"] = int((kept < first.lengths).sum())
-        return Sentences(tokenizer, Cuts(first.ids, first.bounds[:-1], kept), None, counts)
-    second = encode(tokenizer, texts_b, config.max_length)
-    counts["empty"] += sum(not text.strip() for text in texts_b)
-    kept_A, kept_B = truncated(first.lengths, second.lengths, config.max_length - 3)
-    counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
-    cuts_A, cuts_B = Cuts(first.ids, first.bounds[:-1], kept_A), Cuts(second.ids, second.bounds[:-1], kept_B)
-    return Sentences(tokenizer, cuts_A, cuts_B, counts)
-
-
-class SentenceTask(ABC):
-    """The common part of classify and regress: rows with one or two columns of text."""
-
-    head = ""
-
-    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
-        self.config, self.tokenizer = config, tokenizer
-
-    def _tokenised(self, texts: Sequence[str], texts_b: Sequence[str]) -> Sentences:
-        data = tokenised(self.tokenizer, self.config, texts, texts_b if self.config.columns.text_b else None)
-        data.objective = self.head
-        return data
-
-    def _texts(self, row: Row, place: str) -> tuple[str, str]:
-        columns = self.config.columns
-        text = text_cell(row, columns.text, "text", place)
-        return text, text_cell(row, columns.text_b, "text_b", place) if columns.text_b else ""
-
-    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Sentences:
-        """Reads rows to predict. The keys are the names of the columns, or "text" and "text_b" if columns are
-        numbers."""
-        columns = self.config.columns
-        key, key_b = ("text" if not columns.text or columns.text.isdecimal() else columns.text), columns.text_b
-        key_b = "text_b" if key_b.isdecimal() else key_b
-        texts = [text_of(row, key, place) for row, place in zip(rows, places, strict=True)]
-        texts_b = [text_of(row, key_b, place) for row, place in zip(rows, places, strict=True)] if key_b else []
-        return self._tokenised(texts, texts_b)
-
-    def write(self, path: Path, data: Sentences, predictions: Sequence[Any]) -> list[Path]:
-        """Writes JSON lines, or for .tsv a table with the columns of GLUE submissions (index, prediction)."""
-        rows = self.rows(data, predictions)
-        if path.suffix == ".tsv":
-            rows = [{"index": index, "prediction": row[self.head]} for index, row in enumerate(rows)]
-        return [write_rows(path, rows)]
-
-    @abstractmethod
-    def rows(self, data: Sentences, predictions: Sequence[Any]) -> list[Row]:
-        """Returns one row for each prediction."""
+from lambert.tasks.sentences import Sentences, SentenceTask
+from lambert.tasks.table import label_cell, labelled_rows, value_cell
+from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored
 
 
 class Classify(SentenceTask):
@@ -106,6 +31,7 @@ class Classify(SentenceTask):
             raise UsageError(
                 "task.labels: a classification needs at least two labels, given or found in a training file."
             )
+        check_class_weights(config)
         self.labels = len(config.labels)
         self._numbers = {label: number for number, label in enumerate(config.labels)}
 
@@ -113,7 +39,8 @@ class Classify(SentenceTask):
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         if not config.labels:
             name = config.columns.label
-            found = ordered([label_cell(row, name, place) for place, row in labelled_rows(path, config.columns)])
+            rows = labelled_rows(path, config.columns)
+            found = learnt((place, label_cell(row, name, place)) for place, row in rows)
             if len(found) < 2:
                 raise DataError(
                     f"{path}: every label (column {name!r}) is {shown(found[0])}. Training needs at least two labels."
@@ -135,11 +62,14 @@ class Classify(SentenceTask):
             labels.append(self._numbers[label])
         data = self._tokenised(texts, texts_b)
         data.truth_N = np.array(labels, dtype=np.int64)
+        data.notes = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
+        if training:
+            data.loss = LabelLoss.of(self.config, data.truth_N, path)
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
         """Returns the probabilities of all labels [L] for each example."""
-        return list(metrics.softmax(concatenated(outputs, self.head)))
+        return list(metrics.softmax(self._logits(data, outputs)))
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"
@@ -198,7 +128,7 @@ class Regress(SentenceTask):
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[float]:
         """Returns one value for each example."""
-        values: list[float] = concatenated(outputs, self.head).reshape(-1).tolist()
+        values: list[float] = self._logits(data, outputs).reshape(-1).tolist()
         return values
 
     def score(self, data: Sentences, predictions: Sequence[float]) -> dict[str, float]:

@@ -10,6 +10,16 @@ LONGEST, LONGEST_SQUAD = 512, 384
 """Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
 SHORTEST = 8
 """Tokens; ours."""
+LEAST_WEIGHT = 1e-3
+"""The smallest weight of a label: weights are rounded to multiples of 2^-24 (`core.batch.exact_weights`)."""
+_ONLY = {
+    "long_text": ("cut", ("classify", "multilabel", "regress")),
+    "stride": (0, ("classify", "multilabel", "regress")),
+    "class_weights": ((), ("classify", "tag")),
+    "label_smoothing": (0.0, ("classify", "tag")),
+    "threshold": (0.5, ("multilabel",)),
+}
+"""Settings of some tasks only: the default value, and the names of the tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +31,21 @@ class Columns:
     text_b: str = ""
     """Column of the second sentence of a pair; empty for single sentences."""
     label: str = "label"
-    """Column of the label or value."""
+    """Column of the label, of the labels (multilabel: a list, or a text with the separator) or of the value."""
+    separator: str = ","
+    """multilabel: text between the labels of a cell."""
+    choices: tuple[str, ...] = ("choices",)
+    """choice: column with the list of choices, or several columns with a choice each."""
     header: bool | None = None
     """Whether a TSV or CSV file begins with the columns' names. Unset: true unless columns are given by number."""
 
     def __post_init__(self) -> None:
         if self.label and self.label in (self.text, self.text_b):
             raise UsageError(f"task.columns: the column {self.label!r} is the text and the label: name another label.")
+        if not self.separator:
+            raise UsageError("task.columns.separator is empty: give the text between two labels, such as a comma.")
+        if not self.choices:
+            raise UsageError("task.columns.choices is empty: name the column of the choices, or a column for each.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +58,11 @@ class OtherColumns:
     text_b: str | None = None
     """Column of the second sentence of a pair."""
     label: str | None = None
-    """Column of the label or value."""
+    """Column of the label, of the labels or of the value."""
+    separator: str | None = None
+    """multilabel: text between the labels of a cell."""
+    choices: tuple[str, ...] | None = None
+    """choice: column with the list of choices, or several columns with a choice each."""
     header: bool | None = None
     """Whether a TSV or CSV file begins with the columns' names."""
 
@@ -115,13 +137,28 @@ class TaskConfig:
     """The task. It is stored in the model folder, so that evaluate and predict need no task settings."""
 
     name: str = "classify"
-    """classify, regress, squad, tag, embed, mask, or "package.module:Class"."""
+    """classify, multilabel, regress, choice, squad, tag, embed, mask, or "package.module:Class"."""
     max_length: int = 0
-    """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad).
-    Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has positions, up to 384
-    for squad and 512 otherwise."""
+    """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad, and
+    `long_text`). Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has
+    positions, up to 384 for squad and 512 otherwise."""
+    long_text: Literal["cut", "mean", "max"] = "cut"
+    """classify, multilabel, regress: what becomes of text longer than `max_length`. cut: its end is left out. mean and
+    max: it is divided into windows, and the output for the text is the mean or the largest of the logits of its
+    windows, for each label."""
+    stride: int = 0
+    """Tokens between the starts of two windows of a long text. 0: half of the tokens of a window."""
     labels: tuple[str, ...] = ()
     """Names of the classes in the order of the head's outputs. Empty: the sorted labels of the training file."""
+    class_weights: tuple[float, ...] | Literal["balanced"] = ()
+    """classify, tag: factor of the training loss of each label, in the order of the labels. balanced: (number of
+    examples) / (number of labels x number of examples with this label). Empty: 1 for each."""
+    label_smoothing: float = 0.0
+    """classify, tag: share of the target probability that is spread evenly over all labels in training, in [0, 1)
+    (Szegedy et al., 2016, section 7)."""
+    threshold: float = 0.5
+    """multilabel: probability from which a text has a label. 0: the threshold with the best f1_micro on `dev`, which
+    the model folder keeps."""
     top: int = 5
     """mask: number of candidates listed for each [MASK]."""
     columns: Columns = field(default_factory=Columns)
@@ -130,9 +167,24 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         length = {"max_length": f"[{SHORTEST}, inf)"} if self.max_length else {}
-        check(self, "task.", top="[1, inf)", **length)
+        ranges = {"class_weights": f"[{LEAST_WEIGHT}, inf)", "label_smoothing": "[0, 1)", "threshold": "[0, 1)"}
+        check(self, "task.", top="[1, inf)", **ranges, **length)
+        self._check_kinds()
         if len(set(self.labels)) < len(self.labels):
             raise UsageError("task.labels names a label twice.")
+
+    def _check_kinds(self) -> None:
+        """Raises UsageError for settings that the task does not have."""
+        if ":" in self.name:
+            return
+        for setting, (unset, names) in _ONLY.items():
+            value = getattr(self, setting)
+            if value != unset and self.name not in names:
+                raise UsageError(f"task.{setting} = {value!r} is for {' and '.join(names)}, not for {self.name!r}.")
+        if self.long_text != "cut" and self.columns.text_b:
+            raise UsageError(
+                f"task.long_text = {self.long_text!r} divides single texts, not pairs: unset it or task.columns.text_b."
+            )
 
     def resolved(self, positions: int = LONGEST) -> Self:
         """Returns these settings with `max_length` for an encoder of that many positions. Raises UsageError if the

@@ -80,8 +80,8 @@ class Examples(TextVectors):
     def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
         batch = super().collate(epochs_S, self.texts_NG[indices_S].ravel())
         labels = self.labels[torch.from_numpy(np.asarray(indices_S, dtype=np.int64))]
-        target = JointTarget(torch.arange(len(labels)), labels, self._losses)
-        return replace(batch, targets={self.objective: target})
+        target = JointTarget(torch.arange(len(labels)), labels, loss=self._losses)
+        return batch.with_targets({self.objective: target})
 
     objective = ""
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus.tokens.tokenizer import with_mask
-from lambert.tasks.classify import tokenised
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import softmax
 from lambert.tasks.segments import Cuts, Segments, special
+from lambert.tasks.sentences import tokenised
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 
 Candidates = list[tuple[int, float]]

@@ -247,8 +247,8 @@ def label_cell(row: Row, name: str, place: str) -> str:
     value = column(row, name, "label", place)
     if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
         raise DataError(
-            f"{place}: the label (column {name!r}) is a list, {shown(value)}. Several labels for one text are not "
-            "supported yet: give each row one label."
+            f"{place}: the label (column {name!r}) is a list, {shown(value)}. For several labels for one text, "
+            "set --task.name multilabel; otherwise give each row one label."
         )
     if value is None or (isinstance(value, float) and not math.isfinite(value)) or value == "":
         raise DataError(f"{place}: the label (column {name!r}) is empty.")

@@ -17,6 +17,7 @@ from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.labels import LabelLoss, check_class_weights
 from lambert.tasks.segments import LONG, Cuts, Segments, Texts, concatenated, ragged
 from lambert.tasks.table import ordered, read_rows
 from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, whole_text, write_rows
@@ -31,6 +32,8 @@ class Words(Segments):
 
     firsts: Texts
     truth: Texts | None = None
+    loss: LabelLoss | None = None
+    """The training loss if it is not plain cross entropy."""
 
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
         if self.truth is None:
@@ -39,7 +42,7 @@ class Words(Segments):
         at = [self.firsts[s][keep] + begin for s, keep, begin in zip(indices_S, kept, begins_S, strict=True)]
         labels = [self.truth[s][keep] for s, keep in zip(indices_S, kept, strict=True)]
         at_N, labels_N = (torch.from_numpy(np.concatenate(parts).astype(np.int64)) for parts in (at, labels))
-        return {"tag": Target(at_N, labels_N)}
+        return {"tag": self.loss.target(at_N, labels_N.numpy()) if self.loss else Target(at_N, labels_N)}
 
 
 class Tag:
@@ -51,6 +54,7 @@ class Tag:
         if len(config.labels) < 2:
             raise UsageError("task.labels: tagging needs at least two labels, given or found in a training file.")
         self.config, self.tokenizer = config, tokenizer
+        check_class_weights(config)
         self.labels = len(config.labels)
 
     @classmethod
@@ -79,6 +83,8 @@ class Tag:
             truth.append([numbers[tag] for tag in tags])
         data = self.parse(rows, places)
         data.truth = ragged(truth)
+        if training:
+            data.loss = LabelLoss.of(self.config, data.truth.ids.astype(np.int64), path)
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:

@@ -82,7 +82,10 @@ def model_files(task: Task[Any, Any], width: int) -> dict[str, str]:
     return found
 
 
-_ARCHITECTURES = {"QuestionAnswering": "squad", "SequenceClassification": "classify", "TokenClassification": "tag"}
+_ARCHITECTURES = {
+    "QuestionAnswering": "squad", "SequenceClassification": "classify", "TokenClassification": "tag",
+    "MultipleChoice": "choice",
+}  # fmt: skip
 
 
 def described(
@@ -128,10 +131,13 @@ def _foreign(model_config: Mapping[str, Any], name: str) -> TaskConfig:
     if not isinstance(names, dict):
         raise ValueError("id2label is not an object")
     labels = tuple(names[key] for key in sorted(names, key=int))
-    if found == "classify" and (model_config.get("problem_type") == "regression" or len(labels) == 1):
+    problem = model_config.get("problem_type")
+    if found == "classify" and problem == "multi_label_classification":
+        found = "multilabel"
+    elif found == "classify" and (problem == "regression" or len(labels) == 1):
         found = "regress"
     name = name or found
-    return _described({"name": name, "labels": labels if name in ("classify", "tag") else ()})
+    return _described({"name": name, "labels": labels if name in ("classify", "multilabel", "tag") else ()})
 
 
 def predict(
@@ -206,7 +212,10 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
     return write_atomic(path, "".join(json_text(row) + "\n" for row in rows))
 
 
-_OWN_KEYS = ({"label", "probability", "probabilities"}, {"value"}, {"tags"}, {"masks"}, {"vector"}, {"similarity"})
+_OWN_KEYS = (
+    {"label", "probability", "probabilities"}, {"labels", "probabilities"}, {"choice", "probability", "probabilities"},
+    {"value"}, {"tags"}, {"masks"}, {"vector"}, {"similarity"},
+)  # fmt: skip
 _OWN_TABLE = b"index\tprediction\n"
 _OWN_SQUAD = re.compile(rb'\{\n "[^"\n]*": (?:"|\[\n  \{|-?\d)')
 """How the predictions of Lambert's own tasks begin, as rows, tables and SQuAD's files."""

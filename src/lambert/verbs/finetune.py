@@ -26,7 +26,7 @@ from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import TaskConfig, learn, model_files, needed_pieces, sentence_transformers
+from lambert.tasks import TaskConfig, learn, model_files, needed_pieces, sentence_transformers, tuned
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -89,6 +89,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
         notes += [_counts(path, rows, task.config.max_length) for path, rows in labelled]
+        notes += [note for _, rows in labelled for note in rows.notes]
         first_start = not archive.last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
             for line in notes if world.is_first else ():
@@ -97,7 +98,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 say(line)
             scores = yield from run_updates(config, model, data, score, world, stop, say)
             if scores is not None and world.is_first:
-                say(publish_run(config, model, tokenizer, task.model_config(), scores, model_files(task, shape.hidden)))
+                extra, more = tuned(task, scores).model_config(), model_files(task, shape.hidden)
+                say(publish_run(config, model, tokenizer, extra, scores, more))
 
 
 def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:

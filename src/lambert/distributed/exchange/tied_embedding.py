@@ -92,7 +92,7 @@ class TiedEmbedding:
     def _all_gather(self, ids_U: Tensor, rows_UD: Tensor) -> list[tuple[Tensor, Tensor]]:
         own = [0] * self._world.size
         own[self._world.rank] = len(ids_U)
-        counts = self._world.add(own)
+        counts = [int(count) for count in self._world.add(own)]
         # One tensor for both: the last element of each row contains the bits of the row's id.
         own_UE = rows_UD.new_zeros(max(counts), rows_UD.shape[1] + 1)
         own_UE[: len(ids_U), :-1] = rows_UD

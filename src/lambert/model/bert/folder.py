@@ -26,7 +26,7 @@ NAMES = (
     (r"heads\.mlm\.norm\.", "cls.predictions.transform.LayerNorm."),
     (r"heads\.mlm\.bias$", "cls.predictions.bias"),
     (r"heads\.nsp\.classifier\.", "cls.seq_relationship."),
-    (r"heads\.(label|value|tag)\.classifier\.", "classifier."),
+    (r"heads\.(label|multilabel|value|choice|tag)\.classifier\.", "classifier."),
     (r"heads\.span\.classifier\.", "qa_outputs."),
 )
 LAYER = "bert.encoder.layer."
@@ -38,6 +38,7 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "BertForQuestionAnswering": ("span",),
     "BertForTokenClassification": ("tag",),
     "BertForSequenceClassification": ("label",),
+    "BertForMultipleChoice": ("choice",),
     "BertForPreTraining": ("mlm", "nsp"),
     "BertForMaskedLM": ("mlm",),
     "BertForNextSentencePrediction": ("nsp",),

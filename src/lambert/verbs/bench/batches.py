@@ -90,7 +90,7 @@ def drawn_batch(encoder: EncoderConfig, lengths_S: Ints, seed: int, heads: tuple
 
 def counts(batch: Batch) -> dict[str, int]:
     """Returns the number of targets of each objective."""
-    return {name: target.count for name, target in batch.targets.items()}
+    return {name: len(target.at_N) for name, target in batch.targets.items()}
 
 
 def width_of(config: BenchConfig, batch: Batch) -> int:

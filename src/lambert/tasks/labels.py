@@ -1,0 +1,102 @@
+"""The labels of a training file, and what each counts in the training loss."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambert.core.batch import Ints, Target, exact_weights
+from lambert.core.errors import DataError, UsageError, shown
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.metrics import Floats
+from lambert.tasks.table import ordered
+
+
+def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns the distinct labels of (place, label), sorted as by `table.ordered`.
+
+    Raises DataError if some are whole numbers and others are not, which is mostly a mistake in the file: a second
+    header, a shifted column, or 1 beside 1.0.
+    """
+    places: dict[str, str] = {}
+    for place, label in labels:
+        places.setdefault(label, place)
+    numbers = [label for label in places if label.removeprefix("-").isdecimal()]
+    texts = [label for label in places if label not in set(numbers)]
+    if numbers and texts:
+        raise DataError(
+            f"{places[texts[0]]}: label {shown(texts[0])} is not a whole number, and label {shown(numbers[0])} "
+            f"({places[numbers[0]]}) is one. Correct the file, or if all are labels, list them in task.labels."
+        )
+    return ordered([*places])
+
+
+def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Returns a note with the labels that no example of a file has, if there are any. `counts_L`: examples with each
+    label."""
+    names = [shown(labels[label]) for label in np.flatnonzero(counts_L == 0)]
+    if not names:
+        return ()
+    listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (f"note: no row of {path} has the label{'s' * (len(names) > 1)} {listed}.",)
+
+
+def check_class_weights(config: TaskConfig) -> None:
+    """Raises UsageError if the number of class weights is not that of the labels."""
+    weights, labels = config.class_weights, config.labels
+    if weights and weights != "balanced" and len(weights) != len(labels):
+        listed = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
+        raise UsageError(
+            f"task.class_weights has {len(weights)} weights, and there are {len(labels)} labels: give one for each of "
+            f"{listed}, in this order."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelLoss:
+    """The training loss of `torch.nn.functional.cross_entropy` with `weight` and `label_smoothing`: its mean divides by
+    the sum of the weights of the labels."""
+
+    labels: int
+    """Number of labels, L."""
+    smoothing: float = 0.0
+    """Share of the target probability that is spread evenly over all labels."""
+    weights_L: Floats | None = None
+    """Weight of each label; None: 1 each."""
+
+    @classmethod
+    def of(cls, config: TaskConfig, truth_N: Ints, path: Path) -> Self | None:
+        """Returns the loss for these settings and the labels of a training file; None for plain cross entropy. Raises
+        DataError if a weight is to be balanced and no example has the label."""
+        given, labels = config.class_weights, len(config.labels)
+        if not given and not config.label_smoothing:
+            return None
+        weights_L = np.asarray(given, dtype=np.float64) if given and given != "balanced" else None
+        if given == "balanced":
+            counts_L = np.bincount(truth_N, minlength=labels)
+            if not counts_L.all():
+                name = config.labels[int(counts_L.argmin())]
+                raise DataError(
+                    f'{path} has no example with the label {shown(name)}, so task.class_weights = "balanced" has no '
+                    "weight for it: remove it from task.labels, or give the weights as numbers."
+                )
+            weights_L = len(truth_N) / (labels * counts_L)
+        return cls(labels, config.label_smoothing, weights_L)
+
+    def target(self, at_N: Tensor, truth_N: Ints, shares_N: Floats | None = None) -> Target:
+        """Returns the target of the rows `at_N` with these labels. `shares_N`: further factors of their losses."""
+        weights_N, labels_N = shares_N, torch.from_numpy(truth_N)
+        if self.weights_L is not None:
+            own_N = self.weights_L[truth_N]
+            weights_N = own_N if shares_N is None else own_N * shares_N
+        if self.smoothing:
+            masses_NL = np.full((len(truth_N), self.labels), self.smoothing / self.labels)
+            masses_NL[np.arange(len(truth_N)), truth_N] += 1.0 - self.smoothing
+            if self.weights_L is not None:
+                masses_NL *= self.weights_L / own_N[:, None]
+            labels_N = torch.from_numpy(masses_NL.astype(np.float32))
+        return Target(at_N, labels_N, None if weights_N is None else exact_weights(weights_N))

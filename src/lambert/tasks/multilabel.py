@@ -1,0 +1,139 @@
+"""Classification with several labels: each text or pair of texts has any number of labels, or none."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from lambert.core.batch import Ints
+from lambert.core.errors import DataError, UsageError, shown
+from lambert.tasks import metrics
+from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.labels import absent, learnt
+from lambert.tasks.metrics import Floats
+from lambert.tasks.multilabel_score import Ranking, best_threshold
+from lambert.tasks.sentences import Sentences, SentenceTask
+from lambert.tasks.table import column, label_cell, labelled_rows
+from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored
+
+_NEVER_SEARCHED = 0.5  # the threshold of a model whose threshold was to be searched and was not
+
+
+class MultiLabel(SentenceTask):
+    """Any number of labels for each text or pair. Scores: f1_micro, f1_macro, average_precision (macro), exact_match,
+    loss (mean binary cross-entropy over texts and labels, in nats), and the threshold in use."""
+
+    head = "multilabel"
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        if not config.labels:
+            raise UsageError("task.labels: several labels need names, given or found in a training file.")
+        self.labels = len(config.labels)
+        self._numbers = {label: number for number, label in enumerate(config.labels)}
+
+    @classmethod
+    def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
+        if not config.labels:
+            rows = labelled_rows(path, config.columns)
+            found = learnt((place, label) for place, row in rows for label in labels_of(row, config.columns, place))
+            if not found:
+                raise DataError(f"{path}: no row has a label (column {config.columns.label!r}).")
+            config = replace(config, labels=found)
+        task = cls(config, tokenizer)
+        return task, task.read(path, training=True)
+
+    def read(self, path: Path, *, training: bool = False) -> Sentences:
+        texts, texts_b, found = [], [], []
+        for place, row in labelled_rows(path, self.config.columns):
+            labels = labels_of(row, self.config.columns, place)
+            if unknown := next((label for label in labels if label not in self._numbers), None):
+                known = keys_found(self._numbers)
+                raise DataError(
+                    f"{place}: label {shown(unknown)} is not among the labels of the training file: {known}."
+                )
+            text, text_b = self._texts(row, place)
+            texts.append(text)
+            texts_b.append(text_b)
+            found.append([self._numbers[label] for label in labels])
+        data = self._tokenised(texts, texts_b)
+        data.truth_N = np.zeros((len(found), self.labels))
+        for number, labels_found in enumerate(found):
+            data.truth_N[number, labels_found] = 1.0
+        data.counts["without a label"] = sum(not labels for labels in found)
+        data.notes = absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
+        return data
+
+    def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
+        """Returns the probabilities of all labels [L] for each example."""
+        return list(np.exp(-np.logaddexp(0.0, -self._logits(data, outputs))))
+
+    def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
+        assert data.truth_N is not None, "scoring needs labels"
+        truth_NL, chances_NL = data.truth_N > 0.5, np.stack(predictions)
+        threshold = self.config.threshold or best_threshold(truth_NL, chances_NL)
+        predicted_NL, ranking = chances_NL >= threshold, Ranking(truth_NL, chances_NL)
+        both_NL = truth_NL & predicted_NL
+        rows_N = np.arange(len(truth_NL))
+
+        def scores(rows_N: Ints) -> dict[str, float]:
+            weights_N = np.bincount(rows_N, minlength=len(truth_NL)).astype(np.float64)
+            both_L, truth_L, found_L = (weights_N @ part for part in (both_NL, truth_NL, predicted_NL))
+            f1_L = _ratios(2.0 * both_L, truth_L + found_L)
+            micro = _ratios(2.0 * both_L.sum(), truth_L.sum() + found_L.sum())
+            precision = float(ranking.average_precision(weights_N).mean())
+            return {"f1_micro": float(micro), "f1_macro": float(f1_L.mean()), "average_precision": precision}
+
+        right = float((truth_NL == predicted_NL).all(1).mean())
+        chosen_NL = np.where(truth_NL, chances_NL, 1.0 - chances_NL)
+        losses_N = -np.log(np.maximum(chosen_NL, np.finfo(np.float64).tiny)).mean(1)
+        found = {**scores(rows_N), "exact_match": right, "loss": float(losses_N.mean())}
+        errors = metrics.bootstrap_errors(scores, len(rows_N))
+        errors |= {"exact_match": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
+        named = {f"{name}_se": error for name, error in errors.items()}
+        return {**found, **named, "threshold": threshold, "examples": float(len(rows_N))}
+
+    def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
+        """Returns rows with the labels from the threshold on, and the probabilities of all labels."""
+        threshold = self.config.threshold or _NEVER_SEARCHED
+        return [
+            {
+                "labels": [self.config.labels[label] for label in np.flatnonzero(chances_L >= threshold)],
+                "probabilities": dict(zip(self.config.labels, chances_L.tolist(), strict=True)),
+            }
+            for chances_L in predictions
+        ]
+
+    def _cell(self, row: Row) -> str:
+        return self.config.columns.separator.join(row["labels"])
+
+    def model_config(self) -> dict[str, Any]:
+        return {**stored(self.config), **label_names(self.config.labels), "problem_type": "multi_label_classification"}
+
+
+def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
+    """Returns the labels of a row: those of a list, those of a text between separators, or a single one. An empty list
+    or text has none. Raises DataError if the cell is null, or if a label is empty or not a text or number."""
+    name = columns.label
+    value = column(row, name, "label", place)
+    if value is None:
+        raise DataError(f"{place}: the labels (column {name!r}) are null. Write [] or an empty text for no label.")
+    if isinstance(value, str):
+        if value.startswith(("['", '["')) and value.endswith("]"):
+            raise DataError(
+                f"{place}: the labels (column {name!r}) are a list written as text, {shown(value)}. Write a list in "
+                f"JSON lines, or the labels with {columns.separator!r} between them (task.columns.separator)."
+            )
+        value = value.split(columns.separator) if value.strip() else []
+    parts = value if isinstance(value, list | tuple) else [value]
+    return [label_cell({name: part}, name, place) for part in parts]
+
+
+def _ratios(over: npt.ArrayLike, under: npt.ArrayLike) -> Floats:
+    """Returns quotients; 0 where the divisor is 0."""
+    over, under = np.asarray(over, dtype=np.float64), np.asarray(under, dtype=np.float64)
+    return np.asarray(np.divide(over, under, out=np.zeros_like(over), where=under > 0))

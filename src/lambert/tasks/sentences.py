@@ -1,0 +1,157 @@
+"""Sentences and sentence pairs with one prediction each: what classify, multilabel, regress and choice share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from lambert.core.batch import Ints, Target, exact_weights
+from lambert.core.errors import DataError
+from lambert.data.pairs import truncated
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.labels import LabelLoss
+from lambert.tasks.metrics import Floats
+from lambert.tasks.segments import Cuts, Segments, Texts, concatenated, encode
+from lambert.tasks.table import text_cell
+from lambert.tasks.task import Outputs, Row, text_of, write_rows
+
+_MOST_WINDOWS = 10_000_000  # about 50 bytes each
+
+
+class Sentences(Segments):
+    """Tokenised sentences or pairs, with their labels or values if the data is labelled.
+
+    `truth_N` has a label or value for each example, or a row of them. `loss`: the training loss if it is not the plain
+    one. Example n has the sequences bounds_N[n] to bounds_N[n + 1], its windows; if `bounds_N` is None, it has the
+    sequence n.
+    """
+
+    objective = ""
+    truth_N: Ints | Floats | None = None
+    loss: LabelLoss | None = None
+    bounds_N: Ints | None = None
+
+    @property
+    def examples(self) -> int:
+        """Number of examples."""
+        return len(self.lengths_S) if self.bounds_N is None else len(self.bounds_N) - 1
+
+    def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
+        if self.truth_N is None:
+            return {}
+        owners_S, shares_S = indices_S, None
+        if self.bounds_N is not None:  # the windows of an example together have the weight of one example
+            owners_S = np.searchsorted(self.bounds_N, indices_S, side="right") - 1
+            shares_S = 1.0 / np.diff(self.bounds_N)[owners_S]
+        at_S, truth_S = torch.arange(len(indices_S)), self.truth_N[owners_S]
+        if self.loss is not None:
+            return {self.objective: self.loss.target(at_S, truth_S.astype(np.int64), shares_S)}
+        labels = torch.from_numpy(truth_S)
+        labels = labels.float() if labels.is_floating_point() else labels
+        return {self.objective: Target(at_S, labels, None if shares_S is None else exact_weights(shares_S))}
+
+
+def tokenised(
+    tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str] | None
+) -> Sentences:
+    """Returns sentences or pairs of at most `max_length` tokens.
+
+    Longer ones are cut at their ends, the longer text of a pair first, as `_truncate_seq_pair` of google-research/bert,
+    run_classifier.py, or divided into windows (`long_text`). `counts` has the number of cut examples or windows.
+    """
+    windows = config.long_text != "cut"
+    first = encode(tokenizer, texts, 0 if windows else config.max_length)
+    counts = {"examples": len(texts), "empty": sum(not text.strip() for text in texts)}
+    if windows:
+        return _windows(tokenizer, config, first, counts)
+    if texts_b is None:
+        kept = np.minimum(first.lengths, config.max_length - 2)
+        counts["cut"] = int((kept < first.lengths).sum())
+        return Sentences(tokenizer, Cuts(first.ids, first.bounds[:-1], kept), None, counts)
+    second = encode(tokenizer, texts_b, config.max_length)
+    counts["empty"] += sum(not text.strip() for text in texts_b)
+    kept_A, kept_B = truncated(first.lengths, second.lengths, config.max_length - 3)
+    counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
+    cuts_A, cuts_B = Cuts(first.ids, first.bounds[:-1], kept_A), Cuts(second.ids, second.bounds[:-1], kept_B)
+    return Sentences(tokenizer, cuts_A, cuts_B, counts)
+
+
+def _windows(tokenizer: Tokenizer, config: TaskConfig, texts: Texts, counts: dict[str, int]) -> Sentences:
+    """Returns the windows of all texts. They begin every `stride` tokens; the last one ends with the text."""
+    room = config.max_length - 2
+    step = min(config.stride or max(1, room // 2), room)
+    windows_N = 1 + np.maximum(0, -((room - texts.lengths) // step))
+    if int(windows_N.sum()) > _MOST_WINDOWS:
+        raise DataError(
+            f"With task.stride = {step} the texts have {int(windows_N.sum()):,} windows, and {_MOST_WINDOWS:,} is the "
+            "most: raise task.stride or task.max_length, or shorten the texts."
+        )
+    bounds_N = np.concatenate([[0], np.cumsum(windows_N)])
+    owners_S = np.repeat(np.arange(len(windows_N)), windows_N)
+    begins_S = (np.arange(bounds_N[-1]) - bounds_N[owners_S]) * step
+    lengths_S = np.minimum(texts.lengths[owners_S] - begins_S, room)
+    counts["windows"] = len(owners_S)
+    data = Sentences(tokenizer, Cuts(texts.ids, texts.bounds[owners_S] + begins_S, lengths_S), None, counts)
+    data.bounds_N = bounds_N
+    return data
+
+
+class SentenceTask(ABC):
+    """The common part of the tasks: rows with one or two columns of text."""
+
+    head = ""
+
+    def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
+        self.config, self.tokenizer = config, tokenizer
+
+    def _tokenised(self, texts: Sequence[str], texts_b: Sequence[str]) -> Sentences:
+        data = tokenised(self.tokenizer, self.config, texts, texts_b if self.config.columns.text_b else None)
+        data.objective = self.head
+        return data
+
+    def _texts(self, row: Row, place: str) -> tuple[str, str]:
+        columns = self.config.columns
+        text = text_cell(row, columns.text, "text", place)
+        return text, text_cell(row, columns.text_b, "text_b", place) if columns.text_b else ""
+
+    def _given(self, row: Row, place: str) -> tuple[str, str]:
+        """Returns the texts of a row to predict. The keys are the names of the columns, or "text" and "text_b" if
+        columns are numbers."""
+        columns = self.config.columns
+        key, key_b = ("text" if not columns.text or columns.text.isdecimal() else columns.text), columns.text_b
+        key_b = "text_b" if key_b.isdecimal() else key_b
+        return text_of(row, key, place), text_of(row, key_b, place) if key_b else ""
+
+    def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Sentences:
+        """Reads rows to predict."""
+        pairs = [self._given(row, place) for row, place in zip(rows, places, strict=True)]
+        return self._tokenised([text for text, _ in pairs], [text_b for _, text_b in pairs])
+
+    def _logits(self, data: Sentences, outputs: Outputs) -> Floats:
+        """Returns the logits [N, L] of the examples: of their sequence, or of their windows as `long_text` says."""
+        logits_SL = concatenated(outputs, self.head)
+        if data.bounds_N is None or not data.examples:
+            return logits_SL
+        if self.config.long_text == "max":
+            return np.asarray(np.maximum.reduceat(logits_SL, data.bounds_N[:-1]), dtype=np.float64)
+        sums_NL = np.add.reduceat(logits_SL, data.bounds_N[:-1])
+        return np.asarray(sums_NL / np.diff(data.bounds_N)[:, None], dtype=np.float64)
+
+    def write(self, path: Path, data: Sentences, predictions: Sequence[Any]) -> list[Path]:
+        """Writes JSON lines, or for .tsv a table with the columns of GLUE submissions (index, prediction)."""
+        rows = self.rows(data, predictions)
+        if path.suffix == ".tsv":
+            rows = [{"index": index, "prediction": self._cell(row)} for index, row in enumerate(rows)]
+        return [write_rows(path, rows)]
+
+    def _cell(self, row: Row) -> Any:
+        """Returns the prediction of a row as one cell of a table."""
+        return row[self.head]
+
+    @abstractmethod
+    def rows(self, data: Sentences, predictions: Sequence[Any]) -> list[Row]:
+        """Returns one row for each prediction."""
