@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
 from lambert.core.errors import UsageError
+from lambert.core.registry import nearest
 from lambert.core.settings import check
 
 LONGEST, LONGEST_SQUAD = 512, 384
@@ -14,14 +15,15 @@ SHORTEST = 8
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of labelled rows: their names, or their numbers from 1 in a file without a header."""
+    """The columns of labelled rows: their names, or their numbers from 1 in a file without a header. The columns of a
+    CoNLL file have numbers; without them, the words and the tags are recognised."""
 
     text: str = "text"
-    """Column of the sentence, or of the first of a pair."""
+    """Column of the sentence, or of the first of a pair; of the word in a CoNLL file."""
     text_b: str = ""
     """Column of the second sentence of a pair; empty for single sentences."""
     label: str = "label"
-    """Column of the label or value."""
+    """Column of the label, value or tag."""
     header: bool | None = None
     """Whether a TSV or CSV file begins with the columns' names. Unset: true unless columns are given by number."""
 
@@ -78,6 +80,25 @@ class SquadConfig:
             raise UsageError(f'task.squad.version = {self.version!r}: give "1.1", "2.0" or "" (as the file says).')
 
 
+SCHEMES = ("", "none", "IOB1", "IOB2", "IOBES", "BILOU", "BMES", "BMEWO")
+"""Values of `TagConfig.scheme`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagConfig:
+    """Tagging."""
+
+    scheme: str = ""
+    """How tags mark spans of words: IOB1, IOB2, IOBES, BILOU, BMES or BMEWO; none: tags are labels of single words, and
+    no spans are scored. Empty: recognised from the tags of the training file. The model learns the tags as they
+    are."""
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            known = [name for name in SCHEMES if name]
+            raise UsageError(f"task.tag.scheme = {self.scheme!r} is unknown.{nearest(self.scheme.upper(), known)}")
+
+
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
     """The task. It is stored in the model folder, so that evaluate and predict need no task settings."""
@@ -85,15 +106,16 @@ class TaskConfig:
     name: str = "classify"
     """classify, regress, squad, tag, mask, or "package.module:Class"."""
     max_length: int = 0
-    """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad).
-    Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has positions, up to 384
-    for squad and 512 otherwise."""
+    """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad,
+    tag). Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has positions, up to
+    384 for squad and 512 otherwise."""
     labels: tuple[str, ...] = ()
     """Names of the classes in the order of the head's outputs. Empty: the sorted labels of the training file."""
     top: int = 5
     """mask: number of candidates listed for each [MASK]."""
     columns: Columns = field(default_factory=Columns)
     squad: SquadConfig = field(default_factory=SquadConfig)
+    tag: TagConfig = field(default_factory=TagConfig)
 
     def __post_init__(self) -> None:
         length = {"max_length": f"[{SHORTEST}, inf)"} if self.max_length else {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import as_dict, typed
-from lambert.tasks.config import Columns, SquadConfig, TaskConfig
+from lambert.tasks.config import Columns, SquadConfig, TagConfig, TaskConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -105,10 +105,11 @@ def described(
 
 def _described(kept: Mapping[str, Any]) -> TaskConfig:
     """Raises TypeError or ValueError if a value has a wrong type or is out of range."""
-    columns, squad = typed(Columns, kept.get("columns", {})), typed(SquadConfig, kept.get("squad", {}))
-    rest = {key: value for key, value in kept.items() if key not in ("columns", "squad")}
+    parts = {"columns": Columns, "squad": SquadConfig, "tag": TagConfig}
+    given = {name: typed(part, kept.get(name, {})) for name, part in parts.items()}
+    rest = {key: value for key, value in kept.items() if key not in parts}
     try:
-        return TaskConfig(**typed(TaskConfig, rest), columns=Columns(**columns), squad=SquadConfig(**squad))
+        return TaskConfig(**typed(TaskConfig, rest), **{name: part(**given[name]) for name, part in parts.items()})
     except UsageError as error:
         raise ValueError(str(error).rstrip(".")) from error
 
@@ -198,7 +199,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
     return write_atomic(path, "".join(json_text(row) + "\n" for row in rows))
 
 
-_OWN_KEYS = ({"label", "probability", "probabilities"}, {"value"}, {"tags"}, {"masks"})
+_OWN_KEYS = ({"label", "probability", "probabilities"}, {"value"}, {"tags"}, {"tags", "spans"}, {"masks"})
 _OWN_TABLE = b"index\tprediction\n"
 _OWN_SQUAD = re.compile(rb'\{\n "[^"\n]*": (?:"|\[\n  \{|-?\d)')
 """How the predictions of Lambert's own tasks begin, as rows, tables and SQuAD's files."""
