@@ -1,4 +1,4 @@
-"""CoNLL files: their columns, comments, separators and errors."""
+"""CoNLL files: their columns, comments, separators and errors; and rows of another task."""
 
 import bz2
 import gzip
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lambert.core.errors import DataError
 from lambert.tasks.config import Columns
@@ -147,6 +149,7 @@ def test_places(write: Write) -> None:
         ("a O\n", Columns(label="1"), r"x: column 1 would be the words and the tags: set task\.columns\.text"),
         (b"a O\n\xe4 O\n", None, r"x:2 is not UTF-8"),
         ("", None, "x holds no words"),
+        ('{"tokens": ["a"], "tags": ["O"]}\n', None, r"x contains JSON, not CoNLL: name it \.jsonl"),
         ("\n -DOCSTART- O\n\n", None, "x holds no words"),
     ],
 )
@@ -160,3 +163,33 @@ def test_files_that_cannot_be_read(
     with pytest.raises(DataError, match=message) as raised:
         read(path, columns)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"version": "1.1", "data": []}', r"x\.jsonl:1: 'tokens' is not .* set --task\.name squad\."),
+        ('{"text": "a", "label": 1}', r"x\.jsonl:1: 'tokens' is not .*CoNLL files .*\. Keys found: text, label\."),
+        ('{"tokens": ["a"], "ner_tags": [0]}', r"x\.jsonl:1: 'tags' is not .* Keys found: tokens, ner_tags\."),
+    ],
+)
+def test_rows_of_another_task(row: str, message: str, write: Write) -> None:
+    with pytest.raises(DataError, match=message):
+        read(write(row, "x.jsonl"))
+
+
+def test_any_text_is_read_or_refused_in_one_line(write: Write) -> None:
+    cell = st.sampled_from(
+        ["a", "b", "#", "O", "B-X", "1", "-DOCSTART-", " ", "\t", "\t", "\n", "\n", "\r\n", "\u2028", "{"]
+    )
+
+    @given(st.lists(cell, max_size=20).map("".join))
+    def check(text: str) -> None:
+        try:
+            found = read(write(text))
+        except DataError as error:
+            assert "\n" not in str(error)  # noqa: PT017 - both outcomes are right
+            return
+        assert all(len(words) == len(tags) > 0 and all(words) and all(tags) for words, tags in found)
+
+    check()

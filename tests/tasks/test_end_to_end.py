@@ -58,6 +58,13 @@ def tag(folder: Path) -> tuple[TaskConfig, Path]:
     return TaskConfig(name="tag"), jsonl(folder / "x.jsonl", rows)
 
 
+def conll(folder: Path) -> tuple[TaskConfig, Path]:
+    """Windows of 8 tokens over sentences of 10, so that words are learnt and predicted in both."""
+    rows = [f"{who}\tB-PER\nlives\tO\nin\tO\n{place}\tB-LOC\n{place}\tI-LOC\n" for who, place, _ in sentences()]
+    (folder / "x.conll").write_text("\n".join(row + row for row in rows))
+    return TaskConfig(name="tag", max_length=8), folder / "x.conll"
+
+
 def squad(folder: Path) -> tuple[TaskConfig, Path]:
     paragraphs = []
     for number, (_, place, text) in enumerate(sentences()):
@@ -72,7 +79,7 @@ def squad(folder: Path) -> tuple[TaskConfig, Path]:
 MAIN = {"classify": "accuracy", "regress": "pearson", "tag": "f1", "squad": "f1"}
 
 
-@pytest.mark.parametrize("case", [classify, pairs, regress, tag, squad])
+@pytest.mark.parametrize("case", [classify, pairs, regress, tag, conll, squad])
 def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
     torch.set_num_threads(1)
     settings, path = case(tmp_path)
@@ -102,6 +109,10 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
     scores = task.score(data, task.predictions(data, outputs_of(data)))
     best = 100.0 if task.config.name == "squad" else 1.0
     assert scores[MAIN[task.config.name]] == pytest.approx(best, rel=0.02)
+    if case is conll:
+        assert scores["span_f1"] == scores["strict_span_f1"] == 1.0
+        (row,) = predict(task, outputs_of, ['{"text": "Bob lives in Rome Rome"}'])
+        assert [(span["label"], span["text"]) for span in row["spans"]] == [("PER", "Bob"), ("LOC", "Rome Rome")]
     if task.config.name == "squad":
         lines = [json.dumps({"question": "where?", "context": text}) for _, _, text in sentences()]
         found = [row["answer"] for row in predict(task, outputs_of, lines, chunk=4)]

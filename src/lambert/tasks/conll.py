@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
-from lambert.tasks.table import kind, lines, read_rows
-from lambert.tasks.task import Row, whole_text
+from lambert.tasks.table import kind, lines, other_task, read_rows
+from lambert.tasks.task import Row, keys_found, whole_text
 
 _ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 """Endings of files with a sentence in each row. Every other file that is tagged is CoNLL."""
@@ -66,10 +66,12 @@ def tokens_of(row: Row, key: str, place: str) -> list[str]:
     """Returns the list of texts of a row. Raises DataError if there is none."""
     words = row.get(key)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise DataError(
-            f"{place}: {key!r} is not a list of texts, one for each word. Tagging reads JSON lines such as "
-            '{"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, Parquet, and CoNLL files (.conll, .txt, .tsv).'
+        form = (
+            ' Tagging reads JSON lines such as {"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, Parquet, and '
+            f"CoNLL files (.conll, .txt, .tsv). Keys found: {keys_found(row)}."
         )
+        hint = other_task(row) if key not in row else ""
+        raise DataError(f"{place}: {key!r} is not a list of texts, one for each word.{hint or form}")
     return [whole_text(word, key, place) for word in words]
 
 
@@ -99,6 +101,8 @@ def _groups(path: Path, skip: int) -> list[list[_Line]]:
     found = [(number, line.rstrip(" \t\r\n") if line.strip() else "") for number, line in lines(path)][skip:]
     filled = [line for _, line in found if line and not line.startswith(("#", _DOCUMENT))]
     filled = filled or [line for _, line in found if line]
+    if filled and filled[0].startswith('{"'):
+        raise DataError(f"{path} contains JSON, not CoNLL: name it .jsonl.")
     tabs = sum("\t" in line for line in filled) * 2 > len(filled)
     groups: list[list[_Line]] = [[]]
     for number, line in found:
@@ -151,10 +155,11 @@ def _roles(
         raise DataError(
             f"{path}: column {word + 1} would be the words and the tags: set task.columns.text and task.columns.label."
         )
-    if sum(" " in line.cells[word] for line in sample) * 2 > len(sample):
+    texts = [line.cells[word] for line in sample if " " in line.cells[word]]
+    if len(texts) * 2 > len(sample):
         raise DataError(
-            f"{path}: column {word + 1} holds texts of several words, such as {shown(sample[0].cells[word])}. {_FORM} "
-            "For one label for each text, set --task.name classify."
+            f"{path}: column {word + 1} holds texts of several words, such as {shown(texts[0])}. {_FORM} For one label "
+            "for each text, set --task.name classify."
         )
     return word, tag
 

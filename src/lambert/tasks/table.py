@@ -212,11 +212,11 @@ def _missing(row: Row, names: Mapping[str, str], place: str) -> DataError:
     several = len(names) > 1
     listed = " and ".join(f"{name!r} (task.columns.{setting})" for setting, name in names.items())
     columns = f" Columns found: {', '.join(found)}." if several else nearest(next(iter(names.values())), found)
-    hint = _other_task(row) or columns
+    hint = other_task(row) or columns
     return DataError(f"{place}: no column{'s' * several} {listed}.{hint}")
 
 
-def _other_task(row: Row) -> str:
+def other_task(row: Row) -> str:
     """Returns a sentence that names the task with rows of this form, or an empty string."""
     names = set(row)
     if {"tokens", "tags"} <= names:
