@@ -55,6 +55,7 @@ def folder(
     shutil.copytree(pretrained, tmp_path / "runs" / "mine")
     for split in ("train", "dev"):
         shutil.copy(labelled("classify", split), tmp_path / f"{split}.tsv")
+        (tmp_path / f"{split}.conll").write_text("Peter B-PER\nBlackburn I-PER\n\nfell O\nhere O\n")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     recipe = (pretrained / "config.toml").read_text().replace(str(corpus), "corpus")
     (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")

@@ -80,6 +80,13 @@ def tag(folder: Path) -> tuple[TaskConfig, Path]:
     return TaskConfig(name="tag"), jsonl(folder / "x.jsonl", rows)
 
 
+def conll(folder: Path) -> tuple[TaskConfig, Path]:
+    """Windows of 8 tokens over sentences of 10, so that words are learnt and predicted in both."""
+    rows = [f"{who}\tB-PER\nlives\tO\nin\tO\n{place}\tB-LOC\n{place}\tI-LOC\n" for who, place, _ in sentences()]
+    (folder / "x.conll").write_text("\n".join(row + row for row in rows))
+    return TaskConfig(name="tag", max_length=8), folder / "x.conll"
+
+
 def squad(folder: Path) -> tuple[TaskConfig, Path]:
     paragraphs = []
     for number, (_, place, text) in enumerate(sentences()):
@@ -97,7 +104,7 @@ MAIN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [classify, pairs, multilabel, long, regress, choice, tag, squad])
+@pytest.mark.parametrize("case", [classify, pairs, multilabel, long, regress, choice, tag, conll, squad])
 def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
     torch.set_num_threads(1)
     settings, path = case(tmp_path)
@@ -127,6 +134,10 @@ def test_learns_by_heart(words: Tokenizer, tmp_path: Path, case: Case) -> None:
     scores = task.score(data, task.predictions(data, outputs_of(data)))
     best = 100.0 if task.config.name == "squad" else 1.0
     assert scores[MAIN[task.config.name]] == pytest.approx(best, rel=0.02)
+    if case is conll:
+        assert scores["span_f1"] == scores["strict_span_f1"] == 1.0
+        (row,) = predict(task, outputs_of, ['{"text": "Bob lives in Rome Rome"}'])
+        assert [(span["label"], span["text"]) for span in row["spans"]] == [("PER", "Bob"), ("LOC", "Rome Rome")]
     if task.config.name == "squad":
         lines = [json.dumps({"question": "where?", "context": text}) for _, _, text in sentences()]
         found = [row["answer"] for row in predict(task, outputs_of, lines, chunk=4)]

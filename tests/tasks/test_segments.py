@@ -68,10 +68,8 @@ def test_of_a_long_text_its_beginning_is_tokenised(tokenizer: Tokenizer) -> None
     assert time.process_time() - began < 5  # 48 MB take a minute as a whole
 
 
-def test_of_very_many_words_the_first_are_tokenised(tokenizer: Tokenizer) -> None:
+def test_of_a_very_long_word_the_beginning_is_tokenised(tokenizer: Tokenizer) -> None:
     task = create(TaskConfig(name="tag", labels=("a", "b"), max_length=16), tokenizer)
-    data = task.parse([{"tokens": ["a", "king"] * 500_000}, {"tokens": ["x" * 40_000_000, "a"]}], ["line 1", "line 2"])
-    assert data.lengths_S.tolist() == [16, 2 + len(tokenizer.encode("x" * 200 + " a", add_special_tokens=False).ids)]
-    assert data.firsts.lengths.tolist() == [1_000_000, 2]
-    assert data.firsts[0][14:].tolist() == [0] * 999_986
-    assert data.counts["cut"] == 1
+    data = task.parse([{"tokens": ["x" * 40_000_000, "a"]}], ["line 1"])
+    assert data.lengths_S.tolist() == [2 + len(tokenizer.encode("x" * 200 + " a", add_special_tokens=False).ids)]
+    assert data.firsts.lengths.tolist() == [2]

@@ -165,7 +165,7 @@ def test_a_label_in_brackets_is_a_text() -> None:
         ({"tokens": ["a"], "tags": ["O"]}, "for tagging: set --task.name tag"),
         ({"version": "1.1", "data": []}, "in a SQuAD file: set --task.name squad"),
         ({"question": "a", "context": "b", "answers": {}}, "set --task.name squad"),
-        ({"-DOCSTART- -X- -X- O": "EU NNP B-NP B-ORG"}, "CoNLL file, which is not supported: .*--task.name tag"),
+        ({"-DOCSTART- -X- -X- O": "EU NNP B-NP B-ORG"}, "a CoNLL file, .*: set --task.name tag"),
     ],
 )
 def test_rows_of_another_task_are_recognised(row: dict[str, object], message: str) -> None:
@@ -176,7 +176,7 @@ def test_rows_of_another_task_are_recognised(row: dict[str, object], message: st
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("train.conll", 'CoNLL files are not supported. Write .*"tags".*--task.name tag'),
+        ("train.conll", "train.conll is a CoNLL file, .*: set --task.name tag"),
         ("train.zip", "is an archive, .* Unpack it"),
         ("train.tsv.tar.gz", "is an archive, .* Unpack it"),
         ("data-00000-of-00001.arrow", "in Arrow format, .*to_parquet"),

@@ -1,4 +1,4 @@
-"""What all tasks share: descriptions in the model folder, the registry, prediction of lines; and tag and mask."""
+"""What all tasks share: descriptions in the model folder, the registry, prediction of lines; and mask."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, create, described, learn, predict
-from lambert.tasks.task import is_predictions, stored, write_rows
+from lambert.tasks.task import stored, write_rows
 
 Build = Callable[[list[str]], Tokenizer]
 
@@ -111,70 +111,6 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="cannot be written"):
         write_rows(tmp_path / "taken", [{"a": 1}])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
-
-
-TAGGED = [(["Ann", "lives", "in", "Romes", "."], ["PER", "O", "O", "LOC", "O"]), (["\u200b", "Rome"], ["O", "LOC"])]
-
-
-def tagged(path: Path, rows: list[tuple[list[str], list[str]]]) -> Path:
-    path.write_text("".join(json.dumps({"tokens": tokens, "tags": tags}) + "\n" for tokens, tags in rows))
-    return path
-
-
-def test_tagging(words: Tokenizer, tmp_path: Path) -> None:
-    path = tagged(tmp_path / "x.jsonl", TAGGED)
-    task, data = learn(TaskConfig(name="tag"), words, path)
-    assert (task.head, task.labels, task.config.labels) == ("tag", 3, ("LOC", "O", "PER"))
-    batch = data.collate(np.zeros(2, np.int64), np.array([1, 0]))
-    target = batch.targets["tag"]
-    pieces = [words.id_to_token(int(batch.ids_T[at])) for at in target.at_N]
-    assert pieces == ["rome", "ann", "lives", "in", "rome", "."]  # first pieces only; a word of no piece is left out
-    assert target.labels_N.tolist() == [0, 2, 1, 1, 0, 1]
-
-    def outputs(data: Any) -> list[dict[str, torch.Tensor]]:
-        batch = data.collate(np.zeros(data.size(0), np.int64), np.arange(data.size(0)))
-        logits = torch.zeros(batch.tokens, 3)
-        logits[:, 1] = 1.0
-        logits[batch.ids_T == 8, 0] = 2.0
-        return [{"tag": logits[:3]}, {"tag": logits[3:]}]
-
-    predictions = task.predictions(data, outputs(data))
-    assert predictions == [[1, 1, 1, 0, 1], [None, 0]]
-    scores = task.score(data, predictions)
-    assert scores["accuracy"] == pytest.approx(5 / 7)
-    assert scores["f1"] == pytest.approx(2 * 2 / (3 + 2))  # three true names, two predicted
-    again = create(described(json.loads(json.dumps(task.model_config()))), words)
-    rows = list(predict(again, outputs, [json.dumps({"tokens": tokens}) for tokens, _ in TAGGED]))
-    assert rows == [{"tags": ["O", "O", "O", "LOC", "O"]}, {"tags": [None, "LOC"]}]
-    again.write(tmp_path / "out.jsonl", data, predictions)
-    assert is_predictions((tmp_path / "out.jsonl").read_bytes())
-    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
-
-
-def test_tagging_cuts_long_sentences(words: Tokenizer, tmp_path: Path) -> None:
-    task, data = learn(
-        TaskConfig(name="tag", max_length=8), words, tagged(tmp_path / "x.jsonl", [(["a"] * 9, list("abababaaa"))])
-    )
-    assert data.counts["cut"] == 1
-    assert len(data.collate(np.zeros(1, np.int64), np.zeros(1, np.int64)).targets["tag"].labels_N) == 6
-    assert task.predictions(data, [{"tag": torch.zeros(8, 2)}]) == [[0] * 6 + [None] * 3]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"tokens": ["a", "b"], "tags": ["O"]}, r"x\.jsonl:2: 2 tokens but 1 tags"),
-        ({"tokens": "a", "tags": ["O"]}, r"x\.jsonl:2: 'tokens' is not a list of texts"),
-        ({"tokens": ["a"]}, r"x\.jsonl:2: 'tags' is not a list of texts"),
-        ({"tokens": [], "tags": []}, r"x\.jsonl:2: 'tokens' is not a list of texts"),
-        ({"tokens": ["a"], "tags": ["X"]}, r"x\.jsonl:2: tag 'X' is not among the labels"),
-    ],
-)
-def test_tagged_rows_that_cannot_be_read(words: Tokenizer, tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps({"tokens": ["a"], "tags": ["O"]}) + "\n" + json.dumps(row) + "\n")
-    with pytest.raises(DataError, match=message):
-        create(TaskConfig(name="tag", labels=("O", "B")), words).read(path)
 
 
 def test_masks(words: Tokenizer) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, Self
 
 from lambert.core.errors import UsageError
+from lambert.core.registry import nearest
 from lambert.core.settings import check
 
 LONGEST, LONGEST_SQUAD = 512, 384
@@ -24,14 +25,15 @@ _ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of labelled rows: their names, or their numbers from 1 in a file without a header."""
+    """The columns of labelled rows: their names, or their numbers from 1 in a file without a header. The columns of a
+    CoNLL file have numbers; without them, the words and the tags are recognised."""
 
     text: str = "text"
-    """Column of the sentence, or of the first of a pair."""
+    """Column of the sentence, or of the first of a pair; of the word in a CoNLL file."""
     text_b: str = ""
     """Column of the second sentence of a pair; empty for single sentences."""
     label: str = "label"
-    """Column of the label, of the labels (multilabel: a list, or a text with the separator) or of the value."""
+    """Column of the label, value or tag; multilabel: of the labels, as a list or a text with the separator."""
     separator: str = ","
     """multilabel: text between the labels of a cell."""
     choices: tuple[str, ...] = ("choices",)
@@ -100,6 +102,25 @@ class SquadConfig:
             raise UsageError(f'task.squad.version = {self.version!r}: give "1.1", "2.0" or "" (as the file says).')
 
 
+SCHEMES = ("", "none", "IOB1", "IOB2", "IOBES", "BILOU", "BMES", "BMEWO")
+"""Values of `TagConfig.scheme`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagConfig:
+    """Tagging."""
+
+    scheme: str = ""
+    """How tags mark spans of words: IOB1, IOB2, IOBES, BILOU, BMES or BMEWO; none: tags are labels of single words, and
+    no spans are scored. Empty: recognised from the tags of the training file. The model learns the tags as they
+    are."""
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            known = [name for name in SCHEMES if name]
+            raise UsageError(f"task.tag.scheme = {self.scheme!r} is unknown.{nearest(self.scheme.upper(), known)}")
+
+
 @dataclass(frozen=True, slots=True)
 class EmbedConfig:
     """Sentence vectors. The defaults are those of sentence-transformers."""
@@ -139,8 +160,8 @@ class TaskConfig:
     name: str = "classify"
     """classify, multilabel, regress, choice, squad, tag, embed, mask, or "package.module:Class"."""
     max_length: int = 0
-    """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad, and
-    `long_text`). Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has
+    """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad, tag,
+    and `long_text`). Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has
     positions, up to 384 for squad and 512 otherwise."""
     long_text: Literal["cut", "mean", "max"] = "cut"
     """classify, multilabel, regress: what becomes of text longer than `max_length`. cut: its end is left out. mean and
@@ -164,6 +185,7 @@ class TaskConfig:
     columns: Columns = field(default_factory=Columns)
     squad: SquadConfig = field(default_factory=SquadConfig)
     embed: EmbedConfig = field(default_factory=EmbedConfig)
+    tag: TagConfig = field(default_factory=TagConfig)
 
     def __post_init__(self) -> None:
         length = {"max_length": f"[{SHORTEST}, inf)"} if self.max_length else {}

@@ -101,10 +101,7 @@ def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
     }  # fmt: skip
     ending = kind(path)
     if ending in CONLL:
-        raise DataError(
-            f"{path}: CoNLL files are not supported. Write each sentence as a line of JSON, "
-            '{"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, in a .jsonl file, and set --task.name tag.'
-        )
+        raise DataError(f"{path} is a CoNLL file, which has a tag for each word: set --task.name tag.")
     if ending not in readers:
         _refuse(path)
         raise DataError(f"{path}: rows are read from .tsv, .csv, .txt, .jsonl or .parquet (also .gz .bz2 .xz).")
@@ -130,7 +127,8 @@ def labelled_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
         yield place, row
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (number, line) of every line, numbered from 1, with its end. Raises DataError if it is not UTF-8."""
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             yield number, _decoded(line, path, number)
@@ -147,7 +145,7 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
 def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields (line, cells). TSV has no quoting, as in GLUE. CSV has quoting, so a row may span several lines."""
     if kind(path) != ".csv":
-        for number, line in _lines(path):
+        for number, line in lines(path):
             if text := line.rstrip("\r\n"):
                 yield number, text.split("\t")
         return
@@ -185,7 +183,7 @@ def _read_table(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
 
 
 def _read_json(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    for number, line in _lines(path):
+    for number, line in lines(path):
         if line.strip():
             place = f"{path}:{number}"
             yield place, json_row(line, place)
@@ -214,11 +212,11 @@ def _missing(row: Row, names: Mapping[str, str], place: str) -> DataError:
     several = len(names) > 1
     listed = " and ".join(f"{name!r} (task.columns.{setting})" for setting, name in names.items())
     columns = f" Columns found: {', '.join(found)}." if several else nearest(next(iter(names.values())), found)
-    hint = _other_task(row) or columns
+    hint = other_task(row) or columns
     return DataError(f"{place}: no column{'s' * several} {listed}.{hint}")
 
 
-def _other_task(row: Row) -> str:
+def other_task(row: Row) -> str:
     """Returns a sentence that names the task with rows of this form, or an empty string."""
     names = set(row)
     if {"tokens", "tags"} <= names:
@@ -226,10 +224,7 @@ def _other_task(row: Row) -> str:
     if "data" in names or {"question", "context"} <= names:
         return " Questions are for question answering, in a SQuAD file: set --task.name squad."
     if any(str(name).startswith("-DOCSTART-") for name in names):
-        return (
-            " This is a CoNLL file, which is not supported: write each sentence as a line of JSON, "
-            '{"tokens": [...], "tags": [...]}, in a .jsonl file, and set --task.name tag.'
-        )
+        return " This is a CoNLL file, which has a tag for each word: set --task.name tag."
     return ""
 
 

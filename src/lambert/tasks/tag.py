@@ -1,52 +1,34 @@
 """Tagging: a label for each word of a sentence (Devlin et al. 2019, section 5.3).
 
-The label of a word is predicted at its first piece. Words beyond `max_length` and words without a piece have no
-prediction, which is wrong for accuracy and not found for F1.
+The label of a word is predicted at its first piece. Words without a piece have no prediction, which is wrong for
+accuracy, and outside of all spans for the other scores.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
-from lambert.core.batch import Ints, Target
+from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.conll import Sentence, read_sentences, tokens_of
 from lambert.tasks.labels import LabelLoss, check_class_weights
-from lambert.tasks.segments import LONG, Cuts, Segments, Texts, concatenated, ragged
-from lambert.tasks.table import ordered, read_rows
-from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, whole_text, write_rows
-
-OUTSIDE = "O"  # the label of words outside of all entities (Ramshaw and Marcus 1995)
-_NONE = -1  # the class of words without prediction
-
-
-class Words(Segments):
-    """Tokenised words: the first token of each word in its sequence (`firsts`, 0 if the word has no piece or was cut
-    off), and the class of each word if known (`truth`)."""
-
-    firsts: Texts
-    truth: Texts | None = None
-    loss: LabelLoss | None = None
-    """The training loss if it is not plain cross entropy."""
-
-    def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
-        if self.truth is None:
-            return {}
-        kept = [self.firsts[sequence] > 0 for sequence in indices_S]
-        at = [self.firsts[s][keep] + begin for s, keep, begin in zip(indices_S, kept, begins_S, strict=True)]
-        labels = [self.truth[s][keep] for s, keep in zip(indices_S, kept, strict=True)]
-        at_N, labels_N = (torch.from_numpy(np.concatenate(parts).astype(np.int64)) for parts in (at, labels))
-        return {"tag": self.loss.target(at_N, labels_N.numpy()) if self.loss else Target(at_N, labels_N)}
+from lambert.tasks.segments import concatenated
+from lambert.tasks.spans import OUTSIDE, Reader, check_tags, recognised, span_scores
+from lambert.tasks.table import ordered
+from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, write_rows
+from lambert.tasks.words import NONE, Offsets, Words, tokenised
 
 
 class Tag:
-    """One label for each word. Scores: accuracy, and f1, micro-averaged over all labels except "O"."""
+    """One label for each word. Scores: accuracy, and f1, micro-averaged over all labels except "O"; if the labels mark
+    spans, also those of `tasks.spans.span_scores`."""
 
     head = "tag"
 
@@ -56,82 +38,95 @@ class Tag:
         self.config, self.tokenizer = config, tokenizer
         check_class_weights(config)
         self.labels = len(config.labels)
+        scheme = config.tag.scheme or recognised(dict.fromkeys(config.labels, 1))
+        self.reader = None if scheme == "none" else Reader(scheme, config.labels)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Words]:
-        if not config.labels:
-            found = ordered(
-                [tag for place, row in read_rows(path, config.columns) for tag in _words(row, "tags", place)]
-            )
-            if len(found) < 2:
-                raise DataError(f"{path} has fewer than two different tags. Training needs at least two.")
-            config = replace(config, labels=found)
-        task = cls(config, tokenizer)
-        return task, task.read(path, training=True)
+        sentences = list(read_sentences(path, config.columns, config.labels))
+        places, counts = _tags(sentences)
+        scheme = config.tag.scheme or recognised(counts, (sentence.tags for sentence in sentences))
+        if config.tag.scheme != "none":
+            check_tags(scheme, places, counts)
+        labels = config.labels or ordered(list(counts))
+        if len(labels) < 2:
+            raise DataError(f"{path} has fewer than two different tags. Training needs at least two.")
+        task = cls(replace(config, labels=labels, tag=replace(config.tag, scheme=scheme)), tokenizer)
+        return task, task._training(sentences, path)
 
     def read(self, path: Path, *, training: bool = False) -> Words:
+        sentences = list(read_sentences(path, self.config.columns, self.config.labels))
+        return self._training(sentences, path) if training else self._labelled(sentences)
+
+    def _training(self, sentences: Sequence[Sentence], path: Path) -> Words:
+        data = self._labelled(sentences)
+        assert data.truth_W is not None
+        data.loss = LabelLoss.of(self.config, data.truth_W, path)
+        return data
+
+    def _labelled(self, sentences: Sequence[Sentence]) -> Words:
         numbers = {label: number for number, label in enumerate(self.config.labels)}
-        rows, places, truth = [], [], []
-        for place, row in read_rows(path, self.config.columns):
-            words, tags = _words(row, "tokens", place), _words(row, "tags", place)
-            if len(words) != len(tags):
-                raise DataError(f"{place}: {len(words)} tokens but {len(tags)} tags.")
-            if unknown := next((tag for tag in tags if tag not in numbers), None):
-                raise DataError(f"{place}: tag {shown(unknown)} is not among the labels of the training file.")
-            rows.append(row)
-            places.append(place)
-            truth.append([numbers[tag] for tag in tags])
-        data = self.parse(rows, places)
-        data.truth = ragged(truth)
-        if training:
-            data.loss = LabelLoss.of(self.config, data.truth.ids.astype(np.int64), path)
+        places, counts = _tags(sentences)
+        if unknown := [tag for tag in counts if tag not in numbers]:
+            words = sum(counts[tag] for tag in unknown)
+            others = f" ({words:,} words have such tags: {', '.join(map(shown, unknown[:5]))})" if words > 1 else ""
+            raise DataError(
+                f"{places[unknown[0]]}: tag {shown(unknown[0])} is not among the labels of the training file{others}. "
+                "Correct it, or fine-tune with task.labels that list it."
+            )
+        data = tokenised(self.tokenizer, [sentence.words for sentence in sentences], self.config.max_length)
+        tags = chain.from_iterable(sentence.tags for sentence in sentences)
+        data.truth_W = np.fromiter((numbers[tag] for tag in tags), np.int64)
+        if self.reader is not None:
+            broken = int((~self.reader.spans(data.truth_W, data.bounds_Q).allowed).sum())
+            data.counts[f"spans_that_break_{self.reader.scheme}"] = broken
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
-        """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which is divided into words at white space."""
-        texts = [_words(_split(row, place), "tokens", place) for row, place in zip(rows, places, strict=True)]
-        beginnings = [self._beginning(words) for words in texts]
-        found = self.tokenizer.encode_batch(beginnings, is_pretokenized=True, add_special_tokens=False)
-        room, firsts = self.config.max_length - 2, []
-        for words, encoding in zip(texts, found, strict=True):
-            first = [0] * len(words)
-            for place, word in reversed(list(enumerate(encoding.word_ids[:room], 1))):
-                if word is not None:
-                    first[word] = place
-            firsts.append(first)
-        ids = ragged([encoding.ids for encoding in found])
-        kept = np.minimum(ids.lengths, room)
-        counts = {"examples": len(texts), "cut": int((kept < ids.lengths).sum())}
-        data = Words(self.tokenizer, Cuts(ids.ids, ids.bounds[:-1], kept), None, counts)
-        data.firsts = ragged(firsts)
+        """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which the tokenizer divides into words."""
+        texts = {
+            number: text_of(row, "text", place)
+            for number, (row, place) in enumerate(zip(rows, places, strict=True))
+            if "tokens" not in row and "text" in row
+        }
+        offsets = dict(zip(texts, self._offsets(list(texts.values())), strict=True))
+        words = [
+            [texts[number][begin:end] for begin, end in offsets[number]] if number in texts
+            else tokens_of(row, "tokens", place)
+            for number, (row, place) in enumerate(zip(rows, places, strict=True))
+        ]  # fmt: skip
+        data = tokenised(self.tokenizer, words, self.config.max_length)
+        data.texts = {number: (text, offsets[number]) for number, text in texts.items()}
         return data
 
-    def _beginning(self, words: list[str]) -> list[str]:
-        """Returns the words. Words far beyond `max_length` and the ends of very long words are left out."""
-        words = [word if len(word) <= LONG else word[:LONG] for word in words]
-        first = words[: 16 * self.config.max_length]
-        if len(first) < len(words):
-            ids = self.tokenizer.encode(first, is_pretokenized=True, add_special_tokens=False).ids
-            if len(ids) > self.config.max_length:
-                return first
-        return words
+    def _offsets(self, texts: Sequence[str]) -> list[Offsets]:
+        """Returns the offsets of the words of each text, divided as the tokenizer divides text before it finds
+        pieces."""
+        found = []
+        for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False):
+            words = np.array(encoding.word_ids, dtype=np.int64)
+            firsts = np.flatnonzero(np.diff(words, prepend=-1)).tolist()
+            found.append(
+                [
+                    (encoding.offsets[first][0], encoding.offsets[end - 1][1])
+                    for first, end in pairwise([*firsts, len(words)])
+                ]
+            )
+        return found
 
     def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:
-        """Returns the class of each word of each example, None if the word has no piece or was cut off."""
-        classes = concatenated(outputs, self.head).argmax(1)
-        begins = np.cumsum(data.lengths_S) - data.lengths_S
-        return [
-            [int(classes[begin + first]) if first else None for first in data.firsts[sequence].tolist()]
-            for sequence, begin in enumerate(begins.tolist())
-        ]
+        """Returns the class of each word of each example, None if the word has no piece."""
+        found = data.of_words(concatenated(outputs, self.head).argmax(1)).tolist()
+        classes = [None if label == NONE else label for label in found]
+        return [classes[begin:end] for begin, end in pairwise(data.bounds_Q.tolist())]
 
     def score(self, data: Words, predictions: Sequence[list[int | None]]) -> dict[str, float]:
-        assert data.truth is not None, "scoring needs tags"
-        truth_N = data.truth.ids.astype(np.int64)
-        flat = [_NONE if label is None else label for row in predictions for label in row]
-        owner_N = np.repeat(np.arange(len(predictions)), data.truth.lengths)
-        outside = self.config.labels.index(OUTSIDE) if OUTSIDE in self.config.labels else _NONE
-        cells_S5 = _cells(truth_N, np.array(flat, dtype=np.int64), owner_N, len(predictions), outside)
+        assert data.truth_W is not None, "scoring needs tags"
+        found_W = _numbers(predictions)
+        spans = {} if self.reader is None else span_scores(self.reader, data.truth_W, found_W, data.bounds_Q)
+        outside = self.config.labels.index(OUTSIDE) if OUTSIDE in self.config.labels else NONE
+        owner_W = np.repeat(np.arange(len(predictions)), np.diff(data.bounds_Q))
+        cells_S5 = _cells(data.truth_W, found_W, owner_W, len(predictions), outside)
 
         def scores(rows: Ints) -> dict[str, float]:
             words, right, tagged_right, tagged_truth, tagged_found = cells_S5[rows].sum(0).tolist()
@@ -140,39 +135,71 @@ class Tag:
 
         found = scores(np.arange(len(predictions)))
         errors = metrics.bootstrap_errors(scores, len(predictions))
-        return {**found, **{f"{name}_se": error for name, error in errors.items()}, "words": float(len(truth_N))}
+        words = {f"{name}_se": error for name, error in errors.items()} | {"words": float(len(found_W))}
+        return {**spans, **found, **words}
 
     def rows(self, data: Words, predictions: Sequence[list[int | None]]) -> list[Row]:
+        """Returns rows with the tags; for a text, also its words (`tokens`) and their `offsets`. If the labels mark
+        spans, `spans` has their label, start, end (exclusive) and text: words of tokens, or characters of a text."""
         labels = self.config.labels
-        return [{"tags": [None if label is None else labels[label] for label in row]} for row in predictions]
+        found: list[Row] = [
+            {"tags": [None if number is None else labels[number] for number in row]} for row in predictions
+        ]
+        for number, (_, offsets) in data.texts.items():
+            found[number] = {"tokens": data.sentences[number], "offsets": offsets, **found[number]}
+        if self.reader is not None:
+            for row, spans in zip(found, self._spans(data, predictions), strict=True):
+                row["spans"] = spans
+        return found
+
+    def _spans(self, data: Words, predictions: Sequence[list[int | None]]) -> list[list[Row]]:
+        assert self.reader is not None
+        rows: list[list[Row]] = [[] for _ in predictions]
+        spans = self.reader.spans(_numbers(predictions), data.bounds_Q)
+        owners = np.searchsorted(data.bounds_Q, spans.first, side="right") - 1
+        firsts, lasts = spans.first - data.bounds_Q[owners], spans.last - data.bounds_Q[owners]
+        for owner, first, last, label in zip(
+            *(part.tolist() for part in (owners, firsts, lasts, spans.label)), strict=True
+        ):
+            if owner in data.texts:
+                text, offsets = data.texts[owner]
+                start, end = offsets[first][0], offsets[last][1]
+                covered = text[start:end]
+            else:
+                start, end = first, last + 1
+                covered = " ".join(data.sentences[owner][start:end])
+            rows[owner].append({"label": self.reader.labels[label], "start": start, "end": end, "text": covered})
+        return rows
 
     def write(self, path: Path, data: Words, predictions: Sequence[list[int | None]]) -> list[Path]:
-        """Writes JSON lines {"tags": [...]}."""
+        """Writes JSON lines {"tags": [...], "spans": [...]}."""
         return [write_rows(path.with_suffix(".jsonl") if path.suffix == ".tsv" else path, self.rows(data, predictions))]
 
     def model_config(self) -> dict[str, Any]:
         return {**stored(self.config), **label_names(self.config.labels)}
 
 
+def _tags(sentences: Sequence[Sentence]) -> tuple[dict[str, str], dict[str, int]]:
+    """Returns for each tag its first place, and the number of its words."""
+    places: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for sentence in sentences:
+        for word, tag in enumerate(sentence.tags):
+            if tag not in counts:
+                places[tag] = sentence.place_of(word)
+            counts[tag] = counts.get(tag, 0) + 1
+    return places, counts
+
+
+def _numbers(predictions: Sequence[list[int | None]]) -> Ints:
+    """Returns the classes of all words in one array."""
+    return np.array([NONE if label is None else label for row in predictions for label in row], dtype=np.int64)
+
+
 def _cells(truth_N: Ints, predicted_N: Ints, owner_N: Ints, rows: int, outside: int) -> Ints:
     """Returns counts for each row [rows, 5]: words; correct words; and of the words whose label is not `outside`:
     correct, true, predicted."""
     right = truth_N == predicted_N
-    tagged, found = truth_N != outside, (predicted_N != outside) & (predicted_N != _NONE)
+    tagged, found = truth_N != outside, (predicted_N != outside) & (predicted_N != NONE)
     parts = [np.ones_like(right), right, right & tagged, tagged, found]
     return np.stack([np.bincount(owner_N, weights=part, minlength=rows) for part in parts], 1).astype(np.int64)
-
-
-def _split(row: Row, place: str) -> Row:
-    """Returns the row with tokens, split from its text if it has none."""
-    return row if "tokens" in row or "text" not in row else {**row, "tokens": text_of(row, "text", place).split()}
-
-
-def _words(row: Row, key: str, place: str) -> list[str]:
-    words = row.get(key)
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise DataError(
-            f"{place}: {key!r} is not a list of texts, one for each word. Tagging reads JSON lines such as "
-            '{"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, and Parquet.'
-        )
-    return [whole_text(word, key, place) for word in words]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import as_dict, typed
-from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TaskConfig
+from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -115,11 +115,11 @@ def described(
 
 def _described(kept: Mapping[str, Any]) -> TaskConfig:
     """Raises TypeError or ValueError if a value has a wrong type or is out of range."""
-    tables: dict[str, Any] = {"columns": Columns, "squad": SquadConfig, "embed": EmbedConfig}
-    values = {name: typed(table, kept.get(name, {})) for name, table in tables.items()}
-    rest = {key: value for key, value in kept.items() if key not in tables}
+    parts: dict[str, Any] = {"columns": Columns, "squad": SquadConfig, "tag": TagConfig, "embed": EmbedConfig}
+    given = {name: typed(part, kept.get(name, {})) for name, part in parts.items()}
+    rest = {key: value for key, value in kept.items() if key not in parts}
     try:
-        return TaskConfig(**typed(TaskConfig, rest), **{name: tables[name](**found) for name, found in values.items()})
+        return TaskConfig(**typed(TaskConfig, rest), **{name: part(**given[name]) for name, part in parts.items()})
     except UsageError as error:
         raise ValueError(str(error).rstrip(".")) from error
 
@@ -214,7 +214,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
 
 _OWN_KEYS = (
     {"label", "probability", "probabilities"}, {"labels", "probabilities"}, {"choice", "probability", "probabilities"},
-    {"value"}, {"tags"}, {"masks"}, {"vector"}, {"similarity"},
+    {"value"}, {"tags"}, {"tags", "spans"}, {"masks"}, {"vector"}, {"similarity"},
 )  # fmt: skip
 _OWN_TABLE = b"index\tprediction\n"
 _OWN_SQUAD = re.compile(rb'\{\n "[^"\n]*": (?:"|\[\n  \{|-?\d)')

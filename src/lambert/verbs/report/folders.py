@@ -13,8 +13,9 @@ from lambert.engine.metrics_file import METRICS
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 """How log.txt writes the time."""
-_UNUSED = dict.fromkeys(("classify", "regress", "tag"), ("task.squad.", "task.top")) | {
-    "squad": ("task.columns.", "task.labels", "task.top")
+_UNUSED = dict.fromkeys(("classify", "regress"), ("task.squad.", "task.tag.", "task.top")) | {
+    "squad": ("task.columns.", "task.labels", "task.tag.", "task.top"),
+    "tag": ("task.squad.", "task.top"),
 }
 """Beginnings of the names of settings that a task does not use."""
 _LARGEST = 1e30

@@ -24,7 +24,8 @@ class FinetuneConfig:
     """Fine-tuning on labelled text. Repeating the command continues the run."""
 
     data: Path
-    """Labelled training file: SQuAD JSON, or TSV, CSV, JSON lines or Parquet with named columns."""
+    """Labelled training file: SQuAD JSON; CoNLL for the task tag; or TSV, CSV, JSON lines or Parquet with named
+    columns."""
     out: Path
     """Run folder: settings, metrics, checkpoints, and the task model in model/."""
     init: Path

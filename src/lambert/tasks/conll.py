@@ -1,0 +1,200 @@
+"""Tagged sentences: from CoNLL files, one word and its tag a line, and from rows of JSON and Parquet.
+
+CoNLL files (Tjong Kim Sang and De Meulder 2003) have a blank line between sentences, and columns that are separated by
+tabs or spaces. The columns of the words and the tags are recognised, or set (`task.columns`). CoNLL-U files
+(universaldependencies.org/format.html) are read too.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from lambert.core.errors import DataError, shown
+from lambert.tasks.config import Columns
+from lambert.tasks.table import kind, lines, other_task, read_rows
+from lambert.tasks.task import Row, keys_found, whole_text
+
+_ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
+"""Endings of files with a sentence in each row. Every other file that is tagged is CoNLL."""
+_DOCUMENT = "-DOCSTART-"
+_TAGGED = re.compile(r"O|[BIELMSUW](?:-.+)?")
+_INDEX = re.compile(r"\d+(?:[-.]\d+)?")
+_CONLL_U_COLUMNS, _CONLL_U_TAG = 10, 3
+_SAMPLE = 100
+"""Sentences by which a column of word numbers is recognised."""
+_FORM = "A CoNLL file has one word and its tag a line, and a blank line between sentences."
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """The words of a sentence, and their tags if known. `place` names it in messages."""
+
+    place: str
+    words: list[str]
+    tags: list[str]
+    places: Sequence[str] = ()
+    """The place of each word, if the words have lines."""
+
+    def place_of(self, word: int) -> str:
+        """Returns where a word is, for messages."""
+        return self.places[word] if self.places else self.place
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    number: int
+    cells: list[str]
+
+
+def read_sentences(path: Path, columns: Columns, labels: Collection[str] = ()) -> Iterator[Sentence]:
+    """Yields the tagged sentences of a file. `labels` are the known tags, if any: they help to recognise the column of
+    the tags. Raises DataError that names the line."""
+    if kind(path) in _ROWS:
+        for place, row in read_rows(path, columns):
+            words, tags = tokens_of(row, "tokens", place), tokens_of(row, "tags", place)
+            if len(words) != len(tags):
+                raise DataError(f"{place}: {len(words)} tokens but {len(tags)} tags.")
+            yield Sentence(place, words, tags)
+        return
+    yield from _read_conll(path, columns, labels)
+
+
+def tokens_of(row: Row, key: str, place: str) -> list[str]:
+    """Returns the list of texts of a row. Raises DataError if there is none."""
+    words = row.get(key)
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        form = (
+            ' Tagging reads JSON lines such as {"tokens": ["Rome", "fell"], "tags": ["B-LOC", "O"]}, Parquet, and '
+            f"CoNLL files (.conll, .txt, .tsv). Keys found: {keys_found(row)}."
+        )
+        hint = other_task(row) if key not in row else ""
+        raise DataError(f"{place}: {key!r} is not a list of texts, one for each word.{hint or form}")
+    return [whole_text(word, key, place) for word in words]
+
+
+def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterator[Sentence]:
+    groups = _groups(path, skip=1 if columns.header else 0)
+    sample = [line for group in groups for line in group if not line.cells[0].startswith("#")]
+    sample = sample or [line for group in groups for line in group]
+    if not sample:
+        raise DataError(f"{path} holds no words.")
+    size = _size(path, sample)
+    sample = [line for line in sample if len(line.cells) == size]
+    index = size > 2 and _has_index(groups)
+    word, tag = _roles(path, sample, columns, labels, index=index)
+    tags = {line.cells[tag] for line in sample}
+    for group in groups:
+        kept = group[_comments(group, size, tag, tags) :]
+        kept = [line for line in kept if not index or line.cells[0].isdecimal() or len(line.cells) != size]
+        for line in kept:
+            _check(path, line, size, word, tag)
+        if kept:
+            words, found = ([line.cells[column] for line in kept] for column in (word, tag))
+            yield Sentence(f"{path}:{kept[0].number}", words, found, [f"{path}:{line.number}" for line in kept])
+
+
+def _groups(path: Path, skip: int) -> list[list[_Line]]:
+    """Returns the lines of each sentence, with the comments before it."""
+    found = [(number, line.rstrip(" \t\r\n") if line.strip() else "") for number, line in lines(path)][skip:]
+    filled = [line for _, line in found if line and not line.startswith(("#", _DOCUMENT))]
+    filled = filled or [line for _, line in found if line]
+    if filled and filled[0].startswith('{"'):
+        raise DataError(f"{path} contains JSON, not CoNLL: name it .jsonl.")
+    tabs = sum("\t" in line for line in filled) * 2 > len(filled)
+    groups: list[list[_Line]] = [[]]
+    for number, line in found:
+        cells = [cell.strip(" ") for cell in line.split("\t")] if tabs else re.split(r"[ \t]+", line.strip(" \t"))
+        if line and not any(cell.startswith(_DOCUMENT) for cell in cells):
+            groups[-1].append(_Line(number, cells))
+        elif groups[-1]:
+            groups.append([])
+    return groups
+
+
+def _size(path: Path, sample: Sequence[_Line]) -> int:
+    """Returns the number of columns that most lines have."""
+    size = Counter(len(line.cells) for line in sample).most_common(1)[0][0]
+    if size < 2:
+        alone = next(line for line in sample if len(line.cells) < 2)
+        raise DataError(
+            f"{path}:{alone.number} has 1 column, {shown(alone.cells[0])}, as most lines. {_FORM}"
+        )  # fmt: skip
+    return size
+
+
+def _check(path: Path, line: _Line, size: int, word: int, tag: int) -> None:
+    if len(line.cells) != size:
+        count = f"{len(line.cells)} column{'s' * (len(line.cells) != 1)}"
+        raise DataError(f"{path}:{line.number} has {count}, and most lines have {size}. {_FORM}")
+    for what, column in (("word", word), ("tag", tag)):
+        if not line.cells[column]:
+            raise DataError(f"{path}:{line.number} has no {what}: column {column + 1} is empty.")
+
+
+def _has_index(groups: Sequence[Sequence[_Line]]) -> bool:
+    """Returns whether the first column has the numbers of the words in their sentences, as in CoNLL-U."""
+    sample = [[line.cells[0] for line in group if line.cells[0][0:1] != "#"] for group in islice(groups, _SAMPLE)]
+    return all(not group or (group[0][:1] in ("0", "1") and all(map(_INDEX.fullmatch, group))) for group in sample)
+
+
+def _roles(
+    path: Path, sample: Sequence[_Line], columns: Columns, labels: Collection[str], *, index: bool
+) -> tuple[int, int]:
+    """Returns the columns of the words and of the tags, from 0: those that are set, or the first and the last column
+    (after the numbers of the words), or the other way round."""
+    size = len(sample[0].cells)
+    ends = (1 if index else 0), (_CONLL_U_TAG if index and size == _CONLL_U_COLUMNS else size - 1)
+    given = [_number(path, columns, setting, size) for setting in ("text", "label")]
+    if given == [None, None] and not index and _are_tags(sample, labels, *ends):
+        ends = ends[1], ends[0]
+    word, tag = (end if column is None else column for column, end in zip(given, ends, strict=True))
+    if word == tag:
+        raise DataError(
+            f"{path}: column {word + 1} would be the words and the tags: set task.columns.text and task.columns.label."
+        )
+    texts = [line.cells[word] for line in sample if " " in line.cells[word]]
+    if len(texts) * 2 > len(sample):
+        raise DataError(
+            f"{path}: column {word + 1} holds texts of several words, such as {shown(texts[0])}. {_FORM} For one label "
+            "for each text, set --task.name classify."
+        )
+    return word, tag
+
+
+def _number(path: Path, columns: Columns, setting: str, size: int) -> int | None:
+    """Returns the column that is set, from 0, or None."""
+    name = getattr(columns, setting)
+    if not name or name == getattr(Columns(), setting):
+        return None
+    if not name.isdecimal() or not 1 <= int(name) <= size:
+        raise DataError(
+            f"{path} has {size} columns without names: task.columns.{setting} = {name!r} must be a number from 1 to "
+            f"{size}."
+        )
+    return int(name) - 1
+
+
+def _are_tags(sample: Sequence[_Line], labels: Collection[str], first: int, last: int) -> bool:
+    """Returns whether the first of two columns has the tags: known labels, else tags of a scheme, else fewer different
+    values."""
+    cells = [[line.cells[column] for line in sample] for column in (first, last)]
+    if labels:
+        known = [sum(cell in labels for cell in column) for column in cells]
+        return known[0] > known[1]
+    formed = [sum(map(bool, map(_TAGGED.fullmatch, column))) * 2 > len(sample) for column in cells]
+    if formed[0] != formed[1]:
+        return formed[0]
+    return len(set(cells[0])) < len(set(cells[1]))
+
+
+def _comments(group: Sequence[_Line], size: int, tag: int, tags: Collection[str]) -> int:
+    """Returns the number of comment lines before the first word. A line that begins with "#" is a word if it has all
+    columns; in a file that is separated by spaces its tag must also occur elsewhere if "#" stands alone."""
+    for number, line in enumerate(group):
+        comment = len(line.cells) != size or (line.cells[0] == "#" and line.cells[tag] not in tags)
+        if not line.cells[0].startswith("#") or not comment:
+            return number
+    return len(group)

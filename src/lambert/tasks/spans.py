@@ -1,0 +1,190 @@
+"""Tags that mark spans of words, and the scores of spans.
+
+A tag is a prefix and a label, such as B-PER, or "O" outside of all spans. Schemes: IOB1 (Ramshaw and Marcus 1995), IOB2
+(Tjong Kim Sang and Veenstra 1999), IOBES, and the other spellings of it, BILOU, BMES and BMEWO.
+
+The spans of a sentence are those of seqeval's default mode: a word continues the span of the word before if both have
+the same label, its prefix is I or E, and that of the word before is B or I. Broken tags also give spans: I-PER after O
+begins one. The script conlleval differs there. In the strict mode, a span counts only if it begins and ends as the
+scheme requires.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lambert.core.batch import Ints
+from lambert.core.errors import DataError, shown
+from lambert.tasks import metrics
+
+OUTSIDE = "O"
+"""The tag of words outside of all spans."""
+NO_LABEL = "_"
+"""The label of tags that are a prefix alone, as in seqeval."""
+_IOB = {"B": "B", "I": "I"}
+SCHEMES: dict[str, dict[str, str]] = {
+    "IOB1": _IOB,
+    "IOB2": _IOB,
+    "IOBES": {**_IOB, "E": "E", "S": "S"},
+    "BILOU": {**_IOB, "L": "E", "U": "S"},
+    "BMES": {"B": "B", "M": "I", "E": "E", "S": "S"},
+    "BMEWO": {"B": "B", "M": "I", "E": "E", "W": "S"},
+}
+"""The prefixes of each scheme, and those of IOBES that mean the same."""
+_TAG = re.compile(r"([BIELMSUW])(?:-(.+))?")
+_SIMILAR = re.compile(r"[BIELMSUW](?:[^\w-].*|_.*|-)|[bielmsuw]-.*")  # B_PER, B:PER, B-, b-per
+_NONE, _B, _I, _E, _S = range(5)
+
+
+def recognised(counts: Mapping[str, int], sentences: Iterable[Sequence[str]] = ()) -> str:
+    """Returns the scheme of tags, "none" if they have no such form. `counts` has the number of words of each tag;
+    `sentences`, the tags themselves, distinguish IOB1 from IOB2."""
+    formed = {tag: found for tag in counts if (found := _TAG.fullmatch(tag))}
+    others = sum(count for tag, count in counts.items() if tag not in formed and tag != OUTSIDE)
+    if not formed or sum(counts[tag] for tag in formed) < others:
+        return "none"
+    prefixes = {found[1] for found in formed.values()}
+    if prefixes <= set(_IOB):
+        return "IOB1" if _is_iob1(prefixes, sentences) else "IOB2"
+    return next((name for name, known in SCHEMES.items() if prefixes <= set(known)), "none")
+
+
+def _is_iob1(prefixes: set[str], sentences: Iterable[Sequence[str]]) -> bool:
+    """Returns whether fewer tags contradict IOB1, in which B only begins a span directly after one of the same label,
+    than IOB2, in which B begins every span."""
+    against_1 = against_2 = 0
+    for tags in sentences:
+        before = OUTSIDE
+        for tag in tags:
+            same = before != OUTSIDE and before[1:] == tag[1:]
+            against_1 += tag[0] == "B" and not same
+            against_2 += tag[0] == "I" and not same
+            before = tag
+    return against_1 < against_2 or "B" not in prefixes
+
+
+def check_tags(scheme: str, places: Mapping[str, str], counts: Mapping[str, int]) -> None:
+    """Raises DataError if tags do not have the form of the scheme, or if tags without a scheme look like misspelt ones,
+    such as B_PER. `places` has the first place of each tag, `counts` its number of words."""
+    if scheme == "none":
+        if OUTSIDE not in counts:
+            return
+        wrong = [tag for tag in counts if _SIMILAR.fullmatch(tag)]
+    else:
+        known = SCHEMES[scheme]
+        wrong = [tag for tag in counts if tag != OUTSIDE and not ((found := _TAG.fullmatch(tag)) and found[1] in known)]
+    if wrong:
+        words = sum(counts[tag] for tag in wrong)
+        others = f" ({words:,} words have such tags: {', '.join(map(shown, wrong[:5]))})" if words > 1 else ""
+        form = "B-LABEL" if scheme == "none" else ", ".join(f"{prefix}-LABEL" for prefix in SCHEMES[scheme])
+        raise DataError(
+            f"{places[wrong[0]]}: the tag {shown(wrong[0])} does not have the form {form} or O{others}. Correct it, or "
+            "set --task.tag.scheme none to learn the tags as labels of single words."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Spans in order: first and last word, number of the label, and whether the scheme allows it."""
+
+    first: Ints
+    last: Ints
+    label: Ints
+    allowed: npt.NDArray[np.bool_]
+
+
+class Reader:
+    """Finds the spans of tags, given as numbers of `tags`.
+
+    `labels` are the labels of the spans, sorted. Tags without the form of the scheme count as "O".
+    """
+
+    def __init__(self, scheme: str, tags: Sequence[str]) -> None:
+        found = [_TAG.fullmatch(tag) for tag in tags]
+        known = [match is not None and match[1] in SCHEMES[scheme] for match in found]
+        names = [(match[2] or NO_LABEL) if match and ok else "" for match, ok in zip(found, known, strict=True)]
+        self.scheme, self.labels = scheme, sorted(set(names) - {""})
+        prefixes = {"B": _B, "I": _I, "E": _E, "S": _S}
+        parts = [
+            (prefixes[SCHEMES[scheme][match[1]]], self.labels.index(name)) if match and ok else (_NONE, 0)
+            for match, ok, name in zip(found, known, names, strict=True)
+        ]
+        self._prefixes, self._labels = np.array([*parts, (_NONE, 0)], dtype=np.int64).T  # number -1: no tag
+
+    def spans(self, tags_N: Ints, bounds: Ints) -> Spans:
+        """Returns the spans of sentences. Sentence s has the tags tags_N[bounds[s] : bounds[s + 1]]; -1 is no tag."""
+        prefix_N, label_N = self._prefixes[tags_N], self._labels[tags_N]
+        continues_N = np.zeros(len(tags_N) + 1, dtype=bool)
+        same_N = label_N[1:] == label_N[:-1]
+        continues_N[1:-1] = same_N & np.isin(prefix_N[:-1], (_B, _I)) & np.isin(prefix_N[1:], (_I, _E))
+        before_N = np.concatenate([[_NONE], prefix_N[:-1]])
+        repeats_N = (before_N != _NONE) & np.concatenate([[False], same_N])[: len(tags_N)]
+        starts = bounds[:-1][bounds[:-1] < len(tags_N)]
+        continues_N[starts] = repeats_N[starts] = False
+        inside_N = prefix_N != _NONE
+        first = np.flatnonzero(inside_N & ~continues_N[:-1])
+        last = np.flatnonzero(inside_N & ~continues_N[1:])
+        begin, end = prefix_N[first], prefix_N[last]
+        if self.scheme == "IOB1":
+            allowed = (begin == _B) == repeats_N[first]
+        elif self.scheme == "IOB2":
+            allowed = begin == _B
+        else:
+            allowed = (begin == _S) | ((begin == _B) & (end == _E))
+        return Spans(first, last, label_N[first], allowed)
+
+    def counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> Ints:
+        """Returns the numbers of spans that are true, predicted, and both [sentences, labels, 3]."""
+        return self._counts(self.spans(truth_N, bounds), self.spans(found_N, bounds), bounds)
+
+    def strict_counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> Ints:
+        """Returns `counts` of only the spans that the scheme allows."""
+        return self._counts(_allowed(self.spans(truth_N, bounds)), _allowed(self.spans(found_N, bounds)), bounds)
+
+    def _counts(self, truth: Spans, found: Spans, bounds: Ints) -> Ints:
+        words, size = int(bounds[-1]) + 1, len(self.labels)
+        keys = [(spans.first * words + spans.last) * size + spans.label for spans in (truth, found)]
+        both = np.isin(keys[0], keys[1])
+        counts = np.zeros((len(bounds) - 1, size, 3), dtype=np.int64)
+        for column, (first, label) in enumerate(
+            [(truth.first, truth.label), (found.first, found.label), (truth.first[both], truth.label[both])]
+        ):
+            np.add.at(counts[:, :, column], (np.searchsorted(bounds, first, side="right") - 1, label), 1)
+        return counts
+
+
+def _allowed(spans: Spans) -> Spans:
+    kept = spans.allowed
+    return Spans(spans.first[kept], spans.last[kept], spans.label[kept], spans.allowed[kept])
+
+
+def span_scores(reader: Reader, truth_N: Ints, found_N: Ints, bounds: Ints) -> dict[str, float]:
+    """Returns micro-averaged span_f1, span_precision and span_recall; span_f1_LABEL if there are several labels;
+    strict_span_f1 for schemes in which B begins every span; and NAME_se, by bootstrap over the sentences."""
+    counts_SL3 = reader.counts(truth_N, found_N, bounds)
+    strict_SL3 = reader.strict_counts(truth_N, found_N, bounds)
+    size, labels = len(counts_SL3), reader.labels if len(reader.labels) > 1 else []
+
+    def scores(rows: Ints) -> dict[str, float]:
+        weights_S = np.bincount(rows, minlength=size)
+        counts_L3, strict_L3 = (np.tensordot(weights_S, cells, 1) for cells in (counts_SL3, strict_SL3))
+        true, predicted, both = counts_L3.sum(0).tolist()
+        made = {
+            "span_f1": _f1(counts_L3.sum(0)),
+            "span_precision": both / predicted if predicted else 0.0,
+            "span_recall": both / true if true else 0.0,
+        }
+        if reader.scheme != "IOB1":
+            made["strict_span_f1"] = _f1(strict_L3.sum(0))
+        return made | {f"span_f1_{label}": _f1(counts_L3[number]) for number, label in enumerate(labels)}
+
+    found = scores(np.arange(size))
+    return found | {f"{name}_se": error for name, error in metrics.bootstrap_errors(scores, size).items()}
+
+
+def _f1(counts_3: Ints) -> float:
+    true, predicted, both = counts_3.tolist()
+    return 2.0 * both / (true + predicted) if true + predicted else 0.0

@@ -1,0 +1,171 @@
+"""Spans and their scores, as seqeval computes them (tests/golden/README.md), and schemes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lambert.core.errors import DataError
+from lambert.tasks.spans import SCHEMES, Reader, check_tags, recognised, span_scores
+
+GOLDEN = Path(os.environ.get("SEQEVAL_GOLDEN", Path(__file__).parents[1] / "golden" / "seqeval.json"))
+TAGS = {
+    scheme: ["O", *(f"{prefix}-{label}" for prefix in prefixes for label in ("X", "Y-Z"))]
+    for scheme, prefixes in SCHEMES.items()
+}
+
+
+def numbered(sentences: list[list[str]], tags: list[str]) -> tuple[Any, Any]:
+    """The numbers of the tags of all words, and the bounds of the sentences."""
+    flat = [tags.index(tag) for sentence in sentences for tag in sentence]
+    return np.array(flat, dtype=np.int64), np.cumsum([0, *map(len, sentences)])
+
+
+def found(scheme: str, sentence: list[str], *, strict: bool = False) -> list[tuple[str, int, int]]:
+    tags = sorted({*sentence, "O"})
+    reader = Reader(scheme, tags)
+    spans = reader.spans(*numbered([sentence], tags))
+    rows = zip(spans.label, spans.first, spans.last, spans.allowed, strict=True)
+    return [(reader.labels[label], int(first), int(last)) for label, first, last, ok in rows if ok or not strict]
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(GOLDEN.read_text())
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "IOBES", "BILOU"])
+def test_spans_and_scores_are_those_of_seqeval(scheme: str, golden: dict[str, Any]) -> None:
+    case = golden[scheme]
+    truth, predicted = ([pair[side].split() for pair in case["pairs"]] for side in (0, 1))
+    for side, sentences in enumerate((truth, predicted)):
+        for sentence, spans in zip(sentences, case["spans"], strict=True):
+            assert found(scheme, sentence) == [tuple(span) for span in spans[side]]
+    tags = sorted({tag for side in (truth, predicted) for sentence in side for tag in sentence})
+    truth_N, bounds = numbered(truth, tags)
+    reader = Reader(scheme, tags)
+    scores = span_scores(reader, truth_N, numbered(predicted, tags)[0], bounds)
+    assert [scores[f"span_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(case["micro"])
+    assert {label: scores[f"span_f1_{label}"] for label in reader.labels} == pytest.approx(case["f1"])
+    assert scores.get("strict_span_f1") == pytest.approx(case.get("strict_f1"))
+    assert 0 < scores["span_f1_se"] < 0.1
+
+
+def well_formed(scheme: str, spans: list[tuple[str, int]]) -> list[str]:
+    """The tags of adjacent spans with these labels and lengths; a span without a label is outside."""
+    spelling = {plain: prefix for prefix, plain in SCHEMES[scheme].items()}
+    tags: list[str] = []
+    for label, length in spans:
+        if not label:
+            tags += ["O"] * length
+            continue
+        plain = ["B", *["I"] * (length - 1)]
+        if "E" in spelling:
+            plain = ["S"] if length == 1 else ["B", *["I"] * (length - 2), "E"]
+        if scheme == "IOB1" and not (tags and tags[-1][2:] == label):
+            plain[0] = "I"
+        tags += [f"{spelling[prefix]}-{label}" for prefix in plain]
+    return tags
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_well_formed_tags_give_their_spans_in_both_modes(scheme: str) -> None:
+    @given(st.lists(st.tuples(st.sampled_from(["", "X", "Y-Z"]), st.integers(1, 4)), min_size=1))
+    def check(spans: list[tuple[str, int]]) -> None:
+        expected, at = [], 0
+        for label, length in spans:
+            expected += [(label, at, at + length - 1)] if label else []
+            at += length
+        tags = well_formed(scheme, spans)
+        assert found(scheme, tags) == found(scheme, tags, strict=True) == expected
+
+    check()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_counts_are_those_of_each_sentence_alone(scheme: str) -> None:
+    tags = TAGS[scheme]
+    words = st.lists(st.tuples(st.sampled_from(tags), st.sampled_from(tags)), max_size=5)
+
+    @given(st.lists(words, min_size=1, max_size=5))
+    def check(sentences: list[list[tuple[str, str]]]) -> None:
+        reader = Reader(scheme, tags)
+        (truth_N, bounds), (found_N, _) = (numbered([[w[side] for w in s] for s in sentences], tags) for side in (0, 1))
+        counts, strict = reader.counts(truth_N, found_N, bounds), reader.strict_counts(truth_N, found_N, bounds)
+        for number, sentence in enumerate(sentences):
+            for kept, cells in ((False, counts), (True, strict)):
+                sides = [set(found(scheme, [word[side] for word in sentence], strict=kept)) for side in (0, 1)]
+                for label, name in enumerate(reader.labels):
+                    true, said = ({span for span in side if span[0] == name} for side in sides)
+                    assert cells[number, label].tolist() == [len(true), len(said), len(true & said)]
+
+    check()
+
+
+def test_words_without_tag_end_spans() -> None:
+    reader = Reader("IOB2", ["O", "B-X", "I-X"])
+    spans = reader.spans(np.array([1, -1, 2]), np.array([0, 3]))
+    assert (spans.first.tolist(), spans.last.tolist(), spans.allowed.tolist()) == ([0, 2], [0, 2], [True, False])
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme"),
+    [
+        ("O B-X I-X O B-X B-X", "IOB2"),
+        ("O I-X I-X O I-X B-X", "IOB1"),
+        ("O I-X I-X", "IOB1"),
+        ("O B-X", "IOB2"),
+        ("I-X B-Y I-Y B-Y B-Y", "IOB2"),  # one tag is broken
+        ("O B-X I-X E-X S-X", "IOBES"),
+        ("B-X E-X", "IOBES"),
+        ("O B-X I-X L-X U-X", "BILOU"),
+        ("O U-X", "BILOU"),
+        ("B-X M-X E-X S-X", "BMES"),
+        ("O B-X M-X E-X W-X", "BMEWO"),
+        ("B I O", "IOB2"),
+        ("B-X U-X S-X", "none"),
+        ("NN VB O I", "none"),
+        ("X Y O", "none"),
+        ("O", "none"),
+    ],
+)
+def test_schemes_are_recognised(tags: str, scheme: str) -> None:
+    words = tags.split()
+    assert recognised({tag: words.count(tag) for tag in words}, [words]) == scheme
+
+
+def test_a_tag_of_a_prefix_alone_has_a_label_as_in_seqeval() -> None:
+    assert found("IOB2", ["B", "I", "O", "I-X", "I"]) == [("_", 0, 1), ("X", 3, 3), ("_", 4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags", "message"),
+    [
+        (
+            "IOB2",
+            "O B-X B_X B_X I-",
+            r"f:2: the tag 'B_X' does not .* form B-LABEL, I-LABEL or O \(3 words .*'I-'\)\. Corr",
+        ),
+        ("IOB2", "O B-X E-X", r"f:2: the tag 'E-X' .* form B-LABEL, I-LABEL or O\. Correct it, .*scheme none"),
+        ("BMES", "O I-X", r"f:1: .* form B-LABEL, M-LABEL, E-LABEL, S-LABEL or O\."),
+        ("none", "O B_X I_X", r"f:1: the tag 'B_X' .* form B-LABEL or O \(2 words"),
+        ("none", "O b-X", r"f:1: the tag 'b-X'"),
+        ("none", "O B-", r"f:1: the tag 'B-'"),
+    ],
+)
+def test_broken_tags(scheme: str, tags: str, message: str) -> None:
+    words = tags.split()
+    places = {tag: f"f:{words.index(tag)}" for tag in words}
+    with pytest.raises(DataError, match=message):
+        check_tags(scheme, places, {tag: words.count(tag) for tag in words})
+
+
+@pytest.mark.parametrize("tags", ["O PER LOC", "B_X I_X", "O NN -LRB- $ B2"])
+def test_tags_of_single_words_are_not_broken(tags: str) -> None:
+    check_tags("none", {}, dict.fromkeys(tags.split(), 1))
