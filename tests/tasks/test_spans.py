@@ -140,6 +140,10 @@ def test_schemes_are_recognised(tags: str, scheme: str) -> None:
     assert recognised({tag: words.count(tag) for tag in words}, [words]) == scheme
 
 
+def test_an_empty_tag_does_not_prevent_recognition() -> None:
+    assert recognised({"O": 1, "B-X": 1, "": 1}, [["O", "B-X", ""]]) == "IOB2"
+
+
 def test_a_tag_of_a_prefix_alone_has_a_label_as_in_seqeval() -> None:
     assert found("IOB2", ["B", "I", "O", "I-X", "I"]) == [("_", 0, 1), ("X", 3, 3), ("_", 4, 4)]
 
@@ -157,10 +161,11 @@ def test_a_tag_of_a_prefix_alone_has_a_label_as_in_seqeval() -> None:
         ("none", "O B_X I_X", r"f:1: the tag 'B_X' .* form B-LABEL or O \(2 words"),
         ("none", "O b-X", r"f:1: the tag 'b-X'"),
         ("none", "O B-", r"f:1: the tag 'B-'"),
+        ("IOB2", ["O", "B-X", ""], r"f:2: the tag '' does not"),
     ],
 )
-def test_broken_tags(scheme: str, tags: str, message: str) -> None:
-    words = tags.split()
+def test_broken_tags(scheme: str, tags: str | list[str], message: str) -> None:
+    words = tags.split() if isinstance(tags, str) else tags
     places = {tag: f"f:{words.index(tag)}" for tag in words}
     with pytest.raises(DataError, match=message):
         check_tags(scheme, places, {tag: words.count(tag) for tag in words})

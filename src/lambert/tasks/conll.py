@@ -119,9 +119,7 @@ def _size(path: Path, sample: Sequence[_Line]) -> int:
     size = Counter(len(line.cells) for line in sample).most_common(1)[0][0]
     if size < 2:
         alone = next(line for line in sample if len(line.cells) < 2)
-        raise DataError(
-            f"{path}:{alone.number} has 1 column, {shown(alone.cells[0])}, as most lines. {_FORM}"
-        )  # fmt: skip
+        raise DataError(f"{path}:{alone.number} has 1 column, {shown(alone.cells[0])}, as most lines. {_FORM}")
     return size
 
 

@@ -60,8 +60,8 @@ def _is_iob1(prefixes: set[str], sentences: Iterable[Sequence[str]]) -> bool:
         before = OUTSIDE
         for tag in tags:
             same = before != OUTSIDE and before[1:] == tag[1:]
-            against_1 += tag[0] == "B" and not same
-            against_2 += tag[0] == "I" and not same
+            against_1 += tag[:1] == "B" and not same
+            against_2 += tag[:1] == "I" and not same
             before = tag
     return against_1 < against_2 or "B" not in prefixes
 
