@@ -53,7 +53,7 @@ def test_it_replaces_what_was_there(model: Model, write: Callable[[Path], None],
 def test_transformers_computes_the_same_from_each_head(
     heads: dict[str, int], problem: str | None, model: Model, write: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    said = publish(weights.fresh(model.config, heads, seed=1), tmp_path / "model", write, {})
+    said = publish(weights.fresh(model.config, heads, seed=1), tmp_path / "model", write, {}, compare=True)
     assert "largest difference from transformers" in said
     assert weights.load(tmp_path / "model")[0].labels == heads
     assert read_config(tmp_path / "model").get("problem_type") == problem

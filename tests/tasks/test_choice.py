@@ -81,6 +81,8 @@ def test_predictions_and_scores(words: Tokenizer, tmp_path: Path) -> None:
     assert [row["choice"] for row in found] == [2, 0, 0]
     assert found[0]["probabilities"] == pytest.approx(predictions[0].tolist())
     assert found[0]["id"] == "x"
+    nothing = task.parse([], [])
+    assert task.predictions(nothing, told(nothing)) == []
     for name in ("out.tsv", "out.jsonl"):
         task.write(tmp_path / name, data, predictions)
         assert is_predictions((tmp_path / name).read_bytes())

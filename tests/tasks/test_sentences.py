@@ -92,5 +92,7 @@ def test_values_of_windows_are_averaged(words: Tokenizer, tmp_path: Path) -> Non
 
 
 def test_pairs_have_no_windows() -> None:
+    with pytest.raises(UsageError, match=r"task\.long_text = 'middle'"):
+        TaskConfig(long_text="middle")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="divides single texts, not pairs"):
         TaskConfig(long_text="mean", columns=Columns(text_b="other"))

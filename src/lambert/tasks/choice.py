@@ -1,7 +1,7 @@
 """Multiple choice: which of several texts fits a text, as in SWAG (Devlin et al., 2018, section 4.4)."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -114,7 +114,7 @@ class Choice(SentenceTask):
         """Returns the probabilities of the choices [C] of each example."""
         assert data.bounds_N is not None
         logits_S = concatenated(outputs, self.head)[:, 0]
-        return [metrics.softmax(logits_C) for logits_C in np.split(logits_S, data.bounds_N[1:-1])]
+        return [metrics.softmax(logits_S[low:high]) for low, high in pairwise(data.bounds_N.tolist())]
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"

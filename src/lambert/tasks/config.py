@@ -1,12 +1,13 @@
 """The settings of tasks. This module is light to import, since the help of the command line reads it."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import check
 
+LongText = Literal["cut", "mean", "max"]
 LONGEST, LONGEST_SQUAD = 512, 384
 """Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
 SHORTEST = 8
@@ -163,7 +164,7 @@ class TaskConfig:
     """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad, tag,
     and `long_text`). Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has
     positions, up to 384 for squad and 512 otherwise."""
-    long_text: Literal["cut", "mean", "max"] = "cut"
+    long_text: LongText = "cut"
     """classify, multilabel, regress: what becomes of text longer than `max_length`. cut: its end is left out. mean and
     max: it is divided into windows, and the output for the text is the mean or the largest of the logits of its
     windows, for each label."""
@@ -203,6 +204,8 @@ class TaskConfig:
             value = getattr(self, setting)
             if value != unset and self.name not in names:
                 raise UsageError(f"task.{setting} = {value!r} is for {' and '.join(names)}, not for {self.name!r}.")
+        if self.long_text not in get_args(LongText):
+            raise UsageError(f'task.long_text = {self.long_text!r}: give "cut", "mean" or "max".')
         if self.long_text != "cut" and self.columns.text_b:
             raise UsageError(
                 f"task.long_text = {self.long_text!r} divides single texts, not pairs: unset it or task.columns.text_b."
