@@ -31,6 +31,7 @@ from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.tasks import Task, TaskConfig, create, described, needed_pieces
 from lambert.tasks.config import OtherColumns
+from lambert.tasks.files import digest
 
 _PARTS = 8
 """Number of batches into which little data is divided, so that several ranks have some."""
@@ -107,7 +108,7 @@ def compare_ranks(world: World, model: Path, data: Path | None = None) -> None:
     if world.size == 1:
         return
     facts = {f"the model's {path.name}": sha256(path) for path in model_files(model_folder(model))}
-    compare(world, software() | facts | ({"the data": sha256(data)} if data else {}))
+    compare(world, software() | facts | ({"the data": digest(data)} if data else {}))
 
 
 class HasOutputs(Protocol):

@@ -26,7 +26,7 @@ from lambert.model.encoder import Encoder
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.publish import publish
-from lambert.tasks import Outputs, Row, Task, TaskConfig, answers
+from lambert.tasks import Outputs, Row, Task, TaskConfig, answers, scored
 from lambert.tasks.classify import tokenised
 from lambert.tasks.config import SHORTEST, OtherColumns
 from lambert.tasks.segments import concatenated
@@ -157,7 +157,7 @@ class TextModel:
                 path = Path(folder, "rows.jsonl")
                 path.write_text("".join(json_text(dict(row)) + "\n" for row in data), encoding="utf-8")
                 read = self.read(path)
-        return self.task.score(read, self.task.predictions(read, self.outputs(read)))
+        return scored(self.task, read, self.task.predictions(read, self.outputs(read)))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model with its current weights to a new model folder, which is complete or absent. The folder is

@@ -17,8 +17,8 @@ from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import Floats
 from lambert.tasks.segments import Cuts, Segments, concatenated, encode
-from lambert.tasks.table import label_cell, labelled_rows, ordered, text_cell, value_cell
-from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored, text_of, write_rows
+from lambert.tasks.table import label_cell, labelled_rows, numbered, ordered, text_cell, unknown_label, value_cell
+from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, write_rows
 
 
 class Sentences(Segments):
@@ -107,7 +107,7 @@ class Classify(SentenceTask):
                 "task.labels: a classification needs at least two labels, given or found in a training file."
             )
         self.labels = len(config.labels)
-        self._numbers = {label: number for number, label in enumerate(config.labels)}
+        self._numbers = numbered(config.labels)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
@@ -127,8 +127,7 @@ class Classify(SentenceTask):
         for place, row in labelled_rows(path, self.config.columns):
             label = label_cell(row, self.config.columns.label, place)
             if label not in self._numbers:
-                known = keys_found(self._numbers)
-                raise DataError(f"{place}: label {shown(label)} is not among the labels of the training file: {known}.")
+                raise unknown_label(label, self.config.labels, place)
             text, text_b = self._texts(row, place)
             texts.append(text)
             texts_b.append(text_b)

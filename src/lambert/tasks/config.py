@@ -83,13 +83,17 @@ class TaskConfig:
     """The task. It is stored in the model folder, so that evaluate and predict need no task settings."""
 
     name: str = "classify"
-    """classify, regress, squad, tag, mask, or "package.module:Class"."""
+    """classify, regress, squad, tag, mask, the name of a data set such as glue/mrpc (docs/finetune.md), or
+    "package.module:Class"."""
     max_length: int = 0
     """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad).
     Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has positions, up to 384
     for squad and 512 otherwise."""
     labels: tuple[str, ...] = ()
     """Names of the classes in the order of the head's outputs. Empty: the sorted labels of the training file."""
+    metrics: tuple[str, ...] = ()
+    """Scores that are listed before the others; the first is the headline. Names that the task has not are ignored.
+    Empty: the task's own order."""
     top: int = 5
     """mask: number of candidates listed for each [MASK]."""
     columns: Columns = field(default_factory=Columns)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, shown
-from lambert.tasks.table import opened
+from lambert.tasks.files import opened
 from lambert.tasks.task import keys_found, whole_text
 
 _SPACES = " \t\r\n\u202f"  # the official word separators, which are not all Unicode spaces

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambert.core.contents import sha256
 from lambert.core.settings import as_dict, dotted
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
@@ -25,7 +24,8 @@ from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import learn, needed_pieces
+from lambert.tasks import learn, needed_pieces, resolved, scored
+from lambert.tasks.files import digest, training_and_dev
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -48,6 +48,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
             folder, given = model_folder(config.init), config
+            train_path, dev_path = training_and_dev(config.data, config.dev)
+            config = replace(config, data=train_path, dev=dev_path, task=resolved(config.task, train_path))
             shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
             tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
             task_config, optim = config.task.resolved(shape.positions), config.optim.resolved(shape)
@@ -68,7 +70,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             else:
                 notes = [*report.warnings(), *notes]
             files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
-            hashes = {name: sha256(path) for name, path in files.items()}
+            hashes = {name: digest(path) for name, path in files.items()}
             if not config.random_init:
                 hashes[INITIAL_WEIGHTS] = fingerprint(folder)
 
@@ -81,7 +83,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 return {}
             try:
                 found = outputs(model, dev, precision, world, micro_tokens, check_signal)
-                return task.score(dev, task.predictions(dev, found))
+                return scored(task, dev, task.predictions(dev, found))
             except Interrupted:
                 return {}
 
@@ -101,9 +103,13 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
     """Yields a line with the settings that were not given, and their values."""
     before, now = dotted(as_dict(given)), dotted(as_dict(config))
-    found = ", ".join(f"{name} = {value:g}" for name, value in now.items() if before.get(name) != value)
+    found = ", ".join(f"{name} = {_shown(value)}" for name, value in now.items() if before.get(name) != value)
     if found:
         yield f"chosen by the model and the data: {found}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _counts(path: Path, data: Any, max_length: int) -> str:
