@@ -74,9 +74,7 @@ def test_splits(tmp_path: Path) -> None:
     file = tmp_path / "x.tsv"
     assert training_and_dev(file, None) == (file, None)
     assert training_and_dev(file, folder) == (file, folder / "validation")
-    with pytest.raises(
-        DataError, match=r"set has the splits train, validation, test: name one of them"
-    ):
+    with pytest.raises(DataError, match=r"set has the splits train, validation, test: name one of them"):
         list(read_rows(folder, Columns()))
     mnli = several(tmp_path / "mnli", "train", "validation_matched")
     assert training_and_dev(mnli, None) == (mnli / "train", None)

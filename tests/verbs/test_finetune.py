@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from lambert.core import settings
 from lambert.runs import defaults
+from lambert.tasks import TaskConfig
 from lambert.verbs import finetune
 
 Lambert = Callable[..., Any]
@@ -61,8 +62,13 @@ def test_what_was_left_out_is_said(
     flags = {"task__name": "squad", "task__max_length": 64, "task__squad__max_query": 16, "train__steps": 1}
     done = lambert("finetune", data=path, init=pretrained, out=tmp_path / "run", **flags)
     assert done.code == 0, done.err
-    assert "1 answers not found" in done.out
+    assert "1 questions were left out, because their answer is not in the paragraph" in done.out
     assert "1 offsets corrected" in done.out
+    lost = "data[0].paragraphs[0].qas[0]: the answer 'nowhere to be found' is not in its paragraph"
+    assert f"left out: {path}: {lost}" in done.out
+    assert f"left out: {path}: {lost}" in (tmp_path / "run" / "log.txt").read_text()
+    flags["task__squad__bad_answers"] = "stop"
+    one_line(lambert("finetune", data=path, init=pretrained, out=tmp_path / "other", **flags), 3, lost)
 
 
 def test_restart_damaged_is_another_beginning(
@@ -100,7 +106,8 @@ def test_it_continues(
 
 def test_the_number_of_cut_examples_is_explained() -> None:
     data = SimpleNamespace(counts={"examples": 600, "empty": 0, "cut": 597})
-    assert finetune._counts(Path("a.tsv"), data, 64) == "a.tsv  600 examples, 597 longer than 64 tokens were cut"
+    task = TaskConfig(max_length=64)
+    assert finetune._counts(Path("a.tsv"), data, task) == "a.tsv  600 examples, 597 longer than 64 tokens were cut"
 
 
 def test_the_default_length_adapts_to_the_encoder(

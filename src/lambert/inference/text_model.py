@@ -28,7 +28,7 @@ from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, answers, scored
 from lambert.tasks.classify import tokenised
-from lambert.tasks.config import SHORTEST, OtherColumns
+from lambert.tasks.config import SHORTEST, Language, OtherColumns
 from lambert.tasks.segments import concatenated
 
 Pooling = Literal["mean", "cls"]
@@ -73,16 +73,17 @@ class TextModel:
         inference: InferenceConfig,
         world: World,
         columns: OtherColumns | None = None,
+        language: Language | None = None,
     ) -> None:
-        """Loads the model. `columns` are the columns of the data, where they differ from the model's. With several
-        ranks (`world`), each computes a share, and all ranks must call every method."""
+        """Loads the model. `columns` and `language` are those of the data, where they differ from the model's. With
+        several ranks (`world`), each computes a share, and all ranks must call every method."""
         self.path, self.folder = path, model_folder(path)
         """The given path, and the model folder that it names or contains."""
         self.tokenizer: Any
         """The `tokenizers.Tokenizer` of the model."""
         self._model: Model
         self._precision: Precision
-        model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns)
+        model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns, language)
         self._model, self._precision = ready(model, inference.precision, world.device)
         self._inference, self._world = inference, world
 

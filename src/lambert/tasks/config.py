@@ -1,11 +1,13 @@
 """The settings of tasks. This module is light to import, since the help of the command line reads it."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
 
+Language = Literal["en", "ar", "de", "es", "hi", "vi", "zh"]
+"""The languages of MLQA (Lewis et al. 2020)."""
 LONGEST, LONGEST_SQUAD = 512, 384
 """Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
 SHORTEST = 8
@@ -64,6 +66,11 @@ class SquadConfig:
     """Maximum tokens of an answer."""
     best: int = 20
     """Number of start and end tokens considered in each window, and of answers kept for each question."""
+    bad_answers: Literal["skip", "stop"] = "skip"
+    """Training questions whose answer does not occur in the paragraph: leave them out and list the first, or stop."""
+    language: Language = "en"
+    """Language of the answers, for the scores. en: the official rules of SQuAD. Others: the rules of MLQA, which ignore
+    the articles of that language and compare Chinese by characters."""
     null_threshold: float = 0.0
     """Version 2.0: "no answer" is predicted where its score minus that of the best answer exceeds this threshold.
     `evaluate` reports the threshold with the best scores."""
@@ -74,6 +81,9 @@ class SquadConfig:
             self, "task.squad.",
             stride=count, max_query=count, max_answer=count, best=count, null_threshold="(-inf, inf)",
         )  # fmt: skip
+        for name, known in (("bad_answers", ("skip", "stop")), ("language", get_args(Language))):
+            if getattr(self, name) not in known:
+                raise UsageError(f"task.squad.{name} = {getattr(self, name)!r} must be one of {', '.join(known)}.")
         if self.version not in ("", "1.1", "2.0"):
             raise UsageError(f'task.squad.version = {self.version!r}: give "1.1", "2.0" or "" (as the file says).')
 

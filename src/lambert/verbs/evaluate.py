@@ -33,7 +33,9 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
 def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
     with detect(config.inference.device) as world:
         with world.together("reading the model and the data"):
-            model = TextModel(config.model, config.task, config.code, config.inference, world, config.columns)
+            model = TextModel(
+                config.model, config.task, config.code, config.inference, world, config.columns, config.language
+            )
             task = model.task
             if config.predictions is not None and ":" not in task.config.name:  # a task from outside has its own format
                 check_replaceable(config.predictions, is_predictions, "evaluate")

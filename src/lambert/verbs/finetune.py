@@ -24,7 +24,7 @@ from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import learn, needed_pieces, resolved, scored
+from lambert.tasks import TaskConfig, learn, needed_pieces, resolved, scored
 from lambert.tasks.files import digest, training_and_dev
 from lambert.verbs.settings.finetune import FinetuneConfig
 
@@ -88,7 +88,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 return {}
 
         labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
-        notes += [_counts(path, rows, task.config.max_length) for path, rows in labelled]
+        for path, rows in labelled:
+            notes += [_counts(path, rows, task.config), *rows.notes]
         first_start = not archive.last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
             for line in notes if world.is_first else ():
@@ -112,8 +113,13 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def _counts(path: Path, data: Any, max_length: int) -> str:
+def _counts(path: Path, data: Any, task: TaskConfig) -> str:
     """Returns a line with the numbers of examples that were read, cut and left out."""
-    words = {"cut": f"longer than {max_length} tokens were cut"}
+    words = {
+        "cut": f"longer than {task.max_length} tokens were cut",
+        "empty": "empty texts",
+        "questions_cut": f"questions longer than {task.squad.max_query} tokens were cut (task.squad.max_query)",
+        "answers_not_found": "questions were left out, because their answer is not in the paragraph",
+    }
     counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
     return f"{path}  {', '.join(counts)}"
