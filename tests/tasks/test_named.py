@@ -107,7 +107,7 @@ def test_other_tasks_are_left_as_they_are(tmp_path: Path) -> None:
 
 def test_tagging_takes_labels_and_the_score(tmp_path: Path) -> None:
     found = resolved(TaskConfig(name="conll2003"), tmp_path / "none.jsonl")
-    assert (found.name, found.metrics, found.columns) == ("tag", ("f1",), Columns())
+    assert (found.name, found.metrics, found.columns) == ("tag", ("span_f1", "f1"), Columns())
     assert found.labels == ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 
 

@@ -116,6 +116,8 @@ def test_not_json_or_not_there(tokenizer: Tokenizer, tmp_path: Path) -> None:
             task.read(path)
     with pytest.raises(DataError, match="No such file"):
         task.read(tmp_path / "other.json")
+    with pytest.raises(DataError, match=r"x\.tsv\.gz is a table, .* set --task.name classify"):
+        task.read(tmp_path / "x.tsv.gz")
 
 
 def test_versions(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -203,3 +203,30 @@ def test_what_is_left_open_is_found_recorded_and_found_again(
     assert other.code == 0, other.err
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "other"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_named_task_of_a_data_set_on_disk(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    """The run stores the ordinary task, and the same command continues it."""
+    arrow = pytest.importorskip("pyarrow")
+    rows = [{"sentence": "a good film", "label": 1, "idx": 0}, {"sentence": "bad", "label": 0, "idx": 1}] * 2
+    table = arrow.Table.from_pylist(rows)
+    for split in ("train", "validation"):
+        (tmp_path / "sst2" / split).mkdir(parents=True)
+        path = tmp_path / "sst2" / split / "data.arrow"
+        with path.open("wb") as file, arrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+        (tmp_path / "sst2" / split / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    (tmp_path / "sst2" / "dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
+    flags = {"data": tmp_path / "sst2", "init": pretrained, "out": tmp_path / "run", "task__name": "glue/sst2"}
+    flags |= {"train__steps": 1, "train__batch_size": 4}
+    done = lambert("finetune", **flags)
+    assert done.code == 0, done.err
+    assert next(iter(scores(tmp_path / "run"))) == "accuracy"
+    stored = settings.read(tmp_path / "run" / "config.toml")
+    assert stored["dev"] == str(tmp_path / "sst2" / "validation")
+    assert (stored["task"]["name"], stored["task"]["labels"]) == ("classify", ["negative", "positive"])
+    assert stored["task"]["columns"]["text"] == "sentence"
+    assert "already" in lambert("finetune", **flags).out
+    found = lambert("evaluate", model=tmp_path / "run", data=tmp_path / "sst2" / "validation")
+    assert found.out.startswith("accuracy")
+    one_line(lambert("evaluate", model=tmp_path / "run", data=tmp_path / "sst2"), 3, "has the splits train, validation")

@@ -69,7 +69,7 @@ NAMED = {
     ),
     "superglue/rte": Named("classify", _ACCURACY, (_PREMISE,), _ENTAILED),
     "conll2003": Named(
-        "tag", ("f1",),
+        "tag", ("span_f1", "f1"),
         labels=("O", *(f"{mark}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for mark in "BI")),
     ),
 }  # fmt: skip

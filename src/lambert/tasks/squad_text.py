@@ -59,6 +59,11 @@ def read_squad(path: Path) -> Questions:
     entries."""
     if kind(path) in _ROWS:
         return _collected(path, _rows(path))
+    if kind(path) in (".tsv", ".csv"):
+        raise DataError(
+            f"{path} is a table, and questions are read from SQuAD JSON, JSON lines, Parquet or a data set on disk. "
+            "For texts with labels set --task.name classify."
+        )
     with opened(path) as file:
         content = file.read()
     if kind(path) == ".json" and _is_row(
