@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict
+from lambert.tasks.squad_answers import Answer, Candidate
+from lambert.tasks.squad_text import read_squad
 from lambert.tasks.task import is_predictions
 
 
@@ -114,6 +116,8 @@ def test_not_json_or_not_there(tokenizer: Tokenizer, tmp_path: Path) -> None:
             task.read(path)
     with pytest.raises(DataError, match="No such file"):
         task.read(tmp_path / "other.json")
+    with pytest.raises(DataError, match=r"x\.tsv\.gz is a table, .* set --task.name classify"):
+        task.read(tmp_path / "x.tsv.gz")
 
 
 def test_versions(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -131,6 +135,96 @@ def test_versions(tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    for wrong in ({"stride": 0}, {"max_query": 0}, {"max_answer": 0}, {"best": 0}, {"version": "3"}):
+    for wrong in (
+        {"stride": 0},
+        {"max_query": 0},
+        {"max_answer": 0},
+        {"best": 0},
+        {"version": "3"},
+        {"bad_answers": "no"},
+        {"language": "fr"},
+    ):
         with pytest.raises(UsageError, match=rf"task\.squad\.{next(iter(wrong))} = "):
             SquadConfig(**wrong)
+
+
+ROWS = [
+    {"id": "a", "question": "Who?", "context": "Ann lives here.", "answers": {"text": ["Ann"], "answer_start": [0]}},
+    {"id": "b", "question": "What?", "context": "Bob.", "answers": {"text": ["Bob", "B"], "answer_start": [0, 0]}},
+    {"id": "c", "question": "Why?", "context": "Ann lives here.", "answers": {"text": [], "answer_start": []}},
+]
+"""Questions as the data sets squad and squad_v2 of the Hugging Face Hub have them."""
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "set"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_rows_of_questions(name: str, count: int, tmp_path: Path) -> None:
+    path, rows = tmp_path / name, ROWS[:count]
+    if path.suffix in (".jsonl", ".json"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        table = arrow.Table.from_pylist(rows)
+        if path.suffix:
+            pytest.importorskip("pyarrow.parquet").write_table(table, path)
+        else:
+            path.mkdir()
+            (path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+            with (path / "data.arrow").open("wb") as file, arrow.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table)
+    found = read_squad(path)
+    assert found.contexts == ["Ann lives here.", "Bob."]
+    assert [question.paragraph for question in found.questions] == [0, 1, 0][:count]
+    assert [question.id for question in found.questions] == ["a", "b", "c"][:count]
+    assert found.questions[1].answers == (("Bob", 0), ("B", 0))
+    assert (found.version, found.questions[-1].impossible) == (("1.1", False) if count == 2 else ("2.0", True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answers": {"text": ["Ann"], "answer_start": [0, 1]}}, "x.jsonl:1: 'answers' has 1 texts and another number"),
+        ({"answers": {"start": [0]}}, "x.jsonl:1: 'answers': 'text' is missing"),
+        ({"answers": "Ann"}, "x.jsonl:1: 'answers' is a text"),
+        ({"context": 7}, "x.jsonl:1: 'context' is a number"),
+        ({"id": "b"}, "x.jsonl:2: id 'b' is already that of "),
+        ({"question": None}, "x.jsonl:1: 'question' is a null"),
+    ],
+)
+def test_malformed_rows(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ({**ROWS[0], **change}, ROWS[1])))
+    with pytest.raises(DataError, match=message):
+        read_squad(path)
+
+
+def test_answers_that_are_not_in_the_paragraph(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    wrong = [{**ROWS[0], "id": str(n), "answers": {"text": [f"Eve {n}"], "answer_start": [0]}} for n in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*wrong, ROWS[1]]))
+    _, data = learn(TaskConfig(name="squad"), tokenizer, path)
+    assert data.counts["answers_not_found"] == 5
+    assert list(data.notes) == [
+        f"left out: {path}:{n + 1}: the answer 'Eve {n}' is not in its paragraph" for n in range(3)
+    ]
+    strict = TaskConfig(name="squad", squad=SquadConfig(bad_answers="stop"))
+    with pytest.raises(
+        DataError, match=r"x\.jsonl:1: the answer 'Eve 0' is not in its paragraph \(and 4 more\)\. Correct"
+    ):
+        learn(strict, tokenizer, path)
+
+
+def test_scores_of_another_language(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    row = {
+        "id": "a",
+        "question": "?",
+        "context": "他在四川省成都市。",
+        "answers": {"text": ["四川省成都市"], "answer_start": [2]},
+    }
+    path.write_text(json.dumps(row) + "\n")
+    for language, f1 in (("en", 0.0), ("zh", 200 / 3)):
+        config = TaskConfig(name="squad", squad=SquadConfig(language=language))
+        task, data = learn(config, tokenizer, path)
+        candidate = Candidate("成都市", 1.0, 0.0, 0.0, (5, 8))
+        assert task.score(data, [Answer("成都市", candidate, None, [candidate])])["f1"] == pytest.approx(f1)

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambert.tasks.squad_score import best_threshold, normalised, pairs_v1, pairs_v2, score_v1, score_v2
+from lambert.tasks.squad_score import (
+    best_threshold,
+    normalised,
+    normalised_mlqa,
+    pairs_v1,
+    pairs_v2,
+    score_v1,
+    score_v2,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,3 +112,28 @@ def test_best_threshold_is_that_of_brute_force(rows: list[tuple[int, float, floa
     score, threshold = best_threshold(odds, answered, unanswered)
     assert score == pytest.approx(max(mean(at) for at in [odds.min() - 1.0, *odds]))
     assert mean(threshold) == pytest.approx(score)
+
+
+MLQA = [
+    ("zh", "成都市。", "四川省成都市", "成 都 市", 2 / 3),
+    ("zh", "1980年 的 Tesla", "1980年的tesla", "1980 年 的 tesla", 1.0),
+    ("zh", "。", "，", "", 0.0),
+    ("de", "Die Römer", "den Römern, der Römer", "römer", 2 / 3),
+    ("de", "„der Bahnhof“", "Bahnhof", "bahnhof", 1.0),
+    ("es", "la Casa de los Ángeles", "casa de Ángeles", "casa de ángeles", 1.0),
+    ("vi", "của Việt Nam", "việt nam", "việt nam", 1.0),
+    ("ar", "الكتاب", "كتاب", "كتاب", 1.0),
+    ("hi", "क।ख", "कख", "कख", 1.0),
+]
+"""Language, prediction, gold answer; and the normalised prediction and F1 of mlqa_evaluation_v1.py."""
+
+
+@pytest.mark.parametrize(("language", "predicted", "gold", "expected", "f1"), MLQA)
+def test_other_languages_score_as_mlqa(language: str, predicted: str, gold: str, expected: str, f1: float) -> None:
+    assert normalised_mlqa(predicted, language) == expected
+    found = score_v1({"q": [gold]}, {"q": predicted}, language)
+    assert found["f1"] == pytest.approx(100 * f1)
+    same = normalised_mlqa(predicted, language) == normalised_mlqa(gold, language)
+    assert found["exact_match"] == (100.0 if same else 0.0)
+    found = score_v2({"q": [gold]}, {"q": predicted}, language)
+    assert found["exact_match"] == (100.0 if same else 0.0)

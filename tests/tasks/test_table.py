@@ -179,23 +179,12 @@ def test_rows_of_another_task_are_recognised(row: dict[str, object], message: st
         ("train.conll", "train.conll is a CoNLL file, .*: set --task.name tag"),
         ("train.zip", "is an archive, .* Unpack it"),
         ("train.tsv.tar.gz", "is an archive, .* Unpack it"),
-        ("data-00000-of-00001.arrow", "in Arrow format, .*to_parquet"),
     ],
 )
 def test_formats_that_are_not_read_are_named(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"?")
     with pytest.raises(DataError, match=message):
         rows(tmp_path / name)
-
-
-def test_a_folder_of_hugging_face_datasets_is_recognised(tmp_path: Path) -> None:
-    for folder, file in (("one", "state.json"), ("several", "dataset_dict.json")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / file).write_text("{}")
-    (tmp_path / "one" / "data-00000-of-00001.arrow").touch()
-    for folder in ("one", "several"):
-        with pytest.raises(DataError, match=r"in Arrow format, .*to_parquet"):
-            rows(tmp_path / folder)
 
 
 def test_labels_are_ordered() -> None:

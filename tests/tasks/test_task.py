@@ -52,7 +52,7 @@ def test_descriptions_of_other_origin() -> None:
 
 
 def test_registry(words: Tokenizer) -> None:
-    assert set(TASKS) == {"classify", "multilabel", "choice", "regress", "squad", "tag", "mask"}
+    assert set(TASKS) == {"classify", "multilabel", "choice", "regress", "squad", "tag", "embed", "mask"}
     outside = create(TaskConfig(name="lambert.tasks.mask:Mask"), words)
     assert outside.head == "mlm"
     with pytest.raises(UsageError, match="Did you mean 'classify'"):

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from lambert.core import settings
 from lambert.runs import defaults
+from lambert.tasks import TaskConfig
 from lambert.verbs import finetune
 
 Lambert = Callable[..., Any]
@@ -61,8 +62,13 @@ def test_what_was_left_out_is_said(
     flags = {"task__name": "squad", "task__max_length": 64, "task__squad__max_query": 16, "train__steps": 1}
     done = lambert("finetune", data=path, init=pretrained, out=tmp_path / "run", **flags)
     assert done.code == 0, done.err
-    assert "1 answers not found" in done.out
+    assert "1 questions were left out, because their answer is not in the paragraph" in done.out
     assert "1 offsets corrected" in done.out
+    lost = "data[0].paragraphs[0].qas[0]: the answer 'nowhere to be found' is not in its paragraph"
+    assert f"left out: {path}: {lost}" in done.out
+    assert f"left out: {path}: {lost}" in (tmp_path / "run" / "log.txt").read_text()
+    flags["task__squad__bad_answers"] = "stop"
+    one_line(lambert("finetune", data=path, init=pretrained, out=tmp_path / "other", **flags), 3, lost)
 
 
 def test_restart_damaged_is_another_beginning(
@@ -100,7 +106,8 @@ def test_it_continues(
 
 def test_the_number_of_cut_examples_is_explained() -> None:
     data = SimpleNamespace(counts={"examples": 600, "empty": 0, "cut": 597})
-    assert finetune._counts(Path("a.tsv"), data, 64) == "a.tsv  600 examples, 597 longer than 64 tokens were cut"
+    task = TaskConfig(max_length=64)
+    assert finetune._counts(Path("a.tsv"), data, task) == "a.tsv  600 examples, 597 longer than 64 tokens were cut"
 
 
 def test_the_default_length_adapts_to_the_encoder(
@@ -196,3 +203,30 @@ def test_what_is_left_open_is_found_recorded_and_found_again(
     assert other.code == 0, other.err
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "other"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_named_task_of_a_data_set_on_disk(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    """The run stores the ordinary task, and the same command continues it."""
+    arrow = pytest.importorskip("pyarrow")
+    rows = [{"sentence": "a good film", "label": 1, "idx": 0}, {"sentence": "bad", "label": 0, "idx": 1}] * 2
+    table = arrow.Table.from_pylist(rows)
+    for split in ("train", "validation"):
+        (tmp_path / "sst2" / split).mkdir(parents=True)
+        path = tmp_path / "sst2" / split / "data.arrow"
+        with path.open("wb") as file, arrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+        (tmp_path / "sst2" / split / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    (tmp_path / "sst2" / "dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
+    flags = {"data": tmp_path / "sst2", "init": pretrained, "out": tmp_path / "run", "task__name": "glue/sst2"}
+    flags |= {"train__steps": 1, "train__batch_size": 4}
+    done = lambert("finetune", **flags)
+    assert done.code == 0, done.err
+    assert next(iter(scores(tmp_path / "run"))) == "accuracy"
+    stored = settings.read(tmp_path / "run" / "config.toml")
+    assert stored["dev"] == str(tmp_path / "sst2" / "validation")
+    assert (stored["task"]["name"], stored["task"]["labels"]) == ("classify", ["negative", "positive"])
+    assert stored["task"]["columns"]["text"] == "sentence"
+    assert "already" in lambert("finetune", **flags).out
+    found = lambert("evaluate", model=tmp_path / "run", data=tmp_path / "sst2" / "validation")
+    assert found.out.startswith("accuracy")
+    one_line(lambert("evaluate", model=tmp_path / "run", data=tmp_path / "sst2"), 3, "has the splits train, validation")

@@ -3,6 +3,7 @@
 import importlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from lambert.core.errors import UsageError
@@ -36,6 +37,27 @@ def parquet_groups(stream: BinaryIO, size: int) -> list[int]:
     return starts
 
 
+def parquet_metadata(stream: BinaryIO) -> dict[bytes, bytes]:
+    """Returns what the writer of a Parquet file noted in its schema, such as the features of a data set. Raises
+    NotParquet, and UsageError if pyarrow is not installed."""
+    with _explained() as parquet:
+        return dict(parquet.ParquetFile(stream).schema_arrow.metadata or {})
+
+
+@contextmanager
+def _explained() -> Iterator[Any]:
+    """Gives pyarrow.parquet. Its failures are raised as NotParquet, except those of the disk."""
+    arrow, parquet = _pyarrow()
+    try:
+        yield parquet
+    except (arrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise NotParquet(f"is damaged or not Parquet ({' '.join(str(error).split())})") from error
+    except (ValueError, OverflowError) as error:  # text that is not UTF-8, times beyond those of Python
+        raise NotParquet(f"has a name or value that cannot be read ({' '.join(str(error).split())})") from error
+
+
 def _pyarrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
@@ -53,8 +75,7 @@ def parquet_rows(
     A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which every
     row refers. The first is refused. For the second, the number of rows in a batch follows from the longest text.
     """
-    arrow, parquet = _pyarrow()
-    try:
+    with _explained() as parquet:
         file = parquet.ParquetFile(stream)
         names = file.schema_arrow.names
         if column and column not in names:
@@ -75,12 +96,6 @@ def parquet_rows(
             size = max(1, min(_ROWS, _MEMORY // max(longest, 1)))
             for batch in file.iter_batches(size, row_groups=[group], **chosen):
                 yield from batch.to_pylist()
-    except (arrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk
-        raise NotParquet(f"is damaged or not Parquet ({' '.join(str(error).split())})") from error
-    except (ValueError, OverflowError) as error:  # text that is not UTF-8, times beyond those of Python
-        raise NotParquet(f"has a name or value that cannot be read ({' '.join(str(error).split())})") from error
 
 
 def _check_sizes(file: Any, stream: BinaryIO) -> None:

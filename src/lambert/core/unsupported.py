@@ -8,10 +8,6 @@ from pathlib import Path
 from lambert.core.errors import DataError
 
 ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-ARROW = ("dataset_dict.json", "state.json", "dataset_info.json")
-"""Files that `save_to_disk` of Hugging Face's datasets writes."""
-
-
 _WORK = ("extract", "fetch", "clean", "deduplicate", "encode", "tokens")
 """Folders in the work folder of `lambert prepare`."""
 
@@ -20,15 +16,6 @@ def refuse_archive(path: Path) -> None:
     """Raises DataError if the file name is that of an archive of several files."""
     if path.name.lower().endswith(ARCHIVES) and not path.is_dir():
         raise DataError(f"{path} is an archive, which is not unpacked here. Unpack it and name its content.")
-
-
-def refuse_arrow(path: Path) -> None:
-    """Raises DataError if the path is a Hugging Face data set in Arrow format, a file or a folder."""
-    if path.suffix == ".arrow" or (path.is_dir() and _is_arrow(path)):
-        raise DataError(
-            f"{path} is a Hugging Face data set in Arrow format, which only `prepare` reads. Write each split as "
-            "Parquet: datasets.load_from_disk(FOLDER)['train'].to_parquet('train.parquet'), and name that file."
-        )
 
 
 def is_corpus(folder: Path) -> bool:
@@ -45,12 +32,6 @@ def refuse_corpus(path: Path) -> None:
     """Raises DataError if the path is a corpus that `lambert prepare` wrote."""
     if is_corpus(path):
         raise DataError(f"{path} is a corpus that `lambert prepare` wrote: name the text that it was made from.")
-
-
-def _is_arrow(folder: Path) -> bool:
-    return (folder / ARROW[0]).is_file() or (
-        any((folder / name).is_file() for name in ARROW) and any(folder.glob("*.arrow"))
-    )
 
 
 NOT_DOWNLOADED = (

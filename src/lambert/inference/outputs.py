@@ -30,7 +30,8 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.tasks import Task, TaskConfig, create, described, needed_pieces, sentence_transformers
-from lambert.tasks.config import OtherColumns
+from lambert.tasks.config import Language, OtherColumns
+from lambert.tasks.files import digest
 
 _PARTS = 8
 """Number of batches into which little data is divided, so that several ranks have some."""
@@ -40,7 +41,11 @@ batches there."""
 
 
 def load_task(
-    path: Path, name: str, code: Collection[str] = (), columns: OtherColumns | None = None
+    path: Path,
+    name: str,
+    code: Collection[str] = (),
+    columns: OtherColumns | None = None,
+    language: Language | None = None,
 ) -> tuple[Model, Any, Task[Any, Any], str]:
     """Loads a model that was fine-tuned for a task, or a Hugging Face folder with a task head.
 
@@ -49,6 +54,7 @@ def load_task(
         name: The expected task; empty: the task that the folder describes.
         code: Names of code from outside that the folder may import.
         columns: Columns of the data, where they differ from those that the model was fine-tuned on.
+        language: Language of the answers of the data, where it differs from that of the model's task.
 
     Returns:
         The model, its tokenizer, the task, and an error message, empty if the folder has a head for the task. Without
@@ -65,6 +71,8 @@ def load_task(
     check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
     if columns is not None:
         config = replace(config, columns=columns.over(config.columns))
+    if language is not None:
+        config = replace(config, squad=replace(config.squad, language=language))
     positions = layout.encoder_config(settings, folder, code).positions
     length = min(config.resolved(positions).max_length, positions)
     task = create(replace(config, max_length=length), tokenizer)
@@ -110,7 +118,7 @@ def compare_ranks(world: World, model: Path, data: Path | None = None) -> None:
     if world.size == 1:
         return
     facts = {f"the model's {path.name}": sha256(path) for path in model_files(model_folder(model))}
-    compare(world, software() | facts | ({"the data": sha256(data)} if data else {}))
+    compare(world, software() | facts | ({"the data": digest(data)} if data else {}))
 
 
 class HasOutputs(Protocol):

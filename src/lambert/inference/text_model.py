@@ -26,8 +26,8 @@ from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.objectives import first_vectors, mean_vectors
 from lambert.model.publish import publish
-from lambert.tasks import Outputs, Row, Task, TaskConfig, answers, model_files
-from lambert.tasks.config import SHORTEST, OtherColumns
+from lambert.tasks import Outputs, Row, Task, TaskConfig, answers, model_files, scored
+from lambert.tasks.config import SHORTEST, Language, OtherColumns
 from lambert.tasks.segments import concatenated
 from lambert.tasks.sentences import tokenised
 
@@ -73,16 +73,17 @@ class TextModel:
         inference: InferenceConfig,
         world: World,
         columns: OtherColumns | None = None,
+        language: Language | None = None,
     ) -> None:
-        """Loads the model. `columns` are the columns of the data, where they differ from the model's. With several
-        ranks (`world`), each computes a share, and all ranks must call every method."""
+        """Loads the model. `columns` and `language` are those of the data, where they differ from the model's. With
+        several ranks (`world`), each computes a share, and all ranks must call every method."""
         self.path, self.folder = path, model_folder(path)
         """The given path, and the model folder that it names or contains."""
         self.tokenizer: Any
         """The `tokenizers.Tokenizer` of the model."""
         self._model: Model
         self._precision: Precision
-        model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns)
+        model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns, language)
         self._model, self._precision = ready(model, inference.precision, world.device)
         self._inference, self._world = inference, world
 
@@ -169,7 +170,7 @@ class TextModel:
                 path = Path(folder, "rows.jsonl")
                 path.write_text("".join(json_text(dict(row)) + "\n" for row in data), encoding="utf-8")
                 read = self.read(path)
-        return self.task.score(read, self.task.predictions(read, self.outputs(read)))
+        return scored(self.task, read, self.task.predictions(read, self.outputs(read)))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model with its current weights to a new model folder, which is complete or absent. The folder is

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lambert.core.registry import Kind, lookup
+from lambert.core.registry import Kind, choose, lookup
+from lambert.tasks import named
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.task import Outputs, Row, Task, answers, described, model_files, predict
+from lambert.tasks.task import Outputs, Row, Task, answers, described, model_files, predict, scored
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,7 +40,7 @@ KIND = Kind(
 
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "create", "described", "learn", "model_files", "needed_pieces", "predict", "tuned",
+    "answers", "create", "described", "learn", "model_files", "needed_pieces", "predict", "resolved", "scored", "tuned",
 ]  # fmt: skip
 
 
@@ -54,6 +55,14 @@ def _class(config: TaskConfig) -> Any:
 def needed_pieces(name: str) -> tuple[str, ...]:
     """Returns the special pieces that the vocabulary must have for the task of this name."""
     return ("[CLS]", "[SEP]", "[MASK]") if name == "mask" else ("[CLS]", "[SEP]")
+
+
+def resolved(config: TaskConfig, path: Path) -> TaskConfig:
+    """Returns the settings of the ordinary task for the name of a data set such as glue/mrpc, whose labelled file is
+    `path`, and with the labels that the file declares. Raises UsageError for an unknown name."""
+    if ":" not in config.name:
+        choose({**TASKS, **named.NAMED}, config.name, "task.name")
+    return named.resolved(config, path)
 
 
 def create(config: TaskConfig, tokenizer: "Tokenizer") -> Task[Any, Any]:

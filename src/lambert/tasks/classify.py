@@ -15,8 +15,8 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.labels import LabelLoss, absent, check_class_weights, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.sentences import Sentences, SentenceTask
-from lambert.tasks.table import label_cell, labelled_rows, value_cell
-from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored
+from lambert.tasks.table import label_cell, labelled_rows, numbered, unknown_label, value_cell
+from lambert.tasks.task import Outputs, Row, label_names, stored
 
 
 class Classify(SentenceTask):
@@ -33,7 +33,7 @@ class Classify(SentenceTask):
             )
         check_class_weights(config)
         self.labels = len(config.labels)
-        self._numbers = {label: number for number, label in enumerate(config.labels)}
+        self._numbers = numbered(config.labels)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
@@ -54,8 +54,7 @@ class Classify(SentenceTask):
         for place, row in labelled_rows(path, self.config.columns):
             label = label_cell(row, self.config.columns.label, place)
             if label not in self._numbers:
-                known = keys_found(self._numbers)
-                raise DataError(f"{place}: label {shown(label)} is not among the labels of the training file: {known}.")
+                raise unknown_label(label, self.config.labels, place)
             text, text_b = self._texts(row, place)
             texts.append(text)
             texts_b.append(text_b)

@@ -8,12 +8,15 @@ from lambert.core.registry import nearest
 from lambert.core.settings import check
 
 LongText = Literal["cut", "mean", "max"]
+Language = Literal["en", "ar", "de", "es", "hi", "vi", "zh"]
+"""The languages of MLQA (Lewis et al. 2020)."""
 LONGEST, LONGEST_SQUAD = 512, 384
 """Tokens: the positions of BERT, and google-research/bert, run_squad.py."""
 SHORTEST = 8
 """Tokens; ours."""
 LEAST_WEIGHT = 1e-3
 """The smallest weight of a label: weights are rounded to multiples of 2^-24 (`core.batch.exact_weights`)."""
+_OWN = ("classify", "multilabel", "regress", "choice", "squad", "tag", "embed", "mask")
 _ONLY = {
     "long_text": ("cut", ("classify", "multilabel", "regress")),
     "stride": (0, ("classify", "multilabel", "regress")),
@@ -89,6 +92,11 @@ class SquadConfig:
     """Maximum tokens of an answer."""
     best: int = 20
     """Number of start and end tokens considered in each window, and of answers kept for each question."""
+    bad_answers: Literal["skip", "stop"] = "skip"
+    """Training questions whose answer does not occur in the paragraph: leave them out and list the first, or stop."""
+    language: Language = "en"
+    """Language of the answers, for the scores. en: the official rules of SQuAD. Others: the rules of MLQA, which ignore
+    the articles of that language and compare Chinese by characters."""
     null_threshold: float = 0.0
     """Version 2.0: "no answer" is predicted where its score minus that of the best answer exceeds this threshold.
     `evaluate` reports the threshold with the best scores."""
@@ -99,6 +107,9 @@ class SquadConfig:
             self, "task.squad.",
             stride=count, max_query=count, max_answer=count, best=count, null_threshold="(-inf, inf)",
         )  # fmt: skip
+        for name, known in (("bad_answers", ("skip", "stop")), ("language", get_args(Language))):
+            if getattr(self, name) not in known:
+                raise UsageError(f"task.squad.{name} = {getattr(self, name)!r} must be one of {', '.join(known)}.")
         if self.version not in ("", "1.1", "2.0"):
             raise UsageError(f'task.squad.version = {self.version!r}: give "1.1", "2.0" or "" (as the file says).')
 
@@ -159,7 +170,8 @@ class TaskConfig:
     """The task. It is stored in the model folder, so that evaluate and predict need no task settings."""
 
     name: str = "classify"
-    """classify, multilabel, regress, choice, squad, tag, embed, mask, or "package.module:Class"."""
+    """classify, multilabel, regress, choice, squad, tag, embed, mask, the name of a data set such as glue/mrpc
+    (docs/finetune.md), or "package.module:Class"."""
     max_length: int = 0
     """Maximum tokens of a sequence, special tokens included. Longer text is cut, or divided into windows (squad, tag,
     and `long_text`). Nothing is padded, so a high limit costs nothing for short text. 0: as many as the model has
@@ -181,6 +193,9 @@ class TaskConfig:
     threshold: float = 0.5
     """multilabel: probability from which a text has a label. 0: the threshold with the best f1_micro on `dev`, which
     the model folder keeps."""
+    metrics: tuple[str, ...] = ()
+    """Scores that are listed before the others; the first is the headline. Names that the task has not are ignored.
+    Empty: the task's own order."""
     top: int = 5
     """mask: number of candidates listed for each [MASK]."""
     columns: Columns = field(default_factory=Columns)
@@ -198,7 +213,7 @@ class TaskConfig:
 
     def _check_kinds(self) -> None:
         """Raises UsageError for settings that the task does not have."""
-        if ":" in self.name:
+        if self.name not in _OWN:  # from outside, or the name of a data set, which is checked when it is resolved
             return
         for setting, (unset, names) in _ONLY.items():
             value = getattr(self, setting)

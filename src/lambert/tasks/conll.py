@@ -14,7 +14,8 @@ from pathlib import Path
 
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
-from lambert.tasks.table import kind, lines, other_task, read_rows
+from lambert.tasks.files import kind
+from lambert.tasks.table import lines, other_task, read_rows
 from lambert.tasks.task import Row, keys_found, whole_text
 
 _ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")

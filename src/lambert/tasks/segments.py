@@ -97,11 +97,11 @@ def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: I
 class Segments:
     """A `core.batch.Source` over tokenised texts. Every epoch has the same sequences.
 
-    `counts` has the numbers of examples that were dropped or corrected when reading, `notes` has lines on the data for
-    the user. Subclasses add the labels and `targets`.
+    `counts` has the numbers of examples that were dropped or corrected when reading, `notes` lines for the user about
+    the data. Subclasses add the labels and `targets`.
     """
 
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     def __init__(self, tokenizer: Tokenizer, first: Cuts, second: Cuts | None, counts: Mapping[str, int]) -> None:
         self.cls, self.sep = special(tokenizer, "[CLS]"), special(tokenizer, "[SEP]")

@@ -69,16 +69,17 @@ class Squad:
         return answers(self.tokenizer, data, arrays(outputs, self.head), self.config.squad, null=null)
 
     def score(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, float]:
+        language = self.config.squad.language
         golds = {question.id: [text for text, _ in question.answers] for question in data.questions}
         texts = {question.id: answer.text for question, answer in zip(data.questions, predictions, strict=True)}
         if data.squad.version == "1.1":
-            return score_v1(golds, texts)
-        found = score_v2(golds, texts)
+            return score_v1(golds, texts, language)
+        found = score_v2(golds, texts, language)
         odds = [answer.null_odds for answer in predictions if answer.null_odds is not None]
         if len(odds) == len(predictions):
             best = {question.id: answer.best.text for question, answer in zip(data.questions, predictions, strict=True)}
-            answered_N2 = np.array(list(pairs_v2(golds, best).values()))
-            unanswered_N2 = np.array(list(pairs_v2(golds, dict.fromkeys(golds, "")).values()))
+            answered_N2 = np.array(list(pairs_v2(golds, best, language).values()))
+            unanswered_N2 = np.array(list(pairs_v2(golds, dict.fromkeys(golds, ""), language).values()))
             for side, name in enumerate(("exact_match", "f1")):
                 score, threshold = best_threshold(np.array(odds), answered_N2[:, side], unanswered_N2[:, side])
                 found |= {f"best_{name}": score, f"best_{name}_threshold": threshold}

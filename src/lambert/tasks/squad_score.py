@@ -5,12 +5,16 @@
 | a question without a prediction | scores 0 | is left out |
 | gold answers of articles and punctuation only | kept | left out; "" if none is left |
 | F1 if prediction and gold answer have no words | 0 | 1 |
+
+Other languages than English are normalised by the rules of MLQA (mlqa_evaluation_v1.py of Lewis et al. 2020).
 """
 
 import re
 import string
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -29,6 +33,35 @@ def normalised(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
+_MLQA_ARTICLES = {
+    "ar": "ال",
+    "de": r"\b(?:ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
+    "es": r"\b(?:un|una|unos|unas|el|la|los|las)\b",
+    "hi": "",
+    "vi": r"\b(?:của|là|cái|chiếc|những)\b",
+    "zh": "",
+}
+_HAN = re.compile("([\u4e00-\u9fa5])")
+
+
+def normalised_mlqa(text: str, language: str) -> str:
+    """Lower-cases, removes punctuation of all scripts and the articles of the language, and joins words by single
+    spaces. Each character of Chinese is a word."""
+    plain = "".join(character for character in text.lower() if not _is_punctuation(character))
+    if articles := _MLQA_ARTICLES[language]:
+        plain = re.sub(articles, " ", plain)
+    return " ".join((_HAN.sub(r" \1 ", plain) if language == "zh" else plain).split())
+
+
+def _is_punctuation(character: str) -> bool:
+    return character in string.punctuation or unicodedata.category(character).startswith("P")
+
+
+def normaliser(language: str) -> Callable[[str], str]:
+    """Returns the function that normalises answers in this language before they are compared."""
+    return normalised if language == "en" else partial(normalised_mlqa, language=language)
+
+
 def f1(predicted: str, gold: str, *, both_empty: float) -> float:
     """Returns F1 of the bags of words of two normalised texts, or `both_empty` if neither has a word."""
     predicted_words, gold_words = predicted.split(), gold.split()
@@ -41,40 +74,40 @@ def f1(predicted: str, gold: str, *, both_empty: float) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def pairs_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+def pairs_v1(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, tuple[float, float]]:
     """Returns (exact match, F1) of every question, from 0 to 1, by the rules of version 1.1."""
-    found = {}
+    found, words = {}, normaliser(language)
     for name, answers in golds.items():
-        predicted = normalised(predictions[name]) if name in predictions else None
+        predicted = words(predictions[name]) if name in predictions else None
         found[name] = (0.0, 0.0)
         if predicted is not None:
-            texts = [normalised(answer) for answer in answers]
+            texts = [words(answer) for answer in answers]
             best = max((f1(predicted, text, both_empty=0.0) for text in texts), default=0.0)
             found[name] = (float(predicted in texts), best)
     return found
 
 
-def pairs_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+def pairs_v2(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, tuple[float, float]]:
     """Returns (exact match, F1) of every question with a prediction, from 0 to 1, by the rules of version 2.0."""
-    found = {}
+    found, words = {}, normaliser(language)
     for name, answers in golds.items():
         if name in predictions:
-            predicted = normalised(predictions[name])
-            texts = [text for text in map(normalised, answers) if text] or [""]
+            predicted = words(predictions[name])
+            texts = [text for text in map(words, answers) if text] or [""]
             best = max(f1(predicted, text, both_empty=1.0) for text in texts)
             found[name] = (float(predicted in texts), best)
     return found
 
 
-def score_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+def score_v1(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, float]:
     """Returns exact_match and f1 in per cent with their standard errors, and the number of questions."""
-    return _means(list(pairs_v1(golds, predictions).values()))
+    return _means(list(pairs_v1(golds, predictions, language).values()))
 
 
-def score_v2(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+def score_v2(golds: Golds, predictions: Mapping[str, str], language: str = "en") -> dict[str, float]:
     """Returns exact_match and f1 in per cent with their standard errors: of all questions with a prediction, of those
     with an answer (has_answer_...) and of those without (no_answer_...)."""
-    pairs = pairs_v2(golds, predictions)
+    pairs = pairs_v2(golds, predictions, language)
     found = _means(list(pairs.values()))
     for prefix, wanted in (("has_answer_", True), ("no_answer_", False)):
         part = _means([pair for name, pair in pairs.items() if bool(golds[name]) is wanted])

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, shown
-from lambert.tasks.table import opened
+from lambert.tasks.config import Columns
+from lambert.tasks.files import kind, opened
+from lambert.tasks.table import read_rows
 from lambert.tasks.task import keys_found, whole_text
 
 _SPACES = " \t\r\n\u202f"  # the official word separators, which are not all Unicode spaces
@@ -43,35 +45,89 @@ class Questions:
     """2.0 if the file says so or has questions without an answer, else 1.1."""
 
 
+_ROWS = (".jsonl", ".ndjson", ".parquet", ".arrow")
+"""Formats with one question in a row, as the data set squad of the Hugging Face Hub has them."""
+
+
+_LONGEST_ROW = 1 << 20
+"""Bytes of the first line above which a .json file is one object, whose single line is not parsed twice; ours."""
+
+
 def read_squad(path: Path) -> Questions:
-    """Reads a SQuAD v1.1 or v2.0 file. Raises DataError, with the position, for missing, duplicate or malformed
+    """Reads a SQuAD v1.1 or v2.0 file, or rows {"id", "question", "context", "answers": {"text", "answer_start"}} of
+    JSON lines, Parquet or a data set on disk. Raises DataError, with the position, for missing, duplicate or malformed
     entries."""
+    if kind(path) in _ROWS:
+        return _collected(path, _rows(path))
+    if kind(path) in (".tsv", ".csv"):
+        raise DataError(
+            f"{path} is a table, and questions are read from SQuAD JSON, JSON lines, Parquet or a data set on disk. "
+            "For texts with labels set --task.name classify."
+        )
     with opened(path) as file:
-        try:
-            root = json.loads(file.read().decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not a JSON file in UTF-8: {error}.") from error
+        content = file.read()
+    if kind(path) == ".json" and _is_row(
+        content.partition(b"\n")[0]
+    ):  # JSON lines, which `to_json` of datasets calls .json
+        return _collected(path, _rows(path))
+    try:
+        root = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not a JSON file in UTF-8: {error}.") from error
     if not isinstance(root, dict):
         raise DataError(f'{path} is a JSON {_kind(root)}, a SQuAD file is an object {{"version": ..., "data": [...]}}.')
-    contexts: list[str] = []
+    two = str(root.get("version", "")).removeprefix("v").startswith("2")
+    return _collected(path, _entries(path, root), two=two)
+
+
+def _is_row(line: bytes) -> bool:
+    if len(line) > _LONGEST_ROW:
+        return False
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and "question" in row
+
+
+def _collected(path: Path, entries: Iterable[tuple[str, Any, str]], *, two: bool = False) -> Questions:
+    """Returns the questions of (paragraph, entry, place). Equal paragraphs are kept once."""
+    contexts: dict[str, int] = {}
     questions: list[Question] = []
     seen: dict[str, str] = {}
-    two = str(root.get("version", "")).removeprefix("v").startswith("2")
-    for a, article in enumerate(_get(root, "data", list, str(path))):
-        for p, paragraph in enumerate(_get(article, "paragraphs", list, at := f"{path}: data[{a}]")):
-            contexts.append(_get(paragraph, "context", str, at := f"{path}: data[{a}].paragraphs[{p}]"))
-            for q, entry in enumerate(_get(paragraph, "qas", list, at)):
-                question = _question(entry, len(contexts) - 1, f"{at}.qas[{q}]")
-                if question.id in seen:
-                    raise DataError(
-                        f"{question.place}: id {shown(question.id)} is already that of {seen[question.id]}."
-                    )
-                seen[question.id] = question.place.removeprefix(f"{path}: ")
-                two = two or question.impossible or "is_impossible" in entry
-                questions.append(question)
+    for context, entry, place in entries:
+        question = _question(entry, contexts.setdefault(context, len(contexts)), place)
+        if question.id in seen:
+            raise DataError(
+                f"{place}: id {shown(question.id)} is already that of {seen[question.id]}. Scores and predictions are "
+                "by id: give each question its own."
+            )
+        seen[question.id] = place.removeprefix(f"{path}: ")
+        two = two or question.impossible or "is_impossible" in entry
+        questions.append(question)
     if not questions:
         raise DataError(f"{path} holds no questions.")
-    return Questions(contexts, questions, "2.0" if two else "1.1")
+    return Questions(list(contexts), questions, "2.0" if two else "1.1")
+
+
+def _entries(path: Path, root: Any) -> Iterator[tuple[str, Any, str]]:
+    for a, article in enumerate(_get(root, "data", list, str(path))):
+        for p, paragraph in enumerate(_get(article, "paragraphs", list, at := f"{path}: data[{a}]")):
+            context = _get(paragraph, "context", str, at := f"{path}: data[{a}].paragraphs[{p}]")
+            for q, entry in enumerate(_get(paragraph, "qas", list, at)):
+                yield context, entry, f"{at}.qas[{q}]"
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any, str]]:
+    for place, row in read_rows(path, Columns()):
+        answers = _get(row, "answers", (list, dict), place)
+        if isinstance(answers, dict):
+            texts = _get(answers, "text", list, f"{place}: 'answers'")
+            starts = answers.get("answer_start") or [-1] * len(texts)
+            if not isinstance(starts, list) or len(starts) != len(texts):
+                raise DataError(f"{place}: 'answers' has {len(texts)} texts and another number of starts.")
+            answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+        yield _get(row, "context", str, place), {**row, "answers": answers}, place
 
 
 def _question(entry: Any, paragraph: int, place: str) -> Question:

@@ -12,13 +12,14 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.segments import Cuts, Segments, Texts, encode, ragged
 from lambert.tasks.squad_text import Question, Questions, nearest_offset, word_numbers, words_of
 
 _CHUNK = 4096  # paragraphs tokenised at once
 _MOST_WINDOWS = 10_000_000  # about 100 bytes each; SQuAD 2.0 has 130,000
+_SHOWN = 3  # questions that are listed
 _NONE, _LOST = -1, -2  # instead of a token: no answer; an answer that was not found in the paragraph
 
 
@@ -65,10 +66,11 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
         )
     paragraphs, words_T = _paragraphs(tokenizer, squad.contexts)
     counts = {"offsets_corrected": 0, "answers_not_found": 0}
-    spans_Q2 = None
+    spans_Q2, notes = None, []
     if training:
         spans_Q2 = _spans(tokenizer, squad, paragraphs, words_T, counts)
         kept = spans_Q2[:, 0] != _LOST
+        notes = _lost([q for q, k in zip(squad.questions, kept, strict=True) if not k], config.squad.bad_answers)
         squad = Questions(squad.contexts, [q for q, k in zip(squad.questions, kept, strict=True) if k], squad.version)
         spans_Q2 = spans_Q2[kept]
         if not squad.questions:
@@ -94,8 +96,20 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     }
     made = Windows(tokenizer, first, second, counts)
     made.squad, made.bounds_Q, made.begins_S, made.words_T = squad, bounds_Q, begins_S, words_T
-    made.paragraphs, made.spans_Q2 = paragraphs, spans_Q2
+    made.paragraphs, made.spans_Q2, made.notes = paragraphs, spans_Q2, notes
     return made
+
+
+def _lost(questions: Sequence[Question], action: str) -> list[str]:
+    """Returns a line for each of the first questions whose answer was not found in the paragraph. Raises DataError if
+    the action is "stop" and there are some."""
+    found = [f"{q.place}: the answer {shown(q.answers[0][0])} is not in its paragraph" for q in questions[:_SHOWN]]
+    if found and action == "stop":
+        others = f" (and {len(questions) - 1:,} more)" if len(questions) > 1 else ""
+        raise DataError(
+            f'{found[0]}{others}. Correct the file, or set task.squad.bad_answers = "skip" to leave such questions out.'
+        )
+    return [f"left out: {line}" for line in found]
 
 
 def _check_count(windows_Q: Ints, beyond_Q: Ints, questions: Sequence[Question], stride: int) -> None:

@@ -1,94 +1,24 @@
 """Reads labelled files as rows: TSV, CSV, JSON lines and Parquet, compressed or not."""
 
-import bz2
 import csv
-import gzip
 import io
-import lzma
 import math
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from lambert.core.errors import DataError, shown
 from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import nearest
-from lambert.core.unsupported import CONLL, refuse_archive, refuse_arrow
+from lambert.core.unsupported import CONLL
+from lambert.corpus.reading.arrow import ArrowFile, NotArrow
 from lambert.tasks.config import Columns
-from lambert.tasks.task import Row, json_row, whole_text
+from lambert.tasks.files import class_names, data_files, kind, named_classes, opened, refuse
+from lambert.tasks.task import Row, json_row, keys_found, whole_text
 
 _TABLES = (".tsv", ".txt", ".csv")
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_UNPACKED_BYTES, _UNPACKED_RATIO = 64 << 20, 200
-"""The larger of these bytes and so many times the bytes of a compressed file may be read from it. Text has 2 to 10
-times."""
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file and decompresses it. Failures of opening and reading are raised as DataError that names the file."""
-    _refuse(path)
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            yield io.BufferedReader(_Unpacked(file, path), 1 << 17) if path.suffix in _OPENERS else file
-    except FileNotFoundError as error:
-        raise DataError(f"No such file: {path}.") from error
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} is truncated or damaged ({error}). Download or copy it again.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _refuse(path: Path) -> None:
-    refuse_archive(path)
-    refuse_arrow(path)
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: name one file of labelled data.")
-
-
-class _Unpacked(io.RawIOBase):
-    """A decompressed file. Raises DataError where it is so much larger than the file that it can only be meant to fill
-    the memory."""
-
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._file, self._path = file, path
-        self._limit = max(_UNPACKED_BYTES, _UNPACKED_RATIO * path.stat().st_size)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        self._check()
-        return len(data)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        found = self._file.seek(offset, whence)
-        self._check()
-        return found
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def _check(self) -> None:
-        if self._file.tell() > self._limit:
-            raise DataError(
-                f"{self._path} has more than {self._limit:,} bytes when it is unpacked, {_UNPACKED_RATIO} times its "
-                "size, which labelled data never have. If the file is correct, unpack it first."
-            )
-
-
-def kind(path: Path) -> str:
-    """Returns the suffix of the name without that of its compression, such as ".tsv"."""
-    return (Path(path.stem) if path.suffix in _OPENERS else path).suffix.lower()
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
@@ -97,20 +27,30 @@ def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
     readers: dict[str, Callable[[Path, Columns], Iterator[tuple[str, Row]]]] = {
         **dict.fromkeys(_TABLES, _read_table),
         ".jsonl": _read_json, ".ndjson": _read_json, ".json": _read_json,
-        ".parquet": _read_parquet,
+        ".parquet": _read_parquet, ".arrow": _read_arrow,
     }  # fmt: skip
     ending = kind(path)
     if ending in CONLL:
         raise DataError(f"{path} is a CoNLL file, which has a tag for each word: set --task.name tag.")
     if ending not in readers:
-        _refuse(path)
-        raise DataError(f"{path}: rows are read from .tsv, .csv, .txt, .jsonl or .parquet (also .gz .bz2 .xz).")
+        refuse(path)
+        raise DataError(
+            f"{path}: rows are read from .tsv, .csv, .txt, .jsonl, .parquet or .arrow (also .gz .bz2 .xz), and from "
+            "folders that save_to_disk of Hugging Face's datasets wrote."
+        )
     found = False
     for place, row in readers[ending](path, columns):
         found = True
         yield place, row
     if not found:
         raise DataError(f"{path} holds no rows.")
+
+
+def beginning(path: Path) -> tuple[list[str], Row]:
+    """Returns the names of the columns, in a table the cells of its first line, and the first row; in a table this is
+    the first line by column number."""
+    _, row = next(read_rows(path, Columns("1", label="2", header=False)))
+    return [str(name) for name in (row.values() if kind(path) in _TABLES else row)], row
 
 
 def labelled_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
@@ -190,12 +130,24 @@ def _read_json(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
 
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+    names = class_names(path)
     with opened(path) as file:
         try:
             for number, row in enumerate(parquet_rows(cast(BinaryIO, file)), 1):
-                yield f"{path}:row {number}", row
+                yield f"{path}:row {number}", named_classes(row, names)
         except NotParquet as error:
             raise DataError(f"{path} {error}.") from error
+
+
+def _read_arrow(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+    names = class_names(path)
+    for part in data_files(path):
+        with opened(part) as file:
+            try:
+                for number, row in enumerate(ArrowFile(cast(BinaryIO, file)).rows(), 1):
+                    yield f"{part}:row {number}", named_classes(row, names)
+            except NotArrow as error:
+                raise DataError(f"{part} {error}.") from error
 
 
 def column(row: Row, name: str, setting: str, place: str) -> Any:
@@ -267,6 +219,23 @@ def value_cell(row: Row, name: str, place: str) -> float:
     if not math.isfinite(number):
         raise DataError(f"{place}: column {name!r} holds {shown(value)}, not a finite number.")
     return number
+
+
+def numbered(labels: Sequence[str]) -> dict[str, int]:
+    """Returns the number of each label by its text. Where no label is a whole number, the numbers themselves are texts
+    too, as in data sets of the Hugging Face Hub, and the truth values of JSON are those of Python."""
+    found = {label: number for number, label in enumerate(labels)}
+    if not any(label.removeprefix("-").isdecimal() for label in labels):
+        found |= {str(number): number for number in range(len(labels))}
+    return {label.lower(): number for label, number in found.items() if label in ("True", "False")} | found
+
+
+def unknown_label(label: str, labels: Sequence[str], place: str) -> DataError:
+    """Returns the error for a label that is not among those of the task."""
+    listed = keys_found(dict.fromkeys(labels))
+    number = label.removeprefix("-").isdecimal() and not any(name.removeprefix("-").isdecimal() for name in labels)
+    hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
+    return DataError(f"{place}: label {shown(label)} is not among the labels of the training file: {listed}.{hint}")
 
 
 def ordered(labels: Sequence[str]) -> tuple[str, ...]:

@@ -64,6 +64,13 @@ class Task(Protocol[D, P]):
         """Returns keys for config.json: {"lambert": {"task": ...}} and the keys that Hugging Face reads."""
 
 
+def scored(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[str, float]:
+    """Returns the scores of the predictions, with those of `task.config.metrics` first."""
+    found = task.score(data, predictions)
+    first = [key for name in task.config.metrics for key in (name, f"{name}_se") if key in found]
+    return {key: found[key] for key in dict.fromkeys([*first, *found])}
+
+
 def stored(config: TaskConfig) -> dict[str, Any]:
     """Returns {"lambert": {"task": ...}} for config.json. `described` is its inverse."""
     return {"lambert": {"task": as_dict(config)}}

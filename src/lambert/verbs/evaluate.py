@@ -11,7 +11,7 @@ from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
-from lambert.tasks import Outputs
+from lambert.tasks import Outputs, scored
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
 
@@ -33,7 +33,9 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
 def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
     with detect(config.inference.device) as world:
         with world.together("reading the model and the data"):
-            model = TextModel(config.model, config.task, config.code, config.inference, world, config.columns)
+            model = TextModel(
+                config.model, config.task, config.code, config.inference, world, config.columns, config.language
+            )
             task = model.task
             if config.predictions is not None and ":" not in task.config.name:  # a task from outside has its own format
                 check_replaceable(config.predictions, is_predictions, "evaluate")
@@ -46,7 +48,7 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
                 deque(found, maxlen=0)
                 return {}
             predictions = task.predictions(data, _then(found, lambda: bar.show("choosing answers and scoring")))
-    scores = task.score(data, predictions)
+    scores = scored(task, data, predictions)
     if config.predictions is not None:
         for path in task.write(config.predictions, data, predictions):
             if not config.json:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambert.core.contents import sha256
 from lambert.core.errors import UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.corpus.tokens import tokenizer as tokenizers
@@ -26,7 +25,17 @@ from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
-from lambert.tasks import TaskConfig, learn, model_files, needed_pieces, sentence_transformers, tuned
+from lambert.tasks import (
+    TaskConfig,
+    learn,
+    model_files,
+    needed_pieces,
+    resolved,
+    scored,
+    sentence_transformers,
+    tuned,
+)  # fmt: skip
+from lambert.tasks.files import digest, training_and_dev
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -49,6 +58,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
             folder, given = model_folder(config.init), config
+            train_path, dev_path = training_and_dev(config.data, config.dev)
+            config = replace(config, data=train_path, dev=dev_path, task=resolved(config.task, train_path))
             shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
             tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
             task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
@@ -70,7 +81,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             else:
                 notes = [*report.warnings(), *notes]
             files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
-            hashes = {name: sha256(path) for name, path in files.items()}
+            hashes = {name: digest(path) for name, path in files.items()}
             if not config.random_init:
                 hashes[INITIAL_WEIGHTS] = fingerprint(folder)
 
@@ -83,13 +94,13 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 return {}
             try:
                 found = outputs(model, dev, precision, world, micro_tokens, check_signal)
-                return task.score(dev, task.predictions(dev, found))
+                return scored(task, dev, task.predictions(dev, found))
             except Interrupted:
                 return {}
 
         labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
-        notes += [_counts(path, rows, task.config.max_length) for path, rows in labelled]
-        notes += [note for _, rows in labelled for note in rows.notes]
+        for path, rows in labelled:
+            notes += [_counts(path, rows, task.config), *rows.notes]
         first_start = not archive.last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
             for line in notes if world.is_first else ():
@@ -105,11 +116,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
     """Yields a line with the settings that were not given, and their values."""
     before, now = dotted(as_dict(given)), dotted(as_dict(config))
-    found = ", ".join(
-        f"{name} = {value if isinstance(value, str) else format(value, 'g')}"
-        for name, value in now.items()
-        if before.get(name) != value
-    )
+    found = ", ".join(f"{name} = {_shown(value)}" for name, value in now.items() if before.get(name) != value)
     if found:
         yield f"chosen by the model and the data: {found}"
 
@@ -122,9 +129,18 @@ def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
     return replace(task, embed=replace(task.embed, pooling=pooling))
 
 
-def _counts(path: Path, data: Any, max_length: int) -> str:
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _counts(path: Path, data: Any, task: TaskConfig) -> str:
     """Returns a line with the numbers of examples that were read, cut and left out."""
-    words = {"cut": f"longer than {max_length} tokens were cut"}
+    words = {
+        "cut": f"longer than {task.max_length} tokens were cut",
+        "empty": "empty texts",
+        "questions_cut": f"questions longer than {task.squad.max_query} tokens were cut (task.squad.max_query)",
+        "answers_not_found": "questions were left out, because their answer is not in the paragraph",
+    }
     counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
     return f"{path}  {', '.join(counts)}"
 

@@ -3,7 +3,8 @@
 import importlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,15 +26,21 @@ def is_dataset(folder: Path) -> bool:
 def dataset_files(folder: Path) -> list[Path]:
     """Returns the Arrow files of a data set, or of all its splits, in their order. Other Arrow files in the folder are
     caches. Raises DataError if what the folder says about itself cannot be used."""
-    if (folder / _SPLITS).is_file():
-        splits = _json(folder / _SPLITS).get("splits")
-        return [file for name in _names(splits, folder / _SPLITS) for file in dataset_files(folder / name)]
+    if splits := dataset_splits(folder):
+        return [file for name in splits for file in dataset_files(folder / name)]
     state = _json(folder / _STATE)
     if state.get("_indices_data_files"):
         raise DataError(f"{folder} has rows in another order than its files: write it again after flatten_indices().")
     entries = state.get("_data_files")
     entries = [entry.get("filename") if isinstance(entry, dict) else None for entry in _list(entries, folder / _STATE)]
     return [folder / name for name in _names(entries, folder / _STATE)]
+
+
+def dataset_splits(folder: Path) -> list[str]:
+    """Returns the names of the splits of a dictionary of data sets, in their order; empty for other paths."""
+    if not (folder / _SPLITS).is_file():
+        return []
+    return _names(_json(folder / _SPLITS).get("splits"), folder / _SPLITS)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -58,37 +65,65 @@ def _names(value: Any, path: Path) -> list[str]:
     return names
 
 
+class NotArrow(Exception):
+    """Why a file cannot be read as Arrow, in one line."""
+
+
 def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads an Arrow file or stream with text in the column `layout.text_field`. A record batch is in memory at a time;
     datasets writes 1,000 rows in one."""
+    number = 0
+    try:
+        file = ArrowFile(stream)
+        if layout.text_field not in file.schema.names:
+            yield Piece("", "row 1", error=lacks(layout.text_field, file.schema.names, "column"))
+            return
+        for number, row in enumerate(file.rows({layout.text_field, *layout.metadata}), 1):
+            yield row_piece(row, layout, f"row {number}")
+    except NotArrow as error:
+        yield Piece("", f"row {number + 1}", error=str(error))
+
+
+class ArrowFile:
+    """An Arrow file or stream. The constructor and `rows` raise NotArrow if it cannot be used, and the constructor
+    UsageError if pyarrow is not installed."""
+
+    schema: Any
+    """The schema, of pyarrow."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        with _explained(stream) as (ipc, begin):
+            if problem := _unusable(ipc, stream, begin):
+                raise NotArrow(problem)
+            stream.seek(begin)
+            self.schema = ipc.open_stream(stream).schema
+
+    def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yields the rows as dictionaries, with those of `columns` that exist, or with all."""
+        wanted = set(self.schema.names if columns is None else columns)
+        chosen = sorted(found for name in wanted if (found := self.schema.get_field_index(name)) >= 0)
+        with _explained(self._stream) as (ipc, begin):
+            self._stream.seek(begin)
+            options = ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
+            for batch in ipc.open_stream(self._stream, options=options):
+                yield from _rows(batch)
+
+
+@contextmanager
+def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
+    """Gives pyarrow.ipc and the byte at which the Arrow stream begins. Failures of pyarrow are raised as NotArrow."""
     try:
         arrow, ipc = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
     except ImportError as error:
         raise UsageError("Reading Arrow needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
-    number = 0
     try:
         stream.seek(0)
-        begin = 8 if stream.read(8) == _FILE else 0  # the file format is a stream with an index behind it
-        if problem := _unusable(ipc, stream, begin):
-            yield Piece("", "row 1", error=problem)
-            return
-        stream.seek(begin)
-        reader = ipc.open_stream(stream)
-        column = reader.schema.get_field_index(layout.text_field)
-        if column < 0:
-            yield Piece("", "row 1", error=lacks(layout.text_field, reader.schema.names, "column"))
-            return
-        stream.seek(begin)
-        fields = sorted(
-            {column, *(found for name in layout.metadata if (found := reader.schema.get_field_index(name)) >= 0)}
-        )
-        for batch in ipc.open_stream(stream, options=ipc.IpcReadOptions(included_fields=fields, use_threads=False)):
-            for number, row in enumerate(_rows(batch), number + 1):  # noqa: B020 (it goes on from batch to batch)
-                yield row_piece(row, layout, f"row {number}")
+        yield ipc, 8 if stream.read(8) == _FILE else 0  # the file format is a stream with an index behind it
     except (arrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
-        yield Piece("", f"row {number + 1}", error=f"is damaged or not Arrow ({' '.join(str(error).split())[:300]})")
+        raise NotArrow(f"is damaged or not Arrow ({' '.join(str(error).split())[:300]})") from error
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from lambert.inference.config import InferenceConfig
-from lambert.tasks.config import OtherColumns
+from lambert.tasks.config import Language, OtherColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class EvaluateConfig:
     """Labelled file."""
     task: str = ""
     """classify, regress, squad or tag. Empty: the task that the model folder describes."""
+    language: Language | None = None
+    """squad: the language of the answers, if it is not that of the training data (task.squad.language)."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
     predictions: Path | None = None

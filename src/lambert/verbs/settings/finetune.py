@@ -25,7 +25,8 @@ class FinetuneConfig:
 
     data: Path
     """Labelled training file: SQuAD JSON; CoNLL for the task tag; or TSV, CSV, JSON lines or Parquet with named
-    columns."""
+    columns. Or a folder that save_to_disk of Hugging Face's datasets wrote, of one split, or of several with `train`
+    and `validation`."""
     out: Path
     """Run folder: settings, metrics, checkpoints, and the task model in model/."""
     init: Path
@@ -33,7 +34,8 @@ class FinetuneConfig:
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
     dev: Path | None = None
-    """Labelled file for evaluation during training and at the end."""
+    """Labelled file for evaluation during training and at the end. Unset: the split `validation` of the folder `data`,
+    if it has one."""
     random_init: bool = False
     """Use only the shape and the vocabulary of `init`, with fresh weights, to measure the value of pre-training."""
     restart_damaged: bool = False

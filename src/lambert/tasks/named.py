@@ -1,0 +1,128 @@
+"""Tasks by the names of their data sets, such as glue/mrpc: the columns of their files, their labels and their scores.
+
+The files are the user's. Each data set has at most two layouts: that of the official download, and that of the same
+data set on the Hugging Face Hub, whose labels are numbers. Sources: GLUE (Wang et al. 2019, table 1) and SuperGLUE
+(Wang et al. 2019, table 1), their files, and the data set cards nyu-mll/glue, aps/super_glue and eriktks/conll2003.
+"""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError
+from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.files import class_names
+from lambert.tasks.table import beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What is known of a data set."""
+
+    task: str
+    """The task: classify, regress or tag."""
+    metrics: tuple[str, ...]
+    """The official scores; the first is the headline."""
+    layouts: tuple[Columns, ...] = ()
+    """Columns of its files; the first layout whose columns a file has is used."""
+    labels: tuple[str, ...] = ()
+    """The names of the labels 0, 1, ..."""
+
+
+def _pair(text: str, text_b: str, label: str = "label") -> Columns:
+    return Columns(text, text_b, label)
+
+
+_SENTENCES = _pair("sentence1", "sentence2")
+_PREMISE = _pair("premise", "hypothesis")
+_ACCURACY = ("accuracy",)
+_ENTAILED = ("entailment", "not_entailment")
+
+NAMED = {
+    "glue/cola": Named(
+        "classify", ("matthews",), (Columns("4", label="2", header=False), Columns("sentence")),
+        ("unacceptable", "acceptable"),
+    ),
+    "glue/sst2": Named("classify", _ACCURACY, (Columns("sentence"),), ("negative", "positive")),
+    "glue/mrpc": Named(
+        "classify", ("f1", "accuracy"), (_pair("#1 String", "#2 String", "Quality"), _SENTENCES),
+        ("not_equivalent", "equivalent"),
+    ),
+    "glue/stsb": Named(
+        "regress", ("pearson", "spearman"), (_pair("sentence1", "sentence2", "score"), _SENTENCES)
+    ),
+    "glue/qqp": Named(
+        "classify", ("f1", "accuracy"),
+        (_pair("question1", "question2", "is_duplicate"), _pair("question1", "question2")),
+        ("not_duplicate", "duplicate"),
+    ),
+    "glue/mnli": Named(
+        "classify", _ACCURACY, (_pair("sentence1", "sentence2", "gold_label"), _PREMISE),
+        ("entailment", "neutral", "contradiction"),
+    ),
+    "glue/qnli": Named("classify", _ACCURACY, (_pair("question", "sentence"),), _ENTAILED),
+    "glue/rte": Named("classify", _ACCURACY, (_SENTENCES,), _ENTAILED),
+    "glue/wnli": Named("classify", _ACCURACY, (_SENTENCES,), ("not_entailment", "entailment")),
+    "superglue/boolq": Named("classify", _ACCURACY, (_pair("question", "passage"),), ("False", "True")),
+    "superglue/cb": Named(
+        "classify", ("accuracy", "f1_macro"), (_PREMISE,), ("entailment", "contradiction", "neutral")
+    ),
+    "superglue/rte": Named("classify", _ACCURACY, (_PREMISE,), _ENTAILED),
+    "conll2003": Named(
+        "tag", ("span_f1", "f1"),
+        labels=("O", *(f"{mark}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for mark in "BI")),
+    ),
+}  # fmt: skip
+"""The data sets by name. SuperGLUE's other tasks are not sentences or pairs with a label: WiC and WSC ask about words
+of a sentence, MultiRC and ReCoRD have several answers to a question."""
+
+
+def resolved(config: TaskConfig, path: Path) -> TaskConfig:
+    """Returns the settings of the ordinary task for a named one, with the layout whose columns the labelled file `path`
+    has. A setting that differs from its default is kept. Without a name and without labels, the labels are those that
+    the file declares (`files.class_names`).
+
+    Raises:
+        DataError: The file has the columns of no layout.
+    """
+    named = NAMED.get(config.name)
+    if named is not None:
+        config = replace(
+            config,
+            name=named.task,
+            columns=_columns(config, named, path) if named.layouts else config.columns,
+            labels=config.labels or named.labels,
+            metrics=config.metrics or named.metrics,
+        )
+    if config.name == "classify" and not config.labels:
+        config = replace(config, labels=class_names(path).get(config.columns.label, ()))
+    return config
+
+
+def _columns(config: TaskConfig, named: Named, path: Path) -> Columns:
+    plain = Columns()
+    own: dict[str, Any] = {
+        field.name: value
+        for field in fields(Columns)
+        if (value := getattr(config.columns, field.name)) != getattr(plain, field.name)
+    }
+    found, first = beginning(path)
+    layouts = [replace(layout, **own) for layout in named.layouts]
+    for layout in layouts:
+        columns = [name for name in (layout.text, layout.text_b, layout.label) if name]
+        if layout.header is False:
+            # Such a file shows its layout by the number of its columns and by its first label.
+            fits = all(name in first for name in columns) and first[layout.label] in map(str, range(len(named.labels)))
+        else:
+            fits = set(columns) <= set(found)
+        if fits:
+            return layout
+    raise DataError(
+        f"{path} has none of the layouts of {config.name}. Columns found: {', '.join(found[:20])}. Columns expected: "
+        f"{'; or '.join(map(_listed, layouts))}. Name others as task.columns.text, text_b and label."
+    )
+
+
+def _listed(layout: Columns) -> str:
+    names = ", ".join(name for name in (layout.text, layout.text_b, layout.label) if name)
+    return f"{names} (numbers of columns, no header)" if layout.header is False else names
