@@ -15,8 +15,10 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.data.pairs import truncated
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.examples import Examples
+from lambert.tasks.formulas import Formula
 from lambert.tasks.metrics import Floats
-from lambert.tasks.segments import Cuts, Segments, concatenated, encode
+from lambert.tasks.segments import Cuts, Segments, concatenated, encode, readable
 from lambert.tasks.table import label_cell, labelled_rows, ordered, text_cell, value_cell
 from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored, text_of, write_rows
 
@@ -52,6 +54,13 @@ def tokenised(
     counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
     cuts_A, cuts_B = Cuts(first.ids, first.bounds[:-1], kept_A), Cuts(second.ids, second.bounds[:-1], kept_B)
     return Sentences(tokenizer, cuts_A, cuts_B, counts)
+
+
+def _beginnings(tokenizer: Tokenizer, data: Sentences) -> list[Row]:
+    """Returns rows with the beginning of each text, of a pair also text_b, and the number of tokens."""
+    texts = [readable(tokenizer, data.first), *([readable(tokenizer, data.second)] if data.second is not None else [])]
+    names = (*("text", "text_b")[: len(texts)], "tokens")
+    return [dict(zip(names, row, strict=True)) for row in zip(*texts, data.lengths_S.tolist(), strict=True)]
 
 
 class SentenceTask(ABC):
@@ -159,6 +168,22 @@ class Classify(SentenceTask):
         errors |= metrics.bootstrap_errors(scores, len(rows_N))
         return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
 
+    def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
+        """Returns rows with truth, prediction, its probability, correct, loss (nats) and brier, the squared distance
+        of the probabilities from the truth (Brier 1950)."""
+        assert data.truth_N is not None, "scoring needs labels"
+        labels, rows = self.config.labels, _beginnings(self.tokenizer, data)
+        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), predictions, strict=True):
+            chosen = int(chances_L.argmax())
+            row |= {"truth": labels[truth], "prediction": labels[chosen], "correct": int(chosen == truth)}
+            row |= {"probability": float(chances_L[chosen])}
+            row |= {"loss": -float(np.log(max(chances_L[truth], np.finfo(np.float64).tiny)))}
+            row |= {"brier": float(((chances_L - np.eye(len(labels))[truth]) ** 2).sum())}
+        two = {"f1": Formula("f1", positive=labels[1])} if self.labels == 2 else {}
+        rest = {"f1_macro": Formula("f1_macro"), "matthews": Formula("matthews")}
+        loss = {"loss": Formula("mean", ("loss",), lower_is_better=True)}
+        return Examples(rows, {"accuracy": Formula("mean", ("correct",)), **two, **rest, **loss})
+
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with label, its probability, and the probabilities of all labels."""
         return [
@@ -213,6 +238,15 @@ class Regress(SentenceTask):
         errors = {**metrics.bootstrap_errors(scores, len(rows_N)), "mse": metrics.mean_error(squares_N)}
         found = {**scores(rows_N), "mse": float(squares_N.mean())}
         return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+
+    def examples(self, data: Sentences, predictions: Sequence[float]) -> Examples:
+        """Returns rows with truth, prediction and squared_error."""
+        assert data.truth_N is not None, "scoring needs values"
+        rows = _beginnings(self.tokenizer, data)
+        for row, truth, found in zip(rows, data.truth_N.tolist(), predictions, strict=True):
+            row |= {"truth": truth, "prediction": found, "squared_error": (truth - found) ** 2}
+        mse = Formula("mean", ("squared_error",), lower_is_better=True)
+        return Examples(rows, {"pearson": Formula("pearson"), "spearman": Formula("spearman"), "mse": mse})
 
     def rows(self, data: Sentences, predictions: Sequence[float]) -> list[Row]:
         return [{"value": value} for value in predictions]

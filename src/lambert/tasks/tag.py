@@ -17,7 +17,9 @@ from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
-from lambert.tasks.segments import LONG, Cuts, Segments, Texts, concatenated, ragged
+from lambert.tasks.examples import Examples
+from lambert.tasks.formulas import Formula
+from lambert.tasks.segments import LONG, Cuts, Segments, Texts, concatenated, ragged, readable
 from lambert.tasks.table import ordered, read_rows
 from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, whole_text, write_rows
 
@@ -135,6 +137,27 @@ class Tag:
         found = scores(np.arange(len(predictions)))
         errors = metrics.bootstrap_errors(scores, len(predictions))
         return {**found, **{f"{name}_se": error for name, error in errors.items()}, "words": float(len(truth_N))}
+
+    def examples(self, data: Words, predictions: Sequence[list[int | None]]) -> Examples:
+        """Returns rows with the lists truth and prediction (null without a prediction), and numbers of words: all,
+        correct, and of those whose label is not "O" the correct, true and predicted ones."""
+        assert data.truth is not None, "scoring needs tags"
+        labels, found = self.config.labels, self.rows(data, predictions)
+        texts, rows = readable(self.tokenizer, data.first), []
+        for number, (text, row) in enumerate(zip(texts, found, strict=True)):
+            truth, tags = [labels[label] for label in data.truth[number].tolist()], row["tags"]
+            right = [true for true, tag in zip(truth, tags, strict=True) if true == tag]
+            rows.append(
+                {
+                    "text": text, "tokens": int(data.lengths_S[number]), "truth": truth, "prediction": tags,
+                    "words": len(truth), "correct": len(right),
+                    "tagged_correct": sum(tag != OUTSIDE for tag in right),
+                    "tagged_true": sum(tag != OUTSIDE for tag in truth),
+                    "tagged_predicted": sum(tag not in (OUTSIDE, None) for tag in tags),
+                }
+            )  # fmt: skip
+        f1 = Formula("f1_of_sums", ("tagged_correct", "tagged_true", "tagged_predicted"))
+        return Examples(rows, {"f1": f1, "accuracy": Formula("ratio", ("correct", "words"))})
 
     def rows(self, data: Words, predictions: Sequence[list[int | None]]) -> list[Row]:
         labels = self.config.labels

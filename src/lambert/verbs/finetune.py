@@ -26,6 +26,7 @@ from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import learn, needed_pieces
+from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -76,12 +77,15 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             if stop.agreed(world):  # all ranks leave together
                 stop.check()
 
+        kept: list[Any] = []
+
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
                 return {}
             try:
                 found = outputs(model, dev, precision, world, micro_tokens, check_signal)
-                return task.score(dev, task.predictions(dev, found))
+                kept[:] = task.predictions(dev, found)
+                return task.score(dev, kept)
             except Interrupted:
                 return {}
 
@@ -95,6 +99,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 say(line)
             scores = yield from run_updates(config, model, data, score, world, stop, say)
             if scores is not None and world.is_first:
+                if config.dev is not None and (scored := examples_of(task, dev, kept, config.dev)):
+                    write(config.out / EXAMPLES, scored)
                 say(publish_run(config, model, tokenizer, task.model_config(), scores))
 
 
