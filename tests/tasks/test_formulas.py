@@ -73,7 +73,7 @@ def test_sums_are_those_of_the_resample() -> None:
 
 @pytest.mark.parametrize("wrong", [None, "x", [1], float("nan")])
 def test_a_column_without_numbers_is_refused(wrong: object) -> None:
-    with pytest.raises(ValueError, match=r"number|finite|convert|sequence"):
+    with pytest.raises(ValueError, match=r"a is not a (finite )?number"):
         numbers([{"a": 1}, {"a": wrong}], "a")
 
 

@@ -47,10 +47,10 @@ def numbers(rows: Sequence[Mapping[str, Any]], column: str) -> Floats:
     """Returns a column as numbers [N]. Raises KeyError or ValueError."""
     try:
         found = np.array([row[column] for row in rows], dtype=np.float64)
-    except TypeError as error:
-        raise ValueError(f"{column} is not a number") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{column} is not a number in every row") from error
     if not np.isfinite(found).all():
-        raise ValueError(f"{column} is not finite")
+        raise ValueError(f"{column} is not a finite number in every row")
     return found
 
 

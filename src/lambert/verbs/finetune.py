@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import sha256
+from lambert.core.errors import UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
@@ -27,15 +28,18 @@ from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import learn, needed_pieces
 from lambert.tasks.examples import EXAMPLES, examples_of, write
+from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
 def run(config: FinetuneConfig, say: Say = silent) -> Result:
     """Trains from the newest checkpoint in `out` or from the beginning, writes the task model to `out`/model and scores
-    `dev`.
+    `dev`; with `seeds` once for each seed.
 
     Raises SavedAndStopped after a signal, whenever it comes.
     """
+    if config.seeds:
+        return run_seeds(config, run, say)
     return run_to_end(updates, config, say)
 
 
@@ -45,6 +49,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
     Closing the iterator, as `break` does, saves a checkpoint; the same call continues from it.
     """
+    if config.seeds:
+        raise UsageError("The updates of one run need one seed: set seed instead of seeds.")
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
