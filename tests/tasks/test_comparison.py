@@ -83,8 +83,8 @@ def test_seeds_widen_the_interval_by_their_variance() -> None:
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 5))
 def test_mcnemar_is_the_exact_binomial_test(only_first: int, only_second: int, both: int) -> None:
-    first = [True] * only_first + [False] * only_second + [True] * both
-    second = [False] * only_first + [True] * only_second + [True] * both
+    first = [1.0] * only_first + [0.0] * only_second + [1.0] * both
+    second = [0.0] * only_first + [1.0] * only_second + [1.0] * both
     found, n = mcnemar(first, second), only_first + only_second
     assert (found.only_first, found.only_second) == (only_first, only_second)
     weights = [math.comb(n, k) / 2**n for k in range(n + 1)]

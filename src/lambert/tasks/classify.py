@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.data.pairs import truncated
-from lambert.tasks import metrics
+from lambert.tasks import calibration, metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.formulas import Formula
@@ -105,7 +105,8 @@ class SentenceTask(ABC):
 
 class Classify(SentenceTask):
     """One label for each sentence or pair. Scores: accuracy, f1 (with two labels, of the second one), f1_macro,
-    matthews, loss (mean cross-entropy in nats)."""
+    matthews, loss (mean cross-entropy in nats), ece (expected calibration error), temperature (that minimises the loss;
+    it is not applied)."""
 
     head = "label"
 
@@ -164,6 +165,8 @@ class Classify(SentenceTask):
         right = metrics.accuracy(metrics.confusion(truth_N, predicted_N, self.labels))
         losses_N = -np.log(np.maximum(chances_NL[rows_N, truth_N], np.finfo(np.float64).tiny))
         found = {"accuracy": right, **scores(rows_N), "loss": float(losses_N.mean())}
+        found["ece"] = calibration.reliability(chances_NL.max(1), predicted_N == truth_N).error
+        found["temperature"] = calibration.temperature(chances_NL, truth_N)
         errors = {"accuracy": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
         errors |= metrics.bootstrap_errors(scores, len(rows_N))
         return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}

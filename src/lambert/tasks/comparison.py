@@ -104,11 +104,11 @@ def _difference(first: float, second: float, drawn_R: Floats) -> Difference:
     return Difference(first, second, second - first, float(low), float(high), p, reach * float(drawn_R.std()))
 
 
-def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
+def mcnemar(first: Sequence[float], second: Sequence[float]) -> McNemar:
     """Returns McNemar's exact test (Psychometrika 12, 1947): without a difference, each example that only one system
-    predicts correctly is one of either with the probability 1/2."""
-    only_first = sum(a and not b for a, b in zip(first, second, strict=True))
-    only_second = sum(b and not a for a, b in zip(first, second, strict=True))
+    predicts correctly is one of either with the probability 1/2. 1 is correct and 0 wrong."""
+    only_first = sum(bool(a and not b) for a, b in zip(first, second, strict=True))
+    only_second = sum(bool(b and not a) for a, b in zip(first, second, strict=True))
     count, term, tail = only_first + only_second, 1, 0
     for chosen in range(min(only_first, only_second) + 1):
         tail += term
