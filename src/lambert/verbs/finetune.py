@@ -23,7 +23,7 @@ from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
-from lambert.runs.publish import publish_run
+from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import learn, needed_pieces
@@ -107,7 +107,11 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             if scores is not None and world.is_first:
                 if config.dev is not None and (scored := examples_of(task, dev, kept, config.dev)):
                     write(config.out / EXAMPLES, scored)
-                say(publish_run(config, model, tokenizer, task.model_config(), scores))
+                dev_file = LabelledFile(config.dev, hashes["the dev data"], dev.counts) if config.dev and dev else None
+                trained = Trained(
+                    task.config, LabelledFile(config.data, hashes["the labelled data"], data.counts), dev_file
+                )
+                say(publish_run(config, model, tokenizer, task.model_config(), scores, trained))
 
 
 def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.files import json_text, write_atomic
-from lambert.engine.progress import score_text
+from lambert.engine.progress import COUNTS, score_text
 from lambert.runs.folder import CONFIG
 from lambert.runs.result import Result, Say
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -61,5 +61,7 @@ def _lines(scores: Mapping[str, Mapping[str, Any]], config: FinetuneConfig) -> I
     columns = {"mean": "mean", "deviation": "deviation", "mean_se": "error of mean", "examples_se": "error of examples"}
     yield f"{f'{len(config.seeds)} seeds':20s}" + "".join(f" {label:>17s}" for label in columns.values())
     for name, of in scores.items():
+        if name.endswith(COUNTS):
+            continue
         cells = [score_text(name, of[key]) if key in of else "" for key in columns]
         yield f"{name:20s}" + "".join(f" {cell:>17s}" for cell in cells)
