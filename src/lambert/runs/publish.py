@@ -66,7 +66,7 @@ def card(model: Model, config: RunConfig, scores: Mapping[str, float], trained: 
     rows = "".join(
         f"| {_plain(name)} | {score_text(name, value)}{errors.get(name, '')} |\n"
         for name, value in scores.items()
-        if name.removesuffix("_se") not in errors
+        if name not in {f"{scored}_se" for scored in errors}
     )
     use = (
         "```python\nfrom transformers import AutoModel, AutoTokenizer\n\n"

@@ -118,14 +118,28 @@ def test_groups_of_lengths_are_disjoint_and_complete() -> None:
     assert [name for name, _ in by_length([{"tokens": 7}] * 3)] == ["7"]
 
 
-@pytest.mark.parametrize(("task", "part"), [("tag", "By label"), ("regress", "Predictions by truth")])
-def test_runs_of_finetune(task: str, part: str, tuned: Callable[[str], Path], tmp_path: Path) -> None:
+def test_tags_are_counted_by_word(tmp_path: Path) -> None:
+    pairs = [(["O", "LOC", "LOC"], ["O", "LOC", None]), (["O", "PER"], ["PER", "PER"]), (["O"], ["O"])]
+    rows = [
+        {
+            "text": " ".join(truth), "tokens": len(truth) + 2, "truth": truth, "prediction": found, "words": len(truth),
+            "correct": sum(a == b for a, b in zip(truth, found, strict=True)),
+        }
+        for truth, found in pairs
+    ]  # fmt: skip
+    text = text_of(shown(tmp_path / "run", rows, {"accuracy": Formula("ratio", ("correct", "words"))}, "tag"))
+    assert "LOC 2 1.000 0.500 0.667 PER 1 0.500 1.000 0.667" in text
+    assert "wrong tags: LOC as none" in text
+    assert "wrong tags: O as PER" in text
+    assert "3 1 1.000 4 1 0.500 5 1 0.667" in text
+
+
+def test_a_run_of_finetune(tuned: Callable[[str], Path], tmp_path: Path) -> None:
     run = folder(tmp_path / "run", [row(10)])
-    (run / EXAMPLES).write_bytes((tuned(task) / EXAMPLES).read_bytes())
+    (run / EXAMPLES).write_bytes((tuned("regress") / EXAMPLES).read_bytes())
     text = text_of(page(run))
-    assert "16 examples" in text
-    assert "By length" in text
-    assert part in text
+    for part in ("16 examples", "By length", "Predictions by truth", "Largest errors"):
+        assert part in text
 
 
 def test_damage_is_a_notice_and_a_missing_file_is_silent(tmp_path: Path) -> None:
