@@ -8,6 +8,7 @@ from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.files import json_text, write_atomic
+from lambert.distributed.launch_environment import process_info
 from lambert.engine.progress import COUNTS, score_text
 from lambert.runs.folder import CONFIG
 from lambert.runs.result import Result, Say
@@ -18,16 +19,19 @@ SEEDS = "seeds.json"
 
 def run_seeds(config: FinetuneConfig, run: Callable[[FinetuneConfig, Say], Result], say: Say) -> Result:
     """Calls `run` for each seed, in out/seed-N, and writes out/seeds.json. Finished runs are not repeated. The result
-    has the means of the scores.
+    has the means of the scores. With several ranks only the first writes the file, speaks and has scores.
 
     Raises UsageError if `out` is itself a run folder.
     """
     if (config.out / CONFIG).exists():
         raise UsageError(f"{config.out} holds a run of one seed. Choose another out for several seeds.")
-    found = []
+    first, found = process_info().rank == 0, []
     for seed in config.seeds:
-        say(f"seed {seed}")
+        if first:
+            say(f"seed {seed}")
         found.append(run(replace(config, seed=seed, seeds=(), out=config.out / f"seed-{seed}"), say).scores)
+    if not first:
+        return Result(config.out)
     scores = over_seeds(found)
     if scores:
         write_atomic(config.out / SEEDS, json_text({"seeds": list(config.seeds), "scores": scores}, indent=1) + "\n")
