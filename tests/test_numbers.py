@@ -25,6 +25,7 @@ NEEDED = {
     "bench": [],
     "launch": ["pretrain"],
     "report": ["run"],
+    "compare": ["a", "b"],
     "doctor": [],
 }
 NEVER = {
@@ -32,7 +33,7 @@ NEVER = {
     float: (math.nan, math.inf, -math.inf, 1e300, -1e300, 10**300),
 }
 """What no setting of a kind may be."""
-MAY_BE_NEGATIVE = {"null_threshold", "seed"}
+MAY_BE_NEGATIVE = {"null_threshold", "seed", "seeds"}
 MAY_BE_INFINITE = {"trust"}
 # What has no default and what a number does not depend on.
 GIVEN = {name: Path(name) for name in ("out", "corpus", "data", "init", "model")} | {"input": (Path("x"),)}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lambert.engine.step import Step as Step
     from lambert.inference.text_model import TextModel as TextModel
     from lambert.inference.text_model import load as load
+    from lambert.library import compare as compare
     from lambert.library import evaluate as evaluate
     from lambert.library import finetune as finetune
     from lambert.library import peek as peek
@@ -51,7 +52,7 @@ __version__ = "0.1.0"
 forget_current_folder()
 
 _MODULES = {
-    "library": ("prepare", "peek", "pretrain", "finetune", "evaluate", "updates"),
+    "library": ("prepare", "peek", "pretrain", "finetune", "evaluate", "compare", "updates"),
     "inference.text_model": ("load", "TextModel"),
     "corpus.scale": ("prepare_on_cluster", "RayTasks"),
     "runs.result": ("Result",),

@@ -58,7 +58,7 @@ class Verb:
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
-Runs = Annotated[list[Path], Parameter(help="Run folders, or prepared corpora.")]
+Runs = Annotated[list[Path], Parameter(help="Run folders; for report also corpora, for compare also seeds and files.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 VERBS = {
@@ -86,6 +86,9 @@ VERBS = {
     "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
     "report": Verb(
         "report", "report:ReportConfig", "Run folders and corpora to one self-contained HTML page.", takes="runs"
+    ),
+    "compare": Verb(
+        "compare", "compare:CompareConfig", "Fine-tuned models: differences of scores with their errors.", takes="runs"
     ),
     "doctor": Verb(
         "doctor", "doctor:DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""
@@ -316,7 +319,10 @@ def _stray(tokens: list[str], word: str) -> LambertError:
     if len(values) == 1:
         off = f"{name.rpartition('.')[0]}.no-{name.rpartition('.')[2]}" if "." in name else f"--no-{name[2:]}"
         return UsageError(f"{name} takes no value, and {word} follows it. Its opposite is {off}.")
-    more = " For several seeds, give the command once for each, with its own --out." if name == "--seed" else ""
+    more = ""
+    if name == "--seed":
+        several = " For several seeds, give the command once for each, with its own --out."
+        more = f" For several seeds: --seeds {' '.join(values)}." if tokens[0] == "finetune" else several
     return UsageError(f"{name} takes one value, not {len(values)} ({' '.join(values)}).{more}")
 
 

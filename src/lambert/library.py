@@ -22,10 +22,12 @@ from lambert.corpus.peek import Peeked
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
 from lambert.runs.result import Result
+from lambert.verbs import compare as comparison
 from lambert.verbs import evaluate as evaluation
 from lambert.verbs import finetune as finetuning
 from lambert.verbs import prepare as preparation
 from lambert.verbs import pretrain as pretraining
+from lambert.verbs.compare import CompareConfig
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
@@ -75,6 +77,16 @@ def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: A
     """Scores a fine-tuned model on labelled data, as `lambert evaluate`. With `predictions`, also writes that file."""
     with keep_current_gpu():
         return evaluation.run(_settings("evaluate", recipe, settings))
+
+
+def compare(*runs: str | Path) -> dict[str, Any]:
+    """Compares the scores of the first fine-tuned model with those of each other one, as `lambert compare`. Returns
+    what `--json` prints (docs/compare.md).
+
+    Args:
+        runs: Run folders, folders of several seeds, or files of scored examples.
+    """
+    return comparison.run(CompareConfig(tuple(map(Path, runs))))
 
 
 def updates(

@@ -1,5 +1,7 @@
 """A model folder appears whole and verified, or not at all."""
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -87,6 +89,21 @@ def test_a_card_shows_names_from_outside_as_they_stand(name: str, model: Model, 
     shown = "".join(part.content for part in tokens[1].children or ())
     assert shown == " ".join(out.name.split("\n"))
     assert next(token.content for token in tokens if token.info == "toml").count("\ninit = ") == 1
+
+
+def test_the_card_of_a_fine_tuned_model_states_its_facts(
+    tuned: Callable[[str], Path], labelled: Callable[[str, str], Path]
+) -> None:
+    text = (tuned("classify") / "model" / "README.md").read_text()
+    assert "the task classify with the 2 labels land, water, up to 64 tokens" in text
+    for use, split, count in (("training", "train", 48), ("scores", "dev", 16)):
+        path = labelled("classify", split)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert f"| {use} | {path.name} | {count} examples | {digest} |" in text
+    scores = json.loads((tuned("classify") / "scores.json").read_text())
+    assert f"| loss | {scores['loss']:.4f} ± {scores['loss_se']:.4f} |" in text
+    assert "loss_se" not in text
+    assert "one training run, with the seed 42" in text
 
 
 def bent(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from commands import one_line
 
+from lambert.tasks import examples
+
 Lambert = Callable[..., Any]
 Labelled = Callable[[str, str], Path]
 
@@ -77,6 +79,24 @@ def test_predictions_are_a_row_an_example(
     for _ in range(2):  # its own output is replaced
         assert lambert("evaluate", model=tuned(task), data=labelled(task, "dev"), predictions=path).code == 0
     assert len(path.read_text().splitlines()) == 16 + (path.suffix == ".tsv")
+
+
+def test_the_scored_examples_are_those_of_the_run(
+    tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
+) -> None:
+    path, data = tmp_path / "new" / "examples.jsonl", labelled("classify", "dev")
+    for _ in range(2):  # its own output is replaced
+        done = lambert("evaluate", model=tuned("classify"), data=data, examples=path)
+        assert (done.code, f"examples  {path}" in done.out) == (0, True), done.err
+    ours, theirs = (examples.read(file) for file in (path, tuned("classify") / "examples.jsonl"))
+    assert (ours.formulas, ours.data_sha256) == (theirs.formulas, theirs.data_sha256)
+    for one, other in zip(ours.rows, theirs.rows, strict=True):
+        numbers = {name: value for name, value in other.items() if isinstance(value, float)}
+        assert {name: one[name] for name in numbers} == pytest.approx(numbers, rel=1e-5, abs=1e-7)
+        assert {**one, **numbers} == other
+    path.write_text("mine\n")
+    one_line(lambert("evaluate", model=tuned("classify"), data=data, examples=path), 2, "did not write it")
+    one_line(lambert("evaluate", model=tuned("classify"), data=data, examples=tmp_path), 2, "is a folder", "(examples)")
 
 
 def test_a_hugging_face_folder_with_a_head(

@@ -34,6 +34,7 @@ class Stream(IntEnum):
     DROPOUT = 9
     INIT = 10
     CHECK = 11  # which blocks of a corpus are compared with its manifest
+    RESAMPLE = 12  # which examples and which seeds a bootstrap resample has
 
 
 def _mix(x: Words) -> Words:

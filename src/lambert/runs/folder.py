@@ -25,6 +25,7 @@ INITIAL_WEIGHTS = "the initial weights"
 """The key of the hash of the model that `init` names."""
 FREE = (
     "out",
+    "seeds",
     "restart_damaged",
     "code",
     "verify",

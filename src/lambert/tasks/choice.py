@@ -13,9 +13,11 @@ from lambert.core.batch import Batch, Ints, Target
 from lambert.core.errors import DataError, shown
 from lambert.tasks import metrics
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.examples import Examples as ScoredExamples
+from lambert.tasks.formulas import Formula
 from lambert.tasks.metrics import Floats
 from lambert.tasks.segments import concatenated
-from lambert.tasks.sentences import Sentences, SentenceTask, tokenised
+from lambert.tasks.sentences import Sentences, SentenceTask, beginnings, tokenised
 from lambert.tasks.table import column, labelled_rows, text_cell
 from lambert.tasks.task import Outputs, Row, stored, whole_text
 
@@ -130,6 +132,17 @@ class Choice(SentenceTask):
             "loss_se": metrics.mean_error(losses_N),
             "examples": float(len(right_N)),
         }
+
+    def examples(self, data: Sentences, predictions: Sequence[Floats]) -> ScoredExamples:
+        """Returns rows with truth and prediction (numbers of choices), correct, and loss (nats)."""
+        assert data.truth_N is not None, "scoring needs labels"
+        rows = beginnings(self.tokenizer, data)
+        for row, truth, chances_C in zip(rows, data.truth_N.astype(np.int64).tolist(), predictions, strict=True):
+            chosen = int(chances_C.argmax())
+            row |= {"truth": str(truth), "prediction": str(chosen), "correct": int(chosen == truth)}
+            row |= {"loss": -float(np.log(max(chances_C[truth], np.finfo(np.float64).tiny)))}
+        loss = Formula("mean", ("loss",), lower_is_better=True)
+        return ScoredExamples(rows, {"accuracy": Formula("mean", ("correct",)), "loss": loss})
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with the number of the choice, from 0, its probability, and those of all choices."""

@@ -10,18 +10,21 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.tasks import metrics
+from lambert.tasks import calibration, metrics
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.examples import Examples
+from lambert.tasks.formulas import Formula
 from lambert.tasks.labels import LabelLoss, absent, check_class_weights, learnt
 from lambert.tasks.metrics import Floats
-from lambert.tasks.sentences import Sentences, SentenceTask
+from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.table import label_cell, labelled_rows, numbered, unknown_label, value_cell
 from lambert.tasks.task import Outputs, Row, label_names, stored
 
 
 class Classify(SentenceTask):
     """One label for each sentence or pair. Scores: accuracy, f1 (with two labels, of the second one), f1_macro,
-    matthews, loss (mean cross-entropy in nats)."""
+    matthews, loss (mean cross-entropy in nats), ece (expected calibration error), temperature (that minimises the loss;
+    it is not applied)."""
 
     head = "label"
 
@@ -84,9 +87,27 @@ class Classify(SentenceTask):
         right = metrics.accuracy(metrics.confusion(truth_N, predicted_N, self.labels))
         losses_N = -np.log(np.maximum(chances_NL[rows_N, truth_N], np.finfo(np.float64).tiny))
         found = {"accuracy": right, **scores(rows_N), "loss": float(losses_N.mean())}
+        found["ece"] = calibration.reliability(chances_NL.max(1), predicted_N == truth_N).error
+        found["temperature"] = calibration.temperature(chances_NL, truth_N)
         errors = {"accuracy": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
         errors |= metrics.bootstrap_errors(scores, len(rows_N))
         return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+
+    def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
+        """Returns rows with truth, prediction, its probability, correct, loss (nats) and brier, the squared distance
+        of the probabilities from the truth (Brier 1950)."""
+        assert data.truth_N is not None, "scoring needs labels"
+        labels, rows = self.config.labels, beginnings(self.tokenizer, data)
+        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), predictions, strict=True):
+            chosen = int(chances_L.argmax())
+            row |= {"truth": labels[truth], "prediction": labels[chosen], "correct": int(chosen == truth)}
+            row |= {"probability": float(chances_L[chosen])}
+            row |= {"loss": -float(np.log(max(chances_L[truth], np.finfo(np.float64).tiny)))}
+            row |= {"brier": float(((chances_L - np.eye(len(labels))[truth]) ** 2).sum())}
+        two = {"f1": Formula("f1", positive=labels[1])} if self.labels == 2 else {}
+        rest = {"f1_macro": Formula("f1_macro"), "matthews": Formula("matthews")}
+        loss = {"loss": Formula("mean", ("loss",), lower_is_better=True)}
+        return Examples(rows, {"accuracy": Formula("mean", ("correct",)), **two, **rest, **loss})
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with label, its probability, and the probabilities of all labels."""
@@ -142,6 +163,15 @@ class Regress(SentenceTask):
         errors = {**metrics.bootstrap_errors(scores, len(rows_N)), "mse": metrics.mean_error(squares_N)}
         found = {**scores(rows_N), "mse": float(squares_N.mean())}
         return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
+
+    def examples(self, data: Sentences, predictions: Sequence[float]) -> Examples:
+        """Returns rows with truth, prediction and squared_error."""
+        assert data.truth_N is not None, "scoring needs values"
+        rows = beginnings(self.tokenizer, data)
+        for row, truth, found in zip(rows, data.truth_N.tolist(), predictions, strict=True):
+            row |= {"truth": truth, "prediction": found, "squared_error": (truth - found) ** 2}
+        mse = Formula("mean", ("squared_error",), lower_is_better=True)
+        return Examples(rows, {"pearson": Formula("pearson"), "spearman": Formula("spearman"), "mse": mse})
 
     def rows(self, data: Sentences, predictions: Sequence[float]) -> list[Row]:
         return [{"value": value} for value in predictions]

@@ -29,9 +29,11 @@ from lambert.core.errors import DataError
 from lambert.core.registry import nearest
 from lambert.tasks import contrastive, metrics, retrieval, sentence_transformers
 from lambert.tasks.config import EmbedConfig, TaskConfig
+from lambert.tasks.examples import Examples as ScoredExamples
+from lambert.tasks.formulas import Formula
 from lambert.tasks.metrics import Floats
 from lambert.tasks.retrieval import Search
-from lambert.tasks.segments import Cuts, Segments, concatenated, encode
+from lambert.tasks.segments import Cuts, Segments, concatenated, encode, readable
 from lambert.tasks.table import read_rows, text_cell, value_cell
 from lambert.tasks.task import Outputs, Row, keys_found, stored, text_of, write_rows
 
@@ -143,12 +145,43 @@ class Embed:
         if data.scores_N is not None:
             return _similarity(np.array([_cosine(found) for found in predictions]), data.scores_N)
         assert data.search is not None, "scoring needs labelled data"
+        ranked = self._ranked(data, predictions)
+        found = retrieval.scores(ranked, data.search.relevant)
+        return {**found, "queries": float(len(ranked)), "texts": float(len(data.search.corpus))}
+
+    def _ranked(self, data: TextVectors, predictions: Sequence[Floats]) -> list[Ints]:
+        assert data.search is not None
         units_UD = np.zeros((len(data.lengths_S), predictions[0].shape[1]), dtype=np.float32)
         for texts_G, found_GD in zip(data.texts_NG, predictions, strict=True):
             units_UD[texts_G] = found_GD
-        ranked = retrieval.rankings(units_UD, data.search)
-        found = retrieval.scores(ranked, data.search.relevant)
-        return {**found, "queries": float(len(ranked)), "texts": float(len(data.search.corpus))}
+        return retrieval.rankings(units_UD, data.search)
+
+    def examples(self, data: TextVectors, predictions: Sequence[Floats]) -> ScoredExamples:
+        """Returns rows of pairs with truth and prediction (cosine), or of queries with their scores and the first
+        result."""
+        if data.scores_N is not None:
+            rows = [
+                {**self._shown(data, int(texts_G[0])), "text_b": self._shown(data, int(texts_G[1]))["text"]}
+                for texts_G in data.texts_NG
+            ]
+            for row, truth, found_GD in zip(rows, data.scores_N.tolist(), predictions, strict=True):
+                row |= {"truth": truth, "prediction": _cosine(found_GD)}
+            return ScoredExamples(rows, {"spearman": Formula("spearman"), "pearson": Formula("pearson")})
+        assert data.search is not None, "scoring needs labelled data"
+        ranked = self._ranked(data, predictions)
+        rows = []
+        for query, order, relevant in zip(data.search.queries, ranked, data.search.relevant, strict=True):
+            shown = {"truth": self._text(data, min(relevant)), "prediction": self._text(data, int(order[0]))}
+            rows.append({**self._shown(data, query), **shown, **retrieval.of_query(order, relevant)})
+        names = retrieval.of_query(ranked[0], data.search.relevant[0])
+        return ScoredExamples(rows, {name: Formula("mean", (name,)) for name in names})
+
+    def _text(self, data: TextVectors, text: int) -> str:
+        cuts = data.first
+        return readable(self.tokenizer, Cuts(cuts.ids, cuts.starts_S[[text]], cuts.lengths_S[[text]]))[0]
+
+    def _shown(self, data: TextVectors, text: int) -> Row:
+        return {"text": self._text(data, text), "tokens": int(data.lengths_S[text])}
 
     def rows(self, data: TextVectors, predictions: Sequence[Floats]) -> list[Row]:
         """Returns {"vector": [...]} of each text, or {"similarity": cosine} of each pair."""

@@ -12,6 +12,7 @@ from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus.tokens.tokenizer import with_mask
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.examples import Examples
 from lambert.tasks.metrics import softmax
 from lambert.tasks.segments import Cuts, Segments, special
 from lambert.tasks.sentences import tokenised
@@ -53,6 +54,9 @@ class Mask:
         _unlabelled()
 
     def score(self, data: Masked, predictions: Sequence[list[Candidates]]) -> dict[str, float]:
+        _unlabelled()
+
+    def examples(self, data: Masked, predictions: Sequence[list[Candidates]]) -> Examples:
         _unlabelled()
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Masked:

@@ -13,10 +13,12 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks import metrics
 from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.examples import Examples
+from lambert.tasks.formulas import Formula
 from lambert.tasks.labels import absent, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.multilabel_score import Ranking, best_threshold
-from lambert.tasks.sentences import Sentences, SentenceTask
+from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.table import column, label_cell, labelled_rows
 from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored
 
@@ -96,6 +98,23 @@ class MultiLabel(SentenceTask):
         errors |= {"exact_match": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
         named = {f"{name}_se": error for name, error in errors.items()}
         return {**found, **named, "threshold": threshold, "examples": float(len(rows_N))}
+
+    def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
+        """Returns rows with the lists truth and prediction, the numbers of correct, true and predicted labels, whether
+        all are right (correct), and loss (nats)."""
+        assert data.truth_N is not None, "scoring needs labels"
+        threshold, labels = self.config.threshold or _NEVER_SEARCHED, np.array(self.config.labels)
+        rows = beginnings(self.tokenizer, data)
+        for row, truth_L, chances_L in zip(rows, data.truth_N > 0.5, predictions, strict=True):
+            found_L = chances_L >= threshold
+            chosen_L = np.where(truth_L, chances_L, 1.0 - chances_L)
+            row |= {"truth": labels[truth_L].tolist(), "prediction": labels[found_L].tolist()}
+            row |= {"labels_correct": int((truth_L & found_L).sum()), "labels_true": int(truth_L.sum())}
+            row |= {"labels_predicted": int(found_L.sum()), "correct": int((truth_L == found_L).all())}
+            row |= {"loss": float(-np.log(np.maximum(chosen_L, np.finfo(np.float64).tiny)).mean())}
+        f1 = Formula("f1_of_sums", ("labels_correct", "labels_true", "labels_predicted"))
+        loss = Formula("mean", ("loss",), lower_is_better=True)
+        return Examples(rows, {"f1_micro": f1, "exact_match": Formula("mean", ("correct",)), "loss": loss})
 
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
         """Returns rows with the labels from the threshold on, and the probabilities of all labels."""

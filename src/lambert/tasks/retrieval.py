@@ -12,7 +12,6 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError
 from lambert.tasks import metrics
 from lambert.tasks.config import Columns
-from lambert.tasks.metrics import Floats
 from lambert.tasks.table import read_rows
 from lambert.tasks.task import text_of
 
@@ -68,19 +67,15 @@ def scores(ranked: Sequence[Ints], relevant: Sequence[frozenset[int]]) -> dict[s
 
     Source: Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", 2002; trec_eval.
     """
-    rows = [_of_query(hits, len(wanted)) for hits, wanted in zip(_hits(ranked, relevant), relevant, strict=True)]
+    rows = [of_query(order, wanted) for order, wanted in zip(ranked, relevant, strict=True)]
     values = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     found = {name: float(value.mean()) for name, value in values.items()}
     return {**found, **{f"{name}_se": metrics.mean_error(value) for name, value in values.items()}}
 
 
-def _hits(ranked: Sequence[Ints], relevant: Sequence[frozenset[int]]) -> list[Floats]:
-    return [
-        np.array([float(text in wanted) for text in row.tolist()]) for row, wanted in zip(ranked, relevant, strict=True)
-    ]
-
-
-def _of_query(hits: Floats, wanted: int) -> dict[str, float]:
+def of_query(ranked: Ints, relevant: frozenset[int]) -> dict[str, float]:
+    """Returns the scores of one query."""
+    hits, wanted = np.array([float(text in relevant) for text in ranked.tolist()]), len(relevant)
     discounts = 1 / np.log2(np.arange(2, 12))
     ideal = float(discounts[: min(wanted, 10)].sum())
     first = np.flatnonzero(hits[:10])

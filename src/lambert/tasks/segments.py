@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError
+from lambert.tasks.examples import shortened
 
 LONG = 1 << 16  # characters; of a longer text only a beginning is tokenised if only a beginning is used
 _CHUNK = 4096  # texts per call of the tokenizer: enough for all its threads, few enough to bound the memory
@@ -43,6 +44,17 @@ class Cuts:
     ids: npt.NDArray[np.int32]
     starts_S: Ints
     lengths_S: Ints
+
+
+def readable(tokenizer: Tokenizer, cuts: Cuts, most: int = 64) -> list[str]:
+    """Returns the first `most` tokens of each sequence's part as text, as the model reads it."""
+    starts, kept = cuts.starts_S.tolist(), np.minimum(cuts.lengths_S, most).tolist()
+    texts = tokenizer.decode_batch(
+        [cuts.ids[start : start + count].tolist() for start, count in zip(starts, kept, strict=True)],
+        skip_special_tokens=False,
+    )
+    longer = (cuts.lengths_S > most).tolist()
+    return [shortened(f"{text} ..." if more else text) for text, more in zip(texts, longer, strict=True)]
 
 
 def special(tokenizer: Tokenizer, piece: str) -> int:

@@ -15,7 +15,7 @@ from lambert.data.pairs import truncated
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.metrics import Floats
-from lambert.tasks.segments import Cuts, Segments, Texts, concatenated, encode
+from lambert.tasks.segments import Cuts, Segments, Texts, concatenated, encode, readable
 from lambert.tasks.table import text_cell
 from lambert.tasks.task import Outputs, Row, text_of, write_rows
 
@@ -98,6 +98,16 @@ def _windows(tokenizer: Tokenizer, config: TaskConfig, texts: Texts, counts: dic
     data = Sentences(tokenizer, Cuts(texts.ids, texts.bounds[owners_S] + begins_S, lengths_S), None, counts)
     data.bounds_N = bounds_N
     return data
+
+
+def beginnings(tokenizer: Tokenizer, data: Sentences) -> list[Row]:
+    """Returns a row for each example: the beginning of its text, of a pair also text_b, and the number of tokens."""
+    firsts_N = np.arange(len(data.lengths_S)) if data.bounds_N is None else data.bounds_N[:-1]
+    parts = [part for part in (data.first, data.second) if part is not None]
+    texts = [readable(tokenizer, Cuts(p.ids, p.starts_S[firsts_N], p.lengths_S[firsts_N])) for p in parts]
+    tokens_N = np.add.reduceat(data.lengths_S, firsts_N) if len(firsts_N) else data.lengths_S
+    names = (*("text", "text_b")[: len(texts)], "tokens")
+    return [dict(zip(names, row, strict=True)) for row in zip(*texts, tokens_N.tolist(), strict=True)]
 
 
 class SentenceTask(ABC):

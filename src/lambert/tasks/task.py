@@ -11,6 +11,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import as_dict, typed
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig
+from lambert.tasks.examples import Examples
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,6 +54,10 @@ class Task(Protocol[D, P]):
 
     def score(self, data: D, predictions: Sequence[P]) -> dict[str, float]:
         """Returns scores by name. NAME_se is the standard error of NAME."""
+
+    def examples(self, data: D, predictions: Sequence[P]) -> Examples:
+        """Returns what is kept of each labelled example for `lambert compare` and for error analysis. A task from
+        outside may lack this method."""
 
     def rows(self, data: D, predictions: Sequence[P]) -> list[Row]:
         """Returns predictions as plain values, one row per example."""

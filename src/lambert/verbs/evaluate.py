@@ -12,6 +12,7 @@ from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks import Outputs, scored
+from lambert.tasks.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
 
@@ -21,8 +22,9 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
 
     Raises SavedAndStopped after a signal.
     """
-    if config.predictions is not None and config.predictions.is_dir():
-        raise UsageError(f"{config.predictions} is a folder: name the predictions file itself (predictions).")
+    for name, path in (("predictions", config.predictions), ("examples", config.examples)):
+        if path is not None and path.is_dir():
+            raise UsageError(f"{path} is a folder: name the {name} file itself ({name}).")
     with graceful_stop(" before the end; nothing was written", START_AGAIN):
         scores = _score(config, say)
     for line in ([json_text(scores)] if scores else []) if config.json else _lines(scores):
@@ -39,6 +41,10 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
             task = model.task
             if config.predictions is not None and ":" not in task.config.name:  # a task from outside has its own format
                 check_replaceable(config.predictions, is_predictions, "evaluate")
+            if config.examples is not None:
+                check_replaceable(config.examples, is_examples, "evaluate")
+                if not hasattr(task, "examples"):
+                    raise UsageError(f"The task {task.config.name!r} has no method `examples`: leave examples out.")
             data = model.read(config.data)
         compare_ranks(world, config.model, config.data)
         quiet = config.json or say is silent or not world.is_first
@@ -53,6 +59,10 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
         for path in task.write(config.predictions, data, predictions):
             if not config.json:
                 say(f"predictions  {path}")
+    if config.examples is not None and (examples := examples_of(task, data, predictions, config.data)):
+        path = write(config.examples, examples)
+        if not config.json:
+            say(f"examples  {path}")
     return scores
 
 

@@ -22,7 +22,7 @@ from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
-from lambert.runs.publish import publish_run
+from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import (
@@ -35,16 +35,20 @@ from lambert.tasks import (
     sentence_transformers,
     tuned,
 )  # fmt: skip
+from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
+from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
 def run(config: FinetuneConfig, say: Say = silent) -> Result:
     """Trains from the newest checkpoint in `out` or from the beginning, writes the task model to `out`/model and scores
-    `dev`.
+    `dev`; with `seeds` once for each seed.
 
     Raises SavedAndStopped after a signal, whenever it comes.
     """
+    if config.seeds:
+        return run_seeds(config, run, say)
     return run_to_end(updates, config, say)
 
 
@@ -54,6 +58,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
     Closing the iterator, as `break` does, saves a checkpoint; the same call continues from it.
     """
+    if config.seeds:
+        raise UsageError("The updates of one run need one seed: set seed instead of seeds.")
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
@@ -89,12 +95,15 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             if stop.agreed(world):  # all ranks leave together
                 stop.check()
 
+        kept: list[Any] = []
+
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
                 return {}
             try:
                 found = outputs(model, dev, precision, world, micro_tokens, check_signal)
-                return scored(task, dev, task.predictions(dev, found))
+                kept[:] = task.predictions(dev, found)
+                return scored(task, dev, kept)
             except Interrupted:
                 return {}
 
@@ -109,8 +118,15 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 say(line)
             scores = yield from run_updates(config, model, data, score, world, stop, say)
             if scores is not None and world.is_first:
-                extra, more = tuned(task, scores).model_config(), model_files(task, shape.hidden)
-                say(publish_run(config, model, tokenizer, extra, scores, more))
+                task_found = tuned(task, scores)
+                if config.dev is not None and (examples := examples_of(task_found, dev, kept, config.dev)):
+                    write(config.out / EXAMPLES, examples)
+                dev_file = LabelledFile(config.dev, hashes["the dev data"], dev.counts) if config.dev and dev else None
+                trained = Trained(
+                    task.config, LabelledFile(config.data, hashes["the labelled data"], data.counts), dev_file
+                )
+                extra, more = task_found.model_config(), model_files(task, shape.hidden)
+                say(publish_run(config, model, tokenizer, extra, scores, more, trained))
 
 
 def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_replaceable, write_atomic
 from lambert.runs.result import Say, silent
-from lambert.verbs.report import ranks
+from lambert.verbs.report import errors, ranks
 from lambert.verbs.report.ceilings import with_one_ceiling
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
@@ -77,6 +77,7 @@ def render(runs: Sequence[Run], corpora: Sequence["CorpusPage"] = (), *, chain: 
     ).get_template("page.html")
     runs = with_one_ceiling(runs)
     starts = [sum(run.updates for run in runs[:number]) if chain else 0 for number in range(len(runs))]
+    pages, damaged = errors.pages(runs)
     title = next((str(run.summary["title"]) for run in runs if run.summary.get("title")), None)
     return template.render(
         title=title or " · ".join([*(page.name for page in corpora), *(run.name for run in runs)]),
@@ -85,7 +86,8 @@ def render(runs: Sequence[Run], corpora: Sequence["CorpusPage"] = (), *, chain: 
         colours=COLOURS,
         corpora=corpora,
         notices=[notice for page in corpora for notice in page.notices]
-        + [notice for run in runs for notice in run.notices + advice(run) + ranks.advice(run)],
+        + [notice for run in runs for notice in run.notices + advice(run) + ranks.advice(run)]
+        + damaged,
         summaries=[block for run in runs for block in _blocks(run)],
         charts=[
             {"title": chart.title, "values": endings(chart, len(runs)), "svg": draw(chart)}
@@ -94,6 +96,7 @@ def render(runs: Sequence[Run], corpora: Sequence["CorpusPage"] = (), *, chain: 
         chained=chain and len(runs) > 1,
         final=final_numbers(runs),
         differences=differences([run.config for run in runs]) if len(runs) > 1 else [],
+        errors=pages,
         ranks=ranks.facts(runs),
         timed=ranks.timed(runs),
         incidents=ranks.incidents(runs),

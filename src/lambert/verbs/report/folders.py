@@ -10,6 +10,8 @@ from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
 from lambert.core.unsupported import is_work_folder
 from lambert.engine.metrics_file import METRICS
+from lambert.tasks import examples
+from lambert.tasks.examples import EXAMPLES, Examples
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 """How log.txt writes the time."""
@@ -39,6 +41,8 @@ class Run:
     """(time, text) of the lines of log.txt."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
     """Rows of incidents.jsonl."""
+    examples: Examples | None = None
+    """The scored examples of a fine-tuning run."""
 
     def series(self, key: str, start: int = 0) -> list[tuple[int, float]]:
         """Returns (start + update, value) for each row in which `key` is a finite number."""
@@ -86,6 +90,7 @@ def read(folder: Path, name: str) -> Run:
         notices,
         _log(folder / "log.txt"),
         [row for row in _rows(folder / "incidents.jsonl", name, notices) if is_number(row.get("time"))],
+        _examples(folder / EXAMPLES, name, notices),
     )
 
 
@@ -145,6 +150,16 @@ def _json(path: Path, name: str, notices: list[str]) -> dict[str, Any]:
         notices.append(f"{name}: {path.name} could not be read ({error}).")
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _examples(path: Path, name: str, notices: list[str]) -> Examples | None:
+    if not path.is_file():
+        return None
+    try:
+        return examples.read(path)
+    except DataError as error:
+        notices.append(f"{name}: {error}")
+        return None
 
 
 def _is_time(text: str) -> bool:

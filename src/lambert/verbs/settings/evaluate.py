@@ -27,6 +27,8 @@ class EvaluateConfig:
     predictions: Path | None = None
     """Predictions file to write: for SQuAD the official JSON, with a file of n-best answers beside it; else JSON lines
     or .tsv."""
+    examples: Path | None = None
+    """File of scored examples to write, for `lambert compare` (docs/compare.md)."""
     json: bool = False
     """Print the scores as one line of JSON."""
     columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(

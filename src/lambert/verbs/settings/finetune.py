@@ -12,9 +12,10 @@ from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTrainConfig
 from lambert.tasks.config import TaskConfig
 
 COMMON = (
-    "init", "data", "dev", "out", "seed", "task.name", "task.max_length", "task.columns.text", "task.columns.text_b",
-    "task.columns.label", "optim.name", "optim.lr", "optim.weight_decay", "optim.warmup_ratio", "train.batch_size",
-    "train.epochs", "train.steps", "train.precision", "train.device", "train.evaluate_every", "train.save_every",
+    "init", "data", "dev", "out", "seed", "seeds", "task.name", "task.max_length", "task.columns.text",
+    "task.columns.text_b", "task.columns.label", "optim.name", "optim.lr", "optim.weight_decay", "optim.warmup_ratio",
+    "train.batch_size", "train.epochs", "train.steps", "train.precision", "train.device", "train.evaluate_every",
+    "train.save_every",
 )  # fmt: skip
 """Settings that `--help` shows first."""
 
@@ -42,6 +43,10 @@ class FinetuneConfig:
     """Start anew if all checkpoints in `out` are damaged. Without this flag the run refuses and lists them."""
     seed: int = 42
     """Seed of the weights of the fresh head, the order of the data and dropout."""
+    seeds: tuple[int, ...] = ()
+    """Run once for each of these seeds, in `out`/seed-N, and write means and deviations of the scores to
+    `out`/seeds.json. Seeds are listed, not counted, so that a later command can add some: it runs only those that are
+    missing. `seed` is then not used."""
     task: TaskConfig = field(default_factory=TaskConfig)
     optim: FinetuneOptimConfig = field(default_factory=FinetuneOptimConfig)
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
@@ -50,7 +55,9 @@ class FinetuneConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        check(self, seed=SEEDS)
+        check(self, seed=SEEDS, seeds=SEEDS)
         check_together(self)
         if not self.task.threshold and self.dev is None:
             raise UsageError("task.threshold = 0 is chosen by the scores on dev: name the dev file, or a threshold.")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise UsageError(f"seeds = {' '.join(map(str, self.seeds))} names a seed twice.")
