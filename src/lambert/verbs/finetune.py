@@ -87,6 +87,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
         notes += [_counts(path, rows, task.config.max_length) for path, rows in labelled]
+        if config.dev is None:
+            notes.append("nothing is scored, because no dev file is given (--dev)")
         first_start = not archive.last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
             for line in notes if world.is_first else ():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lambert.core.errors import UsageError
 from lambert.core.settings import SEEDS, check
 from lambert.distributed.config import ExchangeConfig
 from lambert.engine.guard import GuardConfig
@@ -48,3 +49,5 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         check(self, seed=SEEDS)
         check_together(self)
+        if self.train.keep_best and self.dev is None:
+            raise UsageError(f"train.keep_best = {self.train.keep_best!r} needs dev, the labelled file to score.")
