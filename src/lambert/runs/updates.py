@@ -33,6 +33,7 @@ from lambert.optim.schedule import schedule
 from lambert.planning import operations
 from lambert.runs.config import RunConfig
 from lambert.runs.exchange_autotune import autotune
+from lambert.runs.freezing import frozen_blocks
 from lambert.runs.notes import model_notes, ranks
 from lambert.runs.plateau import plateau
 from lambert.runs.result import Result, Say, silent
@@ -302,10 +303,11 @@ def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> G
 
 def _priced(updates: Generator[GlobalBatch, None, None], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:
     """Yields the updates, and appends the floating-point operations of this rank's share of each to `costs`."""
+    frozen = frozen_blocks(model)
     with closing(updates):
         for update in updates:
             batches = [batch for _, batch in update.micro_batches]
             lengths = [length for batch in batches for length in batch.bounds_S1.diff().tolist()]
             targets = {name: sum(batch.targets[name].count for batch in batches) for name in update.counts}
-            costs.append(operations.training(model.config, lengths, targets, model.labels))
+            costs.append(operations.training(model.config, lengths, targets, model.labels, frozen))
             yield update

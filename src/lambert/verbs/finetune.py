@@ -21,6 +21,7 @@ from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
+from lambert.runs.freezing import freeze
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import publish_run
 from lambert.runs.result import Result, Say, silent
@@ -67,6 +68,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 model = weights.fresh(model.config, heads, config.seed)
             else:
                 notes = [*report.warnings(), *notes]
+            notes += filter(None, [freeze(model, config.train.freeze)])
             files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
             hashes = {name: sha256(path) for name, path in files.items()}
             if not config.random_init:
