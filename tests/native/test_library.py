@@ -11,7 +11,7 @@ from lambert.core.world import World
 from lambert.engine.compiler import Compilation
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
-from lambert.runs.updates import _model_notes
+from lambert.runs.notes import model_notes
 from lambert.verbs import doctor
 
 SUPPORTED = native._processor() >= native._NEEDED and "amx_bf16" not in native._processor()
@@ -117,7 +117,7 @@ def test_a_run_in_bfloat16_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, t
     model = Model(EncoderConfig(layers=1, hidden=8, heads=1, intermediate=8, vocabulary=8, positions=8), {})
 
     def notes(precision: str) -> list[str]:
-        return [note for note in _model_notes(Compilation(), model, precision, World()) if "kernels" in note]
+        return [note for note in model_notes(Compilation(), model, precision, World()) if "kernels" in note]
 
     monkeypatch.setattr(native.sys, "platform", "linux")
     monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")

@@ -162,10 +162,15 @@ def ran(
     predict = ["predict", "--model", model, "--chunk", "3", "--inference.micro-tokens", "10"]
     (folder / "bad.tsv").write_text(dev.read_text() + "one cell too few\n")
     (folder / "other.tsv").write_text(dev.read_text().replace("river", "boat"))
-    finetune = [
+    scored = [
         "finetune", "--data", labelled("classify", "train"), "--dev", dev, "--init", pretrained,
-        "--out", folder / "run", "--train.batch-size", "8", "--train.steps", "2", "--train.micro-tokens", "64",
-        "--train.evaluate-every", "1", "--task.max-length", "32", "--optim.lr", "1e-3", "--train.compile", "off",
+        "--train.batch-size", "8", "--train.micro-tokens", "64", "--train.evaluate-every", "1",
+        "--task.max-length", "32", "--train.compile", "off",
+    ]  # fmt: skip
+    finetune = [*scored, "--out", folder / "run", "--train.steps", "2", "--optim.lr", "1e-3"]
+    best = [
+        *scored, "--train.steps", "8", "--optim.lr", "0.5", "--train.keep-best", "loss", "--train.patience", "1",
+        "--optim.layer-decay", "0.5", "--train.freeze", "embeddings",
     ]  # fmt: skip
     jobs = {
         "evaluate": both(*evaluate, "--predictions", folder / "p.jsonl"),
@@ -178,6 +183,8 @@ def ran(
         "shared": both(way=shared),
         "struck": both(*finetune, way=struck),
         "finetune": both(*finetune),
+        "best": both(*best, "--out", folder / "best"),
+        "best, sharded": both(*best, "--out", folder / "sharded", "--train.shard-optimizer"),
         "no memory": both(*evaluate, way=killed),  # the last: the group is lost
     }
     jobs["shared"].ways[0] = shared
@@ -276,3 +283,22 @@ def test_a_signal_to_one_rank_while_both_score(ran: Any, labelled: Labelled, lam
     run = folder_of(ran) / "run"
     alone = lambert("evaluate", "--json", model=run, data=labelled("classify", "dev"), inference__micro_tokens=64)
     assert json.loads(alone.out) == json.loads((run / "scores.json").read_text())
+
+
+def test_the_best_weights_of_two_ranks(ran: Any, labelled: Labelled, lambert: Lambert) -> None:
+    """With rates by layer and frozen embeddings; with the moments divided among the ranks too."""
+    folder, found = folder_of(ran), []
+    for job, name in (("best", "best"), ("best, sharded", "sharded")):
+        assert [said.code for said in ran(job)] == [0, 0], [said.err for said in ran(job)]
+        assert "the run ends after update" in ran(job)[0].err
+        rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        losses = {row["step"]: row["heldout/loss"] for row in rows if "heldout/loss" in row}
+        scores = json.loads((folder / name / "scores.json").read_text())
+        best = min(losses, key=lambda step: losses[step])
+        assert scores["best_update"] == best == max(losses) - 1 < 7
+        assert (scores["loss"], scores["final_loss"]) == (losses[best], losses[best + 1])
+        model = folder / name / "model"
+        alone = lambert("evaluate", "--json", model=model, data=labelled("classify", "dev"), inference__micro_tokens=64)
+        assert json.loads(alone.out).items() <= scores.items()
+        found.append((model / "model.safetensors").read_bytes())
+    assert found[0] == found[1]

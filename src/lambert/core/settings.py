@@ -205,6 +205,18 @@ def as_dict(config: Any) -> dict[str, Any]:
     return out
 
 
+def defaults(config: Any) -> dict[str, Any]:
+    """Returns the default values of the settings of `config`, as `as_dict` does, without those that have none."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            out[field.name] = defaults(value)
+        elif field.default is not dataclasses.MISSING and field.default is not None:
+            out[field.name] = plain(field.default)
+    return out
+
+
 def plain(value: Any) -> Any:
     """Returns a value as TOML represents it: paths as strings, tuples as lists."""
     if isinstance(value, Path):

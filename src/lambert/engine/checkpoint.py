@@ -271,16 +271,20 @@ def latest(run: Path, *, at_most: int | None = None, world: World | None = None)
     return found
 
 
-def check_disk_space(run: Path, model: nn.Module, moments: int = 2, *, keep: int = 1, saves: int = 2) -> None:
+def check_disk_space(
+    run: Path, model: nn.Module, moments: int = 2, *, keep: int = 1, saves: int = 2, copies: int = 0
+) -> None:
     """Raises MachineError if the disk of `run` has too little space for what the run keeps at once: the `keep` newest
     of its `saves` checkpoints and the one being written, or later the model folder instead of the latter.
 
     Args:
         moments: Number of float32 values per weight in a checkpoint besides the weight itself.
+        copies: Number of files with the weights alone that the run keeps at once.
     """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in state.tensors(model).values())
     one = weights * (1 + moments) + archive.SLACK_BYTES
     needed = max(min(keep + 1, saves) * one, min(keep, saves) * one + weights + archive.SLACK_BYTES)
+    needed += copies * (weights + archive.SLACK_BYTES)
     free = archive.free(run)
     written = sum(file.stat().st_size for file in (run / archive.FOLDER).glob("step-*/*"))
     if free + written < needed:

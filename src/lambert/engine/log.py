@@ -36,8 +36,8 @@ class RunLog:
     (means since the last row), utilisation (share of `peak_flops`, or null), ceiling_gflops (`peak_flops` / 1e9, or
     null), memory_mb (peak) and checkpoint_pause_seconds (how long saving delayed training since the last row). With
     several ranks a row also has, as means per update, imbalance (`Step.imbalance`), exchange_seconds and
-    exchange_wait_seconds (`Step.exchange_seconds`). A row of held-out scores has step and heldout/<name>. Values that
-    are not finite are null.
+    exchange_wait_seconds (`Step.exchange_seconds`). A row of held-out scores has step, heldout/<name>
+    and, if the best weights are kept, best_update. Values that are not finite are null.
 
     Args:
         steps: Number of updates of the whole run.
@@ -144,10 +144,12 @@ class RunLog:
         """Adds the time that a save delayed training."""
         self._interval.pause_seconds += seconds
 
-    def scores(self, step: int, scores: Mapping[str, float]) -> None:
-        """Writes a row of held-out scores after update `step`, and shows them. Does nothing without scores."""
+    def scores(self, step: int, scores: Mapping[str, float], best: int = 0) -> None:
+        """Writes a row of held-out scores after update `step`, and shows them. Does nothing without scores. `best` is
+        the update with the best scores so far, 0 if the run does not keep its weights."""
         if self._writes and scores:
-            self._write({"step": step, **{f"heldout/{name}": value for name, value in scores.items()}})
+            marked = {"best_update": best} if best else {}
+            self._write({"step": step, **{f"heldout/{name}": value for name, value in scores.items()}, **marked})
             shown = (f"{name} {score_text(name, value, '.4g')}" for name, value in scores.items() if name[-3:] != "_se")
             self.note(f"held out after {step:,} updates: {', '.join(shown)}")
 

@@ -62,7 +62,8 @@ def train(
     Args:
         net: `net(batch)` returns the summed losses [K] of the objectives `net.objectives`.
         batches: The data of update `start` and of those after it.
-        schedule: Returns the learning rate of the n-th applied update, from 0.
+        schedule: Returns the learning rate of the n-th applied update, from 0; a parameter group of `optimizer` with
+            `lr_scale` has it times that.
         max_grad_norm: Bound on the global gradient norm; 0 means no bound.
         seed: Dropout is a function of (seed, update, number of the micro-batch).
         exchange: Sums the gradients over the ranks; the default is the exchange of one process.
@@ -102,7 +103,7 @@ def train(
                 # `skipped` waits for the result of the update before, so it is read only now, when the device has work.
                 lr = schedule(number - precision.skipped)
                 for group in optimizer.param_groups:
-                    group["lr"] = lr
+                    group["lr"] = lr * group.get("lr_scale", 1.0)
                 norms_P1 = exchange.reported_norms(precision.step(optimizer, gradients, max_grad_norm))
                 exchange.end_update(number + 1)
             present = [k for k, count in enumerate(counts) if count]

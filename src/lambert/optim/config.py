@@ -28,6 +28,10 @@ class OptimConfig:
     """Added to the root of the mean square, outside the root."""
     weight_decay: float = 0.01
     """Decoupled decay, a share of the weight for a learning rate of 1; biases and LayerNorm are never decayed."""
+    layer_decay: float = 1.0
+    """Factor from the learning rate of a layer to that of the layer below, in (0, 1]: the head has lr, the last block
+    lr x layer_decay, and the embeddings the smallest rate (Howard and Ruder, 2018, section 3.2; ELECTRA uses 0.8 and
+    0.9). 1: one rate for all."""
     max_grad_norm: float = 1.0
     """Bound on the L2 norm of the whole gradient, which is scaled down to it before the update; 0: no bound."""
     bias_correction: bool = True
@@ -57,7 +61,7 @@ class OptimConfig:
         check(
             self, "optim.",
             lr="(0, inf)", base_batch="[1, inf)", betas="[0, 1)", trust="[0, inf]", warmup_ratio="[0, 1)",
-            power="(0, inf)", decay_share="(0, 1]",
+            layer_decay="(0, 1]", power="(0, inf)", decay_share="(0, 1]",
         )  # fmt: skip
         _check("betas", self.betas, len(self.betas) == 2, "two shares")
         _check("adapt", self.adapt, self.adapt in get_args(Adapt), f"one of {', '.join(get_args(Adapt))}")

@@ -1,31 +1,71 @@
-"""Parameter groups with and without weight decay."""
+"""Parameter groups: with and without weight decay, and with learning rates by depth."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from lambert.core.errors import UsageError
 
-def decay_groups(model: nn.Module, weight_decay: float = 0.01) -> list[dict[str, Any]]:
+_BLOCK = re.compile(r"(.*\.)?(?:blocks|layers?)\.(?=\d+\.)")
+"""How the names of parameters of numbered blocks begin: `encoder.blocks.3.`, or `bert.encoder.layer.3.` in
+transformers."""
+
+
+def decay_groups(model: nn.Module, weight_decay: float = 0.01, layer_decay: float = 1.0) -> list[dict[str, Any]]:
     """Splits the trainable parameters of a model into two groups for a torch optimizer: matrices, which are decayed,
-    and vectors (biases and norms), which are not.
+    and vectors (biases and norms), which are not. With a `layer_decay` other than 1, there are two groups for each
+    layer.
 
     In BERT the vectors are exactly the tensors called `bias` or `LayerNorm.*`, which Devlin et al.'s code excludes from
     the decay; the number of dimensions identifies them under any name. Each trainable parameter is in exactly one
     group; a tied weight counts once.
 
     Args:
-        model: Any module.
+        model: Any module; with `layer_decay`, one with numbered blocks.
         weight_decay: Decay of the matrices, a share of the weight for a learning rate of 1.
+        layer_decay: Factor from the learning rate of a layer to that of the layer below: the head and the pooler have
+            the whole rate, block i of n has `layer_decay` ** (n - i), from 0, and the embeddings ** (n + 1).
 
     Returns:
-        One or two groups, each with `params`, a list of (name, parameter), and `weight_decay`; a group without
-        parameters is omitted. In `Lamb` the vectors have no trust ratio, because their decay is 0.
+        Groups, each with `params`, a list of (name, parameter), and `weight_decay`; with `layer_decay` also with
+        `lr_scale`, the factor by which the caller multiplies the learning rate of the group before each step. A group
+        without parameters is omitted. In `Lamb` the vectors have no trust ratio, because their decay is 0.
 
-    Source: google-research/bert, optimization.py, exclude_from_weight_decay.
+    Raises UsageError if the model has no numbered blocks, and `layer_decay` is not 1.
+
+    Source: google-research/bert, optimization.py, exclude_from_weight_decay; Howard and Ruder, 2018, section 3.2, and
+    Clark et al., 2020 (ELECTRA), appendix B: learning rates by layer.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    groups = [
-        {"params": [(name, param) for name, param in named if param.ndim > 1], "weight_decay": weight_decay},
-        {"params": [(name, param) for name, param in named if param.ndim <= 1], "weight_decay": 0.0},
-    ]
+    matrices = [(name, param) for name, param in named if param.ndim > 1], weight_decay
+    vectors = [(name, param) for name, param in named if param.ndim <= 1], 0.0
+    groups: list[dict[str, Any]] = [{"params": params, "weight_decay": decay} for params, decay in (matrices, vectors)]
+    if layer_decay != 1.0:
+        depths = dict(_depths([name for name, _ in model.named_parameters()]))
+        top = max(depths.values())
+        groups = [
+            {**group, "params": part, "lr_scale": layer_decay ** (top - depth)}
+            for depth in range(top + 1)
+            for group in groups
+            if (part := [(name, param) for name, param in group["params"] if depths[name] == depth])
+        ]
     return [group for group in groups if group["params"]]
+
+
+def _depths(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns each name with the depth of its layer: 0 for what precedes the first block, i + 1 for block i, and one
+    more than that of the last block for what follows."""
+    prefix = next((match[0] for match in map(_BLOCK.match, names) if match), None)
+    if prefix is None:
+        raise UsageError("optim.layer_decay needs a model with numbered blocks.")
+    found, depth = [], 0
+    blocks = 1 + max(int(name[len(prefix) :].partition(".")[0]) for name in names if name.startswith(prefix))
+    for name in names:
+        if name.startswith(prefix):
+            depth = 1 + int(name[len(prefix) :].partition(".")[0])
+        elif depth:
+            depth = 1 + blocks
+        found.append((name, depth))
+    return found

@@ -53,8 +53,8 @@ KIND = Kind((list, OptimConfig))
 
 
 def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Builds the optimizer that `config` names, over the groups of `decay_groups`. The caller sets its learning rate
-    before every step.
+    """Builds the optimizer that `config` names, over the groups of `decay_groups`. Before every step the caller sets
+    its learning rate, times `lr_scale` in a group that has it.
 
     Args:
         model: Any module.
@@ -66,7 +66,7 @@ def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     Raises:
         UsageError: The name is unknown, or nothing is trainable.
     """
-    groups = decay_groups(model, config.weight_decay)
+    groups = decay_groups(model, config.weight_decay, config.layer_decay)
     if not groups:
         raise UsageError("The model has no trainable parameter to optimise.")
     return lookup(OPTIMIZERS, config.name, "optim.name", KIND)(groups, config)

@@ -38,7 +38,11 @@ def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, i
 
 
 def training(
-    config: EncoderConfig, lengths: Iterable[int], targets: Mapping[str, int], labels: Mapping[str, int] | None = None
+    config: EncoderConfig,
+    lengths: Iterable[int],
+    targets: Mapping[str, int],
+    labels: Mapping[str, int] | None = None,
+    frozen: int = 0,
 ) -> int:
     """Returns the operations of one forward and backward pass.
 
@@ -47,8 +51,11 @@ def training(
         lengths: Lengths of the sequences, in tokens.
         targets: Number of targets of each objective.
         labels: Number of classes of each label and tag head.
+        frozen: Number of the lowest blocks that have no backward pass.
     """
     lengths = list(lengths)
     if "span" in targets:
         targets = {**targets, "span": sum(lengths)}
-    return 3 * (encoder_forward(config, lengths) + heads_forward(config, len(lengths), targets, labels or {}))
+    forward = encoder_forward(config, lengths)
+    backward = 2 * forward * (config.layers - frozen) // config.layers
+    return forward + backward + 3 * heads_forward(config, len(lengths), targets, labels or {})

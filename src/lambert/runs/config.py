@@ -55,6 +55,12 @@ class TrainConfig:
     """Updates between evaluations on held-out data. 0: only at the end."""
     evaluate_sequences: int = 2048
     """Number of held-out sequences in an evaluation of pre-training, spread evenly over the data. 0: all."""
+    keep_best: str = ""
+    """Name of a held-out score, such as accuracy: the weights with the best score are kept, and model/ is published
+    from them. Of losses and mse lower is better. Empty: model/ has the weights after the last update."""
+    patience: int = 0
+    """Evaluations without improvement of keep_best after which the run ends. The learning rate follows the schedule of
+    the whole run until then. 0: the run does not end early."""
     save_every: int = 0
     """Updates between checkpoints. 0: only when the run is stopped and at the end."""
     keep_checkpoints: int = 2
@@ -68,6 +74,15 @@ class TrainConfig:
         )  # fmt: skip
         if self.deterministic_parts & (self.deterministic_parts - 1):
             raise UsageError(f"train.deterministic_parts = {self.deterministic_parts} must be a power of two.")
+        if self.keep_best and not self.evaluate_every:
+            raise UsageError(
+                f"train.keep_best = {self.keep_best!r} needs train.evaluate_every, the number of updates between "
+                "evaluations. Set it."
+            )
+        if self.patience and not self.keep_best:
+            raise UsageError(
+                f"train.patience = {self.patience} needs train.keep_best, the score that is to improve. Set it."
+            )
 
     def updates(self, sequences: int) -> int:
         """Returns the number of updates of a run with `sequences` sequences per epoch."""

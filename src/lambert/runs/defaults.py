@@ -4,7 +4,7 @@ so that config.toml shows their values and the run continues with the same ones.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from lambert.model.config import EncoderConfig
 from lambert.optim.config import OptimConfig
@@ -18,6 +18,9 @@ LARGEST_LR = 1e-3
 EPOCHS, LEAST_UPDATES = 3, 300
 """Length of a fine-tuning run: three epochs as in Devlin et al., 2018, and on few examples more, since runs of fewer
 updates end before they have converged (Zhang et al., 2021, "Revisiting Few-sample BERT Fine-tuning", section 5)."""
+
+Freeze = int | Literal["embeddings", "encoder"]
+"""What a run freezes: the embeddings, the embeddings and that many of the lowest blocks, or the encoder; 0: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,9 @@ class FinetuneTrainConfig(TrainConfig):
     """Sequences of one update, over all micro-batches and devices together."""
     steps: int | None = None
     """Updates of the run; with epochs too, whichever ends first. Neither set: three epochs, at least 300 updates."""
+    freeze: Freeze = 0
+    """What is not trained: "embeddings", a number n for the embeddings and the n lowest blocks, or "encoder", of which
+    the pooler is no part. 0: everything is trained."""
 
     def resolved(self, sequences: int) -> Self:
         """Returns these settings with the length of a run on so many sequences."""

@@ -87,6 +87,7 @@ def _foreign(config: RunConfig, data: Mapping[str, object]) -> str:
         return ""
     before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
     before = {settings.RENAMED.get(name, name): value for name, value in before.items()}
+    before = settings.dotted(settings.defaults(config)) | before  # of settings that an older version did not have
     changed = [n for n in sorted(before | now) if before.get(n) != now.get(n) and not n.startswith(FREE)]
     if not changed:
         return _other_data(out, data)

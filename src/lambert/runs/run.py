@@ -17,6 +17,7 @@ from lambert.engine.log import RunLog
 from lambert.engine.precision import Precision, resolved
 from lambert.model.heads import Model
 from lambert.optim.optimizers import build
+from lambert.runs.best import Best
 from lambert.runs.config import RunConfig
 from lambert.runs.microbatch import MicrobatchSize
 
@@ -36,6 +37,7 @@ class Run:
     microbatch: MicrobatchSize
     saver: checkpoint.Saver
     exchange: Exchange
+    best: Best
 
     @classmethod
     def begin(cls, config: RunConfig, model: Model, world: World, steps: int) -> "Run":
@@ -53,29 +55,35 @@ class Run:
             from lambert.distributed.sharding import shard
 
             optimizer = shard(optimizer, exchange, world)
-        return cls(config, world, model, optimizer, precision, guard, microbatch, saver, exchange)
+        best = Best(config.out, options, world)
+        return cls(config, world, model, optimizer, precision, guard, microbatch, saver, exchange, best)
 
     def resume(self) -> tuple[int, dict[str, Any]]:
-        """Loads the newest checkpoint. Returns the number of updates done and the state of the log, or 0 and an empty
-        mapping if there is no checkpoint.
+        """Loads the newest checkpoint and finds the best weights. Returns the number of updates done and the state of
+        the log, or 0 and an empty mapping if there is no checkpoint.
 
-        Raises DataError if all checkpoints are damaged, unless `restart_damaged` is set.
+        Raises DataError if all checkpoints are damaged, unless `restart_damaged` is set, or if the best weights are.
         """
+        found = self._newest()
+        if found is None:
+            self.best.begin(0, {})
+            return 0, {}
+        kept = found.restore(self.model, self.optimizer, self.precision)
+        self.guard.load(kept["guard"])
+        self.microbatch.load(kept["budget"])
+        self.best.begin(found.step, kept.get("best", {}))
+        self._resume_exchange(found)
+        return found.step, kept["log"]
+
+    def _newest(self) -> checkpoint.Checkpoint | None:
         try:
-            found = self.saver.latest()
+            return self.saver.latest()
         except DataError:
             if not self.config.restart_damaged:
                 raise
             if self.world.is_first:
                 _log.warning("All checkpoints are damaged. The run starts anew, because --restart-damaged is set.")
-            return 0, {}
-        if found is None:
-            return 0, {}
-        kept = found.restore(self.model, self.optimizer, self.precision)
-        self.guard.load(kept["guard"])
-        self.microbatch.load(kept["budget"])
-        self._resume_exchange(found)
-        return found.step, kept["log"]
+            return None
 
     def _resume_exchange(self, found: checkpoint.Checkpoint) -> None:
         """Restores the method that `auto` chose, if the number of ranks is the same, and the residuals, if they are of
@@ -104,13 +112,15 @@ class Run:
         saves = steps // options.save_every + 2 if options.save_every else 2  # at the end, and one more if stopped
         moments = 2 + self.exchange.residuals_per_weight
         checkpoint.check_disk_space(
-            self.config.out, self.model, moments=moments, keep=options.keep_checkpoints, saves=saves
-        )
+            self.config.out, self.model, moments=moments, keep=options.keep_checkpoints, saves=saves,
+            copies=2 if self.best.name else 0,
+        )  # fmt: skip
 
     def save(self, done: int, log: RunLog, *, final: bool = False) -> None:
         """Saves a checkpoint after `done` updates. A failure is an error only for a `final` checkpoint."""
         self.exchange.average_residuals(self.optimizer)
         states = {"log": log.state(), "guard": self.guard.state(), "budget": self.microbatch.state()}
+        states["best"] = self.best.state()
         pause = self.saver.save(
             done, model=self.model, optimizer=self.optimizer, precision=self.precision, exchange=self.exchange.state(),
             extra=states | {"exchange": (self.exchange.method, self.world.size, self.exchange.local)}, final=final,
@@ -128,6 +138,7 @@ class Run:
             )
         kept = found.restore(self.model, self.optimizer, self.precision)
         self.guard.rolled_back(kept["guard"])
+        self.best.load(kept.get("best", {}))
         self._resume_exchange(found)
         log.rewind(found.step, kept["log"])
         log.note(f"diverged: back to update {found.step:,}, learning rate times {self.guard.lr_scale:g}")

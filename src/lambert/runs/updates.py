@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambert import native
 from lambert.core.batch import Source
 from lambert.core.world import World
 from lambert.data.stream import GlobalBatch, places, stream
@@ -20,7 +19,6 @@ from lambert.distributed.stragglers import Stragglers
 from lambert.engine import archive, ceiling, environment
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device_memory import release
-from lambert.engine.exchange import Exchange
 from lambert.engine.incidents import Incidents
 from lambert.engine.log import Monitor, RunLog
 from lambert.engine.loop import OutOfMemory, train
@@ -35,6 +33,8 @@ from lambert.optim.schedule import schedule
 from lambert.planning import operations
 from lambert.runs.config import RunConfig
 from lambert.runs.exchange_autotune import autotune
+from lambert.runs.freezing import frozen_blocks
+from lambert.runs.notes import model_notes, ranks
 from lambert.runs.plateau import plateau
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
@@ -89,7 +89,6 @@ def run_updates(
     """
     options, out = config.train, config.out
     steps = options.updates(source.size(0))
-    scores: dict[str, float] | None = None
     with numerics(world, threads=options.threads, deterministic=options.deterministic) as outer:
         run = Run.begin(config, model, world, steps)
         run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
@@ -100,9 +99,17 @@ def run_updates(
             stop.status = f"; {_left(done)}"
         if done == 0 and moments_of is not None:
             run.take_moments(moments_of)
+        best, planned = run.best, steps
+        missed: dict[str, float] = {}
+        if best.name and done and done < steps and done % options.evaluate_every == 0 and best.scored < done:
+            missed = _scores(run, score, done, stop)  # a signal interrupted this evaluation
+            best.offer(done, missed, model)
+        steps = done if best.exhausted else steps
+        scores: dict[str, float] | None = missed if best.exhausted and missed else None
         if done >= steps and world.largest(int((out / "model").is_dir())):  # a shared disk may show the folder late
             if world.is_first:
-                say(f"{out} has all its {steps:,} updates already: {out / 'model'}")
+                early = f" of {planned:,}, because {best.reason}" if best.exhausted else ""
+                say(f"{out} has all its {steps:,} updates already{early}: {out / 'model'}")
             return None
         if world.is_first:
             run.check_disk_space(steps)
@@ -111,6 +118,8 @@ def run_updates(
             source, model, run.optimizer, PRECISIONS[run.precision.name], options.batch_size, world,
             residuals_per_weight=run.exchange.residuals_per_weight,
         )  # fmt: skip
+        if best.name and not done:  # a misspelt name is found before the first update
+            best.check(_scores(run, score, done, stop))
         monitor = plateau(unigram_entropy, config, model.config.init_range)
         with (
             _compiled(run, source) as compilation,
@@ -122,15 +131,16 @@ def run_updates(
                 log.note(f"continuing after update {done:,} of {steps:,}")
             if lost:
                 log.note(f"warning: {METRICS} has {lost:,} updates, but there is no checkpoint: the run starts anew")
-            models = _model_notes(compilation, model, run.precision.name, world)
+            models = model_notes(compilation, model, run.precision.name, world)
             methods = autotune(run, partial(_batches, run, source), steps, stop)
             for text in chain([found], models, methods, ranks(world, run.exchange)):
                 log.note(text)
+            log.scores(done, missed, best.step)
             if compilation.active:  # evaluation is rare: compiling separate graphs for it would not pay
                 score = torch.compiler.set_stance("force_eager")(score)
             slow = Stragglers()
             while done < steps:
-                for step, work in _attempts(run, source, log, done, steps, stop):
+                for step, work in _attempts(run, source, log, done, planned, stop):
                     done, stop_requested = step.index, step.stop_requested
                     log.step(step, work)
                     log.peak_flops = peak.again() if peak is not None else None
@@ -151,17 +161,23 @@ def run_updates(
                             run.exchange.average_residuals(run.optimizer)
                         with log.doing("scoring"):
                             step.scores = score(model, run.precision, run.microbatch.tokens)
-                        log.scores(done, step.scores)
+                        best.offer(done, step.scores, model)
+                        log.scores(done, step.scores, best.step)
                     if (stop_requested or scoring) and stop.agreed(world):
                         run.save(done, log, final=True)
                         raise stop.stopped(f"saved after update {done:,} of {steps:,}")
+                    if best.exhausted:
+                        steps = done
+                        log.note(f"the run ends after update {done:,} of {planned:,}: {best.reason}")
                     # While the loss is suspect nothing is saved, so that the kept checkpoints are healthy.
                     saving = done == steps or (step.due(options.save_every) and run.guard.healthy == done)
                     if saving:
                         with log.doing("saving"):
                             run.save(done, log, final=done == steps)
                     if done == steps:
-                        step.scores = scores = _final_scores(run, score, log, done, stop)
+                        step.scores = scores = (
+                            dict(step.scores) if scoring else _final_scores(run, score, log, done, stop)
+                        )
                     try:
                         with outer.outside():
                             yield step
@@ -169,8 +185,12 @@ def run_updates(
                         if not saving and run.guard.judge_last() == "go on":
                             run.save(done, log, final=True)
                         raise
+                    if done == steps:
+                        break
             if scores is None:  # an earlier process was killed between the last save and these scores
                 scores = _final_scores(run, score, log, done, stop)
+            scores, line = best.take(scores, model)
+            log.note(line)
     return scores
 
 
@@ -197,12 +217,19 @@ def _ceiling(run: Run) -> ceiling.Ceiling:
 
 
 def _final_scores(run: Run, score: Score, log: RunLog, done: int, stop: StopRequest) -> dict[str, float]:
-    stop.status = f"; {_left(done)}"
     with log.doing("scoring"):
-        scores = score(run.model, run.precision, run.microbatch.tokens)
+        scores = _scores(run, score, done, stop)
+    run.best.offer(done, scores, run.model)
+    log.scores(done, scores, run.best.step)
+    return scores
+
+
+def _scores(run: Run, score: Score, done: int, stop: StopRequest) -> dict[str, float]:
+    """Returns the held-out scores after `done` updates. Raises SavedAndStopped on all ranks after a signal to one."""
+    stop.status = f"; {_left(done)}" if done else stop.status
+    scores = score(run.model, run.precision, run.microbatch.tokens)
     if stop.agreed(run.world):
         raise stop.stopped(_left(done))
-    log.scores(done, scores)
     return scores
 
 
@@ -232,36 +259,9 @@ def _compiled(run: Run, source: Source) -> Iterator[Compilation]:
         yield compilation
 
 
-def ranks(world: World, exchange: Exchange) -> Iterator[str]:
-    """Yields a line about a run of several ranks: their number, how it was determined, and the exchange method."""
-    if world.size > 1:
-        yield f"{world.size} ranks, {world.local_size} a machine ({world.reason}), gradients by {exchange.method}"
-
-
 def _facts(compilation: Compilation) -> dict[str, object]:
     """Returns the entries of environment.json about compiling."""
     return {"compiled": compilation.active, "compile_seconds": round(compilation.seconds, 3)}
-
-
-def _model_notes(compilation: Compilation, model: Model, precision: str, world: World) -> Iterator[str]:
-    """Yields lines for the user about how the model is computed."""
-    yield f"products in {precision}"
-    if compilation.active:
-        yield f"blocks compiled in {compilation.seconds:,.0f} s"
-    elif compilation.problem:
-        yield f"blocks are not compiled, the run is slower: {compilation.problem}"
-    if world.device.type == "cpu" and precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = auto"
-    if world.device.type == "cpu" and precision == "bfloat16" and native.library() is None and native.advice():
-        yield f"torch's own kernels are used, which are slower: {native.reason()}. {native.advice()}"
-    width = model.config.hidden // model.config.heads
-    if world.device.type != "cpu" and attention.kernel(world.device, PRECISIONS[precision], width) != "flash":
-        kernel = attention.kernel(world.device, PRECISIONS[precision], width)
-        yield (
-            f"attention uses the {kernel} kernel, which is slower. Flash attention needs bfloat16 or float16 (now "
-            f"{precision}), a head width that is a multiple of 8 up to 256 (now {width}), and a GPU of compute "
-            "capability 8.0 or more"
-        )
 
 
 def _attempts(
@@ -303,10 +303,11 @@ def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> G
 
 def _priced(updates: Generator[GlobalBatch, None, None], model: Model, costs: deque[int]) -> Iterator[GlobalBatch]:
     """Yields the updates, and appends the floating-point operations of this rank's share of each to `costs`."""
+    frozen = frozen_blocks(model)
     with closing(updates):
         for update in updates:
             batches = [batch for _, batch in update.micro_batches]
             lengths = [length for batch in batches for length in batch.bounds_S1.diff().tolist()]
             targets = {name: sum(len(batch.targets[name].at_N) for batch in batches) for name in update.counts}
-            costs.append(operations.training(model.config, lengths, targets, model.labels))
+            costs.append(operations.training(model.config, lengths, targets, model.labels, frozen))
             yield update

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lambert.core.contents import sha256
 from lambert.core.errors import DataError
 from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import typed
@@ -45,11 +44,13 @@ class Examples:
 def examples_of(task: "Task[Any, Any]", data: Any, predictions: Sequence[Any], path: Path) -> Examples | None:
     """Returns the scored examples of the labelled file `path`, or None if the task, one from outside, has no method
     `examples`."""
+    from lambert.tasks.files import digest
+
     method = getattr(task, "examples", None)
     if method is None:
         return None
     found: Examples = method(data, predictions)
-    return replace(found, task=task.config.name, data=str(path), data_sha256=sha256(path))
+    return replace(found, task=task.config.name, data=str(path), data_sha256=digest(path))
 
 
 def write(path: Path, found: Examples) -> Path:
@@ -92,8 +93,8 @@ def read(path: Path) -> Examples:
             raise ValueError(f"the score formula {unknown[0]!r} is unknown")
         for formula in formulas.values():
             scorer(rows, formula)
-        task, data, digest = (str(head[key]) for key in ("task", "data", "data_sha256"))
-        return Examples(rows, formulas, task, data, digest)
+        task, data, sha256 = (str(head[key]) for key in ("task", "data", "data_sha256"))
+        return Examples(rows, formulas, task, data, sha256)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{path} is damaged: {what}. Write it again with `lambert evaluate --examples`.") from error

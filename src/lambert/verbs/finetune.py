@@ -10,6 +10,7 @@ from lambert.core.settings import as_dict, dotted
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
 from lambert.engine import archive
+from lambert.engine import precision as precisions
 from lambert.engine.log import append
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
@@ -21,6 +22,7 @@ from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.runs.folder import INITIAL_WEIGHTS, fingerprints, open_run
+from lambert.runs.freezing import freeze
 from lambert.runs.microbatch import check_model
 from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
@@ -39,6 +41,9 @@ from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
 from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
+
+_TOKENS = 8192
+"""Tokens of a batch in which the predictions of the best weights are computed. They do not depend on it."""
 
 
 def run(config: FinetuneConfig, say: Say = silent) -> Result:
@@ -86,6 +91,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 model = weights.fresh(model.config, heads, config.seed)
             else:
                 notes = [*report.warnings(), *notes]
+            notes += filter(None, [freeze(model, config.train.freeze)])
             files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
             hashes = {name: digest(path) for name, path in files.items()}
             if not config.random_init:
@@ -110,6 +116,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
         for path, rows in labelled:
             notes += [_counts(path, rows, task.config), *rows.notes]
+        if config.dev is None:
+            notes.append("nothing is scored, because no dev file is given (--dev)")
         first_start = not archive.last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
             for line in notes if world.is_first else ():
@@ -117,6 +125,9 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                     append(config.out, line)
                 say(line)
             scores = yield from run_updates(config, model, data, score, world, stop, say)
+            if scores is not None and dev is not None and "best_update" in scores:
+                name = precisions.resolved(config.train.precision, world)  # the predictions of the best weights
+                score(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
                 task_found = tuned(task, scores)
                 if config.dev is not None and (examples := examples_of(task_found, dev, kept, config.dev)):

@@ -61,3 +61,5 @@ class FinetuneConfig:
             raise UsageError("task.threshold = 0 is chosen by the scores on dev: name the dev file, or a threshold.")
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds = {' '.join(map(str, self.seeds))} names a seed twice.")
+        if self.train.keep_best and self.dev is None:
+            raise UsageError(f"train.keep_best = {self.train.keep_best!r} needs dev, the labelled file to score.")
