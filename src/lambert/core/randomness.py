@@ -34,6 +34,7 @@ class Stream(IntEnum):
     DROPOUT = 9
     INIT = 10
     CHECK = 11  # which blocks of a corpus are compared with its manifest
+    SWEEP = 12  # the settings of a trial of a sweep
 
 
 def _mix(x: Words) -> Words:

@@ -162,6 +162,7 @@ def run_updates(
                             run.save(done, log, final=done == steps)
                     if done == steps:
                         step.scores = scores = _final_scores(run, score, log, done, stop)
+                        step.last = True
                     try:
                         with outer.outside():
                             yield step
