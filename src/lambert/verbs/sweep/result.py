@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
 from lambert.engine.progress import duration
+from lambert.verbs.sweep.exclusion import alone
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -123,10 +124,8 @@ def table_of(study: "Study") -> Table:
     return Table(plan.config.metric, plan.minimized, plan.seeds, rows)
 
 
-def written(study: "Study") -> Table:
-    """Writes sweep.json and best.toml, and returns the table."""
-    from lambert.verbs.sweep.study import alone
-
+def written(study: "Study", *, final: bool = False) -> Table:
+    """Writes sweep.json and best.toml, and returns the table. The importances are computed only if it is `final`."""
     out = study.plan.config.out
     with alone(out):
         table = table_of(study)
@@ -136,7 +135,7 @@ def written(study: "Study") -> Table:
             "seeds": list(table.seeds), "best": table.ranking[0].number if table.ranking else None,
             "verdict": " ".join(table.verdict()), "settings": study.plan.signature(),
             "space": {one.name: {"log": one.log, "choices": list(one.labels)} for one in study.plan.space},
-            "importances": study.importances(),
+            "importances": study.importances() if final else {},
             "trials": [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in table.rows],
         }  # fmt: skip
         write_atomic(out / SWEEP, json_text(content, indent=1) + "\n")

@@ -11,20 +11,25 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.lock import lock_folder
 from lambert.engine import archive
 from lambert.runs.result import Say, silent
 from lambert.verbs.sweep import search
+from lambert.verbs.sweep.exclusion import alone
 from lambert.verbs.sweep.plan import Plan
+from lambert.verbs.sweep.result import SWEEP
 from lambert.verbs.sweep.storage import explained, open_storage
 
 STARTS = 3
 """Times that a trial is started without an update in between, before it counts as failed; ours."""
-_POLL_SECONDS, _PATIENCE_SECONDS = 0.05, 300.0
 _UNLOCKED_SECONDS = 60.0
 """Age of a trial without a lock after which the process that chose it must have died before it took the lock."""
-FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+_STATES = {
+    "complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "diverged": TrialState.PRUNED,
+    "failed": TrialState.FAIL, "running": TrialState.RUNNING,
+}  # fmt: skip
+"""The states of the rows of sweep.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,8 @@ class Study:
                 storage=storage, sampler=sampler, pruner=pruner, study_name=config.study, load_if_exists=True,
                 direction="minimize" if plan.minimized else "maximize",
             )  # fmt: skip
+            if not self._study.get_trials(deepcopy=False):
+                self._restore(say)
             self._check_signature()
 
     @property
@@ -112,7 +119,7 @@ class Study:
 
     def importances(self) -> dict[str, float]:
         with explained(self.plan.config):
-            return search.importances(self._study, {one.name: one for one in self.plan.space})
+            return search.importances(self._study, [one.name for one in self.plan.space])
 
     def _unfinished(self, held: ExitStack) -> Trial | None:
         """Returns a running trial whose process is gone, with its lock in `held`."""
@@ -157,48 +164,54 @@ class Study:
         with alone(self.plan.config.out):
             yield
 
-    def _check_signature(self) -> None:
-        """Raises UsageError if the study has trials of another sweep."""
+    def _restore(self, say: Say) -> None:
+        """Fills a new study with the trials of sweep.json, whose storage is lost."""
+        path = self.plan.config.out / SWEEP
+        if not path.is_file():
+            return
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+            if before["study"] != self.plan.config.study or not before["trials"]:
+                return
+            self._study.set_user_attr("settings", before["settings"])
+            self._check_signature(known=True)
+            kinds = {one.name: one.distribution for one in self.plan.space}
+            for row in before["trials"]:
+                self._study.add_trial(
+                    optuna.trial.create_trial(
+                        state=_STATES[row["state"]], params=row["params"], value=row["value"],
+                        distributions={name: kinds[name] for name in row["params"]},
+                        intermediate_values={int(at): value for at, value in row["intermediate"].items()},
+                        user_attrs={name: row[name] for name in ("note", "seconds", "updates", "scores")},
+                    )
+                )  # fmt: skip
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} cannot be read, and the storage of the sweep is empty: {error!r}. Restore one of them from a "
+                "copy, or choose another out."
+            ) from error
+        say(f"the storage of the sweep was lost: {len(before['trials'])} trials are restored from {path}")
+
+    def _check_signature(self, *, known: bool = False) -> None:
+        """Raises UsageError if the study has trials of another sweep, or if it is `known` to have had some."""
         now = json.loads(json.dumps(self.plan.signature()))
-        before = self._study.user_attrs.get("settings")
-        if before is not None and any(
-            trial.state != TrialState.FAIL for trial in self._study.get_trials(deepcopy=False)
-        ):
-            changed = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
-            if changed:
-                listed = "; ".join(
-                    f"{name} {before.get(name, 'not set')} -> {now.get(name, 'not set')}" for name in changed[:5]
-                )
-                more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-                raise UsageError(
-                    f"The study {self.plan.config.study!r} has trials of a sweep with other settings: {listed}{more}. "
-                    "Restore them, or choose another out or another name (sweep.study)."
-                )
-        if before is None and self._study.get_trials(deepcopy=False):
-            raise UsageError(
-                f"The study {self.plan.config.study!r} was not made by lambert sweep. Choose another name (sweep.study)."
+        before, name = self._study.user_attrs.get("settings"), self.plan.config.study
+        trials = self._study.get_trials(deepcopy=False)
+        if before is None and trials:
+            raise UsageError(f"The study {name!r} was not made by lambert sweep. Choose another name (sweep.study).")
+        if before == now:
+            return
+        if before is not None and (known or any(trial.state != TrialState.FAIL for trial in trials)):
+            changed = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
+            listed = "; ".join(
+                f"{key} {before.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in changed[:5]
             )
-        if before != now:
-            self._study.set_user_attr("settings", now)
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """A context that only one process of the sweep in `out` is in at a time. Raises MachineError if the others do not
-    leave it."""
-    until = time.monotonic() + _PATIENCE_SECONDS
-    with ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(lock_folder(out / "locks" / "study"))
-                break
-            except UsageError as error:
-                if "is in use" not in str(error):
-                    raise
-                if time.monotonic() > until:
-                    raise MachineError(f"Another process has held {out / 'locks' / 'study'} for minutes.") from error
-            time.sleep(_POLL_SECONDS)
-        yield
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            raise UsageError(
+                f"The study {name!r} has trials of a sweep with other settings: {listed}{more}. Restore them, or "
+                "choose another out or another name (sweep.study)."
+            )
+        self._study.set_user_attr("settings", now)
 
 
 def _interval(plan: Plan) -> tuple[int, int | None]:
