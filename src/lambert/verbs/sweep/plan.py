@@ -49,17 +49,17 @@ class Plan:
         """Returns the settings that parameters of the study stand for, by dotted name."""
         return {one.name: one.value(params[one.name]) for one in self.space if one.name in params}
 
-    def signature(self) -> dict[str, Any]:
-        """Returns what must be the same whenever the sweep continues, by name."""
+    def signature(self) -> dict[str, str]:
+        """Returns what must be the same whenever the sweep continues, as text by name."""
         varied = {dimension.name for dimension in self.space}
         base = dotted(as_dict(self.run_settings({}, self.seeds[0], self.config.out / "trials")))
         fixed = {
-            name: value
+            name: str(value)
             for name, value in base.items()
             if name not in varied and name != "seed" and not name.startswith(FREE)
         }
         space = {f"space.{one.name}": str(one) for one in self.space}
-        own = {"verb": self.config.verb, "seeds": list(self.seeds), "metric": self.config.metric}
+        own = {"verb": self.config.verb, "seeds": str(list(self.seeds)), "metric": self.config.metric}
         return {**own, "direction": "minimize" if self.minimized else "maximize", **space, **fixed}
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import tomli_w
 
@@ -46,13 +47,12 @@ def run_processes(config: SweepConfig, stop: StopRequest) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // config.jobs)))
     common = os.environ | process.settings() | {LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": threads}
-    command = [sys.executable, "-P", "-m", "lambert", "sweep", str(recipe.absolute())]
     with scratch_folder("lambert-sweep") as ends, stop.deferred():
         workers = []
         for number, device in zip(range(config.jobs), _devices(config.jobs), strict=True):
             folder = ends / str(number)
             folder.mkdir()
-            workers.append(subprocess.Popen(command, env=common | {ENDS: str(folder)} | device))
+            workers.append(subprocess.Popen(command(recipe), env=common | {ENDS: str(folder)} | device))
         _wait(workers, stop)
         reports = sorted(
             (end for number in range(config.jobs) for end in read_ends(ends / str(number))), key=lambda end: end.moment
@@ -60,6 +60,11 @@ def run_processes(config: SweepConfig, stop: StopRequest) -> None:
         if stop:
             return
         _check(workers, reports)
+
+
+def command(recipe: Path) -> list[str]:
+    """Returns the command of one process."""
+    return [sys.executable, "-P", "-m", "lambert", "sweep", str(recipe.absolute())]
 
 
 def is_worker() -> bool:

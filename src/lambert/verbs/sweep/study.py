@@ -194,7 +194,7 @@ class Study:
 
     def _check_signature(self, *, known: bool = False) -> None:
         """Raises UsageError if the study has trials of another sweep, or if it is `known` to have had some."""
-        now = json.loads(json.dumps(self.plan.signature()))
+        now = self.plan.signature()
         before, name = self._study.user_attrs.get("settings"), self.plan.config.study
         trials = self._study.get_trials(deepcopy=False)
         if before is None and trials:
