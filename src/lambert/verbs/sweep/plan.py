@@ -1,6 +1,6 @@
 """What a sweep does, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,17 +110,17 @@ def _check_ends(plan: Plan) -> None:
     lowest, highest = ({one.name: one.ends()[at] for one in plan.space} for at in (0, -1))
     for dimension in plan.space:
         for end in dimension.ends():
-            problems = list(_problems(plan, dimension.name, end, (lowest, highest)))
-            if len(problems) == 2:
-                raise UsageError(f"[sweep.space] {dimension.name} = {end}: {problems[0]}") from problems[0]
+            problem = _problem(plan, {**lowest, dimension.name: end})
+            if problem and _problem(plan, {**highest, dimension.name: end}):
+                raise UsageError(f"[sweep.space] {dimension.name} = {end}: {problem}") from problem
 
 
-def _problems(plan: Plan, name: str, value: Any, others: Sequence[Mapping[str, Any]]) -> Iterator[LambertError]:
-    for other in others:
-        try:
-            plan.run_settings({**other, name: value}, 0, plan.config.out / "trials")
-        except LambertError as error:
-            yield error
+def _problem(plan: Plan, values: Mapping[str, Any]) -> LambertError | None:
+    try:
+        plan.run_settings(values, 0, plan.config.out / "trials")
+    except LambertError as error:
+        return error
+    return None
 
 
 def _path(recipe: Path) -> str:

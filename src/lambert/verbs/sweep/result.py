@@ -127,7 +127,7 @@ def table_of(study: "Study") -> Table:
 
 
 def written(study: "Study", *, final: bool = False) -> Table:
-    """Writes sweep.json and best.toml, and returns the table. The importances are computed only if it is `final`."""
+    """Writes sweep.json, and if it is `final` also best.toml and the importances. Returns the table."""
     out = study.plan.config.out
     with alone(out):
         table = table_of(study)
@@ -135,13 +135,13 @@ def written(study: "Study", *, final: bool = False) -> Table:
             "metric": table.metric, "direction": "minimize" if table.minimized else "maximize",
             "study": study.plan.config.study, "sampler": study.plan.config.sampler, "pruner": study.plan.config.pruner,
             "seeds": list(table.seeds), "best": table.ranking[0].number if table.ranking else None,
-            "verdict": " ".join(table.verdict()), "settings": study.plan.signature(),
+            "verdict": " ".join(table.verdict()), "settings": study.signature,
             "space": {one.name: {"log": one.log, "choices": list(one.labels)} for one in study.plan.space},
             "importances": study.importances() if final else {},
             "trials": [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in table.rows],
         }  # fmt: skip
         write_atomic(out / SWEEP, json_text(content, indent=1) + "\n")
-        if table.ranking:
+        if final and table.ranking:
             best = study.plan.run_settings(table.ranking[0].values, table.seeds[0], out / "best")
             write_atomic(out / BEST, settings.text(best))
     return table

@@ -47,7 +47,7 @@ class Study:
     """The study in its storage. Every method raises MachineError if the storage is gone."""
 
     def __init__(self, plan: Plan, say: Say = silent) -> None:
-        self.plan = plan
+        self.plan, self.signature = plan, plan.signature()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         config = plan.config
         self._limit = search.points(plan.space) if config.sampler == "grid" else None
@@ -194,7 +194,7 @@ class Study:
 
     def _check_signature(self, *, known: bool = False) -> None:
         """Raises UsageError if the study has trials of another sweep, or if it is `known` to have had some."""
-        now = self.plan.signature()
+        now = self.signature
         before, name = self._study.user_attrs.get("settings"), self.plan.config.study
         trials = self._study.get_trials(deepcopy=False)
         if before is None and trials:

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +18,7 @@ from lambert.engine import archive
 from lambert.engine.device_memory import ran_out
 from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step
-from lambert.runs.result import Result, Say
+from lambert.runs.result import SCORES, Result, Say
 from lambert.verbs import finetune, pretrain
 from lambert.verbs.sweep.metric import NoSuchScore, value_of
 from lambert.verbs.sweep.result import written
@@ -115,6 +116,8 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
     plan = study.plan
     config = plan.run_settings(plan.values(trial.params), seed, plan.folder(trial.number, seed))
     metric, judged = plan.config.metric, seed == plan.seeds[0]
+    if judged and _missed(study, trial, config.out):
+        raise _Pruned
     with closing(UPDATES[plan.config.verb](config, stop)) as updates:  # type: ignore[type-var]
         for step in updates:
             if not step.scores:
@@ -124,6 +127,17 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
                 raise _Pruned  # closing the generator saves the run
     value, error = value_of(Result.of_run(config.out).scores, metric)
     return Score(seed, value, error, archive.last(config.out))
+
+
+def _missed(study: Study, trial: Trial, run: Path) -> bool:
+    """Reports the scores that a run has logged, but whose process was killed before it reported them. Returns whether
+    the pruner ends the trial."""
+    metrics, done = Result.of_run(run).metrics, archive.last(run)
+    if not done or (run / SCORES).is_file():
+        return False
+    logged = zip(metrics["step"], metrics.get(f"heldout/{study.plan.config.metric}", ()), strict=False)
+    found = [(int(step), float(value)) for step, value in logged if math.isfinite(value) and step <= done]
+    return any([study.report(trial, value, step) for step, value in found][-1:])
 
 
 def _row(score: Score) -> dict[str, Any]:
