@@ -58,7 +58,7 @@ class Verb:
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
-Runs = Annotated[list[Path], Parameter(help="Run folders, or prepared corpora.")]
+Runs = Annotated[list[Path], Parameter(help="Run folders, folders of sweeps, or prepared corpora.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 VERBS = {
@@ -88,7 +88,7 @@ VERBS = {
     "launch": Verb("launch", "launch:LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
     "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
     "report": Verb(
-        "report", "report:ReportConfig", "Run folders and corpora to one self-contained HTML page.", takes="runs"
+        "report", "report:ReportConfig", "Runs, sweeps and corpora to one self-contained HTML page.", takes="runs"
     ),
     "doctor": Verb(
         "doctor", "doctor:DoctorConfig", "What this machine has, what is missing, what will be used.", takes=""
