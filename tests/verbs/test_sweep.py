@@ -41,7 +41,7 @@ def write(tmp_path: Path, pretrained: Path, labelled: Callable[[str, str], Path]
         path = tmp_path / "sweep.toml"
         path.write_text(
             f'data = "{labelled("classify", "train")}"\ndev = "{labelled("classify", "dev")}"\ninit = "{pretrained}"\n'
-            f"{base}\n[task]\nmax_length = 64\n[train]\n{train}\n"
+            f"{base}\n[task]\nmax_length = 64\n[train]\nmicro_tokens = 512\n{train}\n"
             f'[sweep]\nout = "{tmp_path / "sweep"}"\n{own}\n[sweep.space]\n{space}'
         )
         return path

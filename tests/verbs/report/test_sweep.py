@@ -13,8 +13,8 @@ from lambert.verbs.report import ReportConfig, run, sweep
 
 def trial(number: int, value: float | None, state: str = "complete", **values: Any) -> dict[str, Any]:
     return {
-        "number": number, "state": state, "value": value, "values": values, "deviation": 0.01, "note": "", "seconds": 60.0,
-        "updates": 5,
+        "number": number, "state": state, "value": value, "values": values, "deviation": 0.01, "note": "",
+        "seconds": 60.0, "updates": 5,
     }  # fmt: skip
 
 

@@ -86,7 +86,8 @@ def render(
     starts = [sum(run.updates for run in runs[:number]) if chain else 0 for number in range(len(runs))]
     title = next((str(run.summary["title"]) for run in runs if run.summary.get("title")), None)
     return template.render(
-        title=title or " · ".join([page.name for page in (*corpora, *sweeps, *runs)]),
+        title=title
+        or " · ".join([*(page.name for page in corpora), *(page.name for page in sweeps), *(run.name for run in runs)]),
         written=time.strftime("%Y-%m-%d %H:%M"),
         names=[run.name for run in runs],
         colours=COLOURS,
