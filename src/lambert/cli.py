@@ -119,7 +119,7 @@ LESS_MEMORY = {
     "prepare": "Lower workers or sample_megabytes.",
     "pretrain": f"Lower train.micro_tokens or packing.sequence_length; {_SMALLER}.",
     "finetune": f"Lower train.micro_tokens or task.max_length; {_SMALLER}.",
-    "sweep": f"Lower train.micro_tokens in the recipe; {_SMALLER}.",
+    "sweep": f"Lower jobs, or the tokens of a micro-batch in the recipe; {_SMALLER}.",
     "evaluate": f"Lower inference.micro_tokens; {_SMALLER}.",
     "predict": f"Lower inference.micro_tokens or chunk; {_SMALLER}.",
     "bench": "Lower sequences, length or size.",
