@@ -18,6 +18,7 @@ NEEDED = {
     "prepare": ["--input=t", "--out=o"],
     "pretrain": ["--corpus=c", "--out=o", "--model.layers=1"],
     "finetune": ["--data=d", "--out=o", "--init=i"],
+    "sweep": ["--out=o"],
     "evaluate": ["--model=m", "--data=d"],
     "predict": ["--model=m"],
     "import": ["--from=f", "--out=o"],

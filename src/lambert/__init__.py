@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lambert.library import peek as peek
     from lambert.library import prepare as prepare
     from lambert.library import pretrain as pretrain
+    from lambert.library import sweep as sweep
     from lambert.library import updates as updates
     from lambert.model.config import EncoderConfig as EncoderConfig
     from lambert.model.encoder import Encoder as Encoder
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from lambert.verbs.settings.evaluate import EvaluateConfig as EvaluateConfig
     from lambert.verbs.settings.finetune import FinetuneConfig as FinetuneConfig
     from lambert.verbs.settings.pretrain import PretrainConfig as PretrainConfig
+    from lambert.verbs.settings.sweep import SweepConfig as SweepConfig
 
 from lambert.core.path import forget_current_folder
 
@@ -52,7 +54,7 @@ __version__ = "0.1.0"
 forget_current_folder()
 
 _MODULES = {
-    "library": ("prepare", "peek", "pretrain", "finetune", "evaluate", "compare", "updates"),
+    "library": ("prepare", "peek", "pretrain", "finetune", "sweep", "evaluate", "compare", "updates"),
     "inference.text_model": ("load", "TextModel"),
     "corpus.scale": ("prepare_on_cluster", "RayTasks"),
     "runs.result": ("Result",),
@@ -69,6 +71,7 @@ _MODULES = {
     "verbs.settings.pretrain": ("PretrainConfig",),
     "verbs.settings.finetune": ("FinetuneConfig",),
     "verbs.settings.evaluate": ("EvaluateConfig",),
+    "verbs.settings.sweep": ("SweepConfig",),
     "runs.config": ("TrainConfig", "LogConfig"),
     "tasks.config": ("TaskConfig",),
     "core.errors": ("LambertError", "UsageError", "DataError", "MachineError", "DivergedError", "SavedAndStopped"),

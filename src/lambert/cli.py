@@ -53,12 +53,14 @@ class Verb:
     settings: str
     line: str
     takes: str = "recipe"
-    """"recipe": an optional TOML file; "runs": run folders; "verb": after its flags, another verb; "script": arguments
-    that are not Lambert's; "": none."""
+    """"recipe": an optional TOML file; "sweep": one with a table [sweep] of these settings; "runs": run folders;
+    "verb": after its flags, another verb; "script": arguments that are not Lambert's; "": none."""
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
-Runs = Annotated[list[Path], Parameter(help="Run folders; for report also corpora, for compare also seeds and files.")]
+Runs = Annotated[
+    list[Path], Parameter(help="Run folders; for report also sweeps and corpora, for compare also seeds and files.")
+]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 VERBS = {
@@ -68,6 +70,9 @@ VERBS = {
     ),
     "finetune": Verb(
         "finetune", "settings.finetune:FinetuneConfig", "Encoder and labelled data to a task model and its scores."
+    ),
+    "sweep": Verb(
+        "sweep", "settings.sweep:SweepConfig", "Search for the best settings of a training run.", takes="sweep"
     ),
     "evaluate": Verb(
         "evaluate", "settings.evaluate:EvaluateConfig", "Model and labelled data to official scores and predictions."
@@ -85,7 +90,7 @@ VERBS = {
     "launch": Verb("launch", "launch:LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
     "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
     "report": Verb(
-        "report", "report:ReportConfig", "Run folders and corpora to one self-contained HTML page.", takes="runs"
+        "report", "report:ReportConfig", "Runs, sweeps and corpora to one self-contained HTML page.", takes="runs"
     ),
     "compare": Verb(
         "compare", "compare:CompareConfig", "Fine-tuned models: differences of scores with their errors.", takes="runs"
@@ -97,7 +102,6 @@ VERBS = {
 
 NOT_YET = {
     "serve": "`lambert predict` answers JSON lines on its standard input, and loads the model once.",
-    "sweep": "Give a training command once for each setting, each with its own --out; `lambert report` compares runs.",
     "embed": "In Python, lambert.load(FOLDER).encode(texts) gives a vector for each text (docs/library.md).",
     "plan": "`lambert bench` measures speed and memory on this device.",
 }
@@ -120,6 +124,7 @@ LESS_MEMORY = {
     "prepare": "Lower workers or sample_megabytes.",
     "pretrain": f"Lower train.micro_tokens or packing.sequence_length; {_SMALLER}.",
     "finetune": f"Lower train.micro_tokens or task.max_length; {_SMALLER}.",
+    "sweep": f"Lower jobs, or the tokens of a micro-batch in the recipe; {_SMALLER}.",
     "evaluate": f"Lower inference.micro_tokens; {_SMALLER}.",
     "predict": f"Lower inference.micro_tokens or chunk; {_SMALLER}.",
     "bench": "Lower sequences, length or size.",
@@ -181,10 +186,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mapping[str, Any] | None = None) -> Any:
+def call(
+    tokens: list[str],
+    run: Callable[..., Any] | None = None,
+    values: Mapping[str, Any] | None = None,
+    source: str = "the call",
+) -> Any:
     """Parses a command line and calls `run` of its verb, or `run` if given, with the settings. Returns its result.
 
-    `values` are nested settings that override the recipe. None unsets a setting.
+    `values` are nested settings that override the recipe; errors say that they are from the `source`. None unsets a
+    setting.
     """
     chosen = tokens[0] if tokens else ""
     if chosen in NOT_YET and chosen not in VERBS:
@@ -199,9 +210,10 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
     app.default_parameter = Parameter(
         negative_iterable=(), consume_multiple=True, json_list=False, show_default=_shown_default
     )
+    beside: dict[str, Any] = {}
     for place, (name, verb) in enumerate(VERBS.items()):
         if name == chosen:
-            app.command(_command(verb, tokens, run), name=name, sort_key=place)
+            app.command(_command(verb, tokens, run, beside), name=name, sort_key=place)
             common = getattr(sys.modules[settings_of(verb).__module__], "COMMON", ())
             if common and HELP_FLAGS & set(tokens):  # imports rich
                 from lambert.help_panels import ByTable
@@ -211,16 +223,25 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
             app.command(App(name=name, help=verb.line, sort_key=place))
     given: set[str] = set()
     sources = []
+    takes = VERBS[chosen].takes if chosen in VERBS else ""
+    if values and takes == "sweep":
+        beside |= {name: values[name] for name in ("space", "base") if values.get(name) is not None}
+        values = {name: value for name, value in values.items() if name not in ("space", "base")}
     if values:
-        check_names(dotted(values), "The call")
+        check_names(dotted(values), source.capitalize())
         check_numbers(settings_of(VERBS[chosen]), values, as_text=True)
         given.update(dotted(values))
-        sources.append(Dict(without(values, values), source="the call", use_commands_as_keys=False))
-    if chosen in VERBS and VERBS[chosen].takes == "recipe" and len(tokens) > 1 and not tokens[1].startswith("-"):
+        sources.append(Dict(without(values, values), source=source, use_commands_as_keys=False))
+    if takes in ("recipe", "sweep") and len(tokens) > 1 and not tokens[1].startswith("-"):
         recipe = Path(tokens[1])
         if recipe.suffix != ".toml" or not recipe.is_file():
             raise _no_recipe(recipe, chosen)
         found = read(recipe)
+        if takes == "sweep":
+            from lambert.verbs.settings.sweep import split
+
+            found, parts = split(found, str(recipe))
+            beside |= parts | beside
         given.update(dotted(found))
         check_names(given, str(recipe))
         check_numbers(settings_of(VERBS[chosen]), found)
@@ -243,11 +264,11 @@ def call(tokens: list[str], run: Callable[..., Any] | None = None, values: Mappi
         if error.token.source == "cli":
             raise
         known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
-        raise unknown_name(*_place(error.token, tokens), known) from error
+        raise unknown_name(*_place(error.token, tokens, source), known) from error
     except CoercionError as error:
         if error.token is None or error.target_type is None:
             raise
-        raise wrong_type(*_place(error.token, tokens), error.token.value, error.target_type) from error
+        raise wrong_type(*_place(error.token, tokens, source), error.token.value, error.target_type) from error
     except UnusedCliTokensError as error:
         raise _stray(tokens, (error.unused_tokens or tokens[-1:])[0]) from error
 
@@ -257,15 +278,16 @@ def _shown_default(value: Any) -> str | None:
     return None if value in (None, "", (), Path()) else str(value)
 
 
-def settings(tokens: list[str], values: Mapping[str, Any] | None = None) -> Any:
-    """Returns the settings of a command line, or None if it asks for help, which is printed. `values` are as in
-    `call`."""
-    return call([token for token in tokens if token != "--debug"], run=lambda config, **_: config, values=values)
+def settings(tokens: list[str], values: Mapping[str, Any] | None = None, source: str = "the call") -> Any:
+    """Returns the settings of a command line, or None if it asks for help, which is printed. `values` and `source` are
+    as in `call`."""
+    tokens = [token for token in tokens if token != "--debug"]
+    return call(tokens, run=lambda config, *_, **__: config, values=values, source=source)
 
 
-def _place(token: Any, tokens: list[str]) -> tuple[str, str]:
-    """Returns where a setting was given, "" for a flag, and its name there."""
-    place = {"cli": "", "the call": "the call"}.get(token.source, (*tokens, "", "")[1])
+def _place(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
+    """Returns where a setting was given, "" for a flag, and its name there. `source` is as in `call`."""
+    place = {"cli": "", source: source}.get(token.source, (*tokens, "", "")[1])
     return place, (token.keyword or token.value).strip("[]").replace("][", ".")
 
 
@@ -303,7 +325,7 @@ def _missing(error: MissingArgumentError, verb: str, given: Collection[str]) -> 
         if not any(name.startswith(names) for name in given):
             lacking.append("(" + " or ".join(f"--{name}{'*' * name.endswith('.')}" for name in names) + ")")
     listed = " and ".join([", ".join(lacking[:-1]), lacking[-1]] if lacking[1:] else lacking)
-    where = " as flags or in a recipe" if takes == "recipe" else ""
+    where = {"recipe": " as flags or in a recipe", "sweep": " as flags or in [sweep] of a recipe"}.get(takes, "")
     return UsageError(f"{verb} requires {listed}. Give what is missing{where}; `lambert {verb} --help` explains it.")
 
 
@@ -326,7 +348,10 @@ def _stray(tokens: list[str], word: str) -> LambertError:
     return UsageError(f"{name} takes one value, not {len(values)} ({' '.join(values)}).{more}")
 
 
-def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> Callable[..., Any]:
+def _command(
+    verb: Verb, tokens: list[str], run: Callable[..., Any] | None, beside: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Returns the function of a verb's command. `beside` has settings that are not parsed."""
     kind = settings_of(verb)
     name = "run" if verb.module != "convert" else f"run_{kind.__name__.removesuffix('Config').lower()}"
 
@@ -339,6 +364,9 @@ def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> C
             raise _stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe))
         return run_verb(config or kind(), say=_SAY)
 
+    def with_sweep(recipe: Recipe = None, /, *, config: Any) -> Any:
+        return run_verb(dataclasses.replace(config, **beside), settings, say=_SAY)
+
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_SAY)
 
@@ -348,7 +376,8 @@ def _command(verb: Verb, tokens: list[str], run: Callable[..., Any] | None) -> C
     def flags_only(*, config: Any) -> Any:
         return run_verb(config or kind(), say=_SAY)
 
-    command: Any = {"recipe": with_recipe, "runs": with_runs, "verb": with_verb, "": flags_only}[verb.takes]
+    commands = {"recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "verb": with_verb, "": flags_only}
+    command: Any = commands[verb.takes]
     optional = not any(field.default is field.default_factory for field in dataclasses.fields(kind))
     # cyclopts validates None too, where pydantic has been imported
     command.__annotations__["config"] = Annotated[kind | None if optional else kind, Parameter(name="*")]

@@ -27,15 +27,18 @@ from lambert.verbs import evaluate as evaluation
 from lambert.verbs import finetune as finetuning
 from lambert.verbs import prepare as preparation
 from lambert.verbs import pretrain as pretraining
+from lambert.verbs import sweep as sweeping
 from lambert.verbs.compare import CompareConfig
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
+from lambert.verbs.settings.sweep import SweepConfig
 
 Rows = Sequence[Mapping[str, Any]]
 """Labelled rows, as in a file of JSON lines."""
 _KINDS: dict[str, type] = {
     "prepare": PrepareConfig, "pretrain": PretrainConfig, "finetune": FinetuneConfig, "evaluate": EvaluateConfig,
+    "sweep": SweepConfig,
 }  # fmt: skip
 
 
@@ -71,6 +74,17 @@ def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: A
     """
     with keep_current_gpu():
         return finetuning.run(_settings("finetune", recipe, settings))
+
+
+def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) -> Result:
+    """Searches for the best settings of a training run, as `lambert sweep`. Repeating the call continues the sweep. The
+    result has the best value; best.toml in its folder has the best settings.
+
+    `space` has the settings to vary, as in the table [sweep.space] of a recipe; `base` has the settings of the verb.
+    Signals are handled as in `pretrain`.
+    """
+    with keep_current_gpu():
+        return sweeping.run(_settings("sweep", recipe, settings), cli.settings)
 
 
 def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: Any) -> Result:

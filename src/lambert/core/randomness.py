@@ -35,6 +35,7 @@ class Stream(IntEnum):
     INIT = 10
     CHECK = 11  # which blocks of a corpus are compared with its manifest
     RESAMPLE = 12  # which examples and which seeds a bootstrap resample has
+    SWEEP = 13  # the settings of a trial of a sweep
 
 
 def _mix(x: Words) -> Words:

@@ -142,6 +142,22 @@ def _hint(kind: Any, names: Sequence[str]) -> Any:
     return next(filter(None, (_hint(table, names[1:]) for table in tables)), None)
 
 
+def dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted names of all settings of a dataclass, without its tables."""
+    for name, hint in typing.get_type_hints(kind).items():
+        tables = [part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part)]
+        for table in tables:
+            yield from dotted_names(table, f"{prefix}{name}.")
+        if not tables:
+            yield prefix + name
+
+
+def kinds_of(kind: Any, name: str) -> set[Any]:
+    """Returns the types that the setting with this dotted name of a dataclass may have, without None."""
+    hint = _hint(kind, name.split("."))
+    return set(typing.get_args(hint) or (hint,)) - {types.NoneType}
+
+
 def _first(kinds: Iterable[Any]) -> str:
     return dataclasses.fields(next(iter(kinds)))[0].name.replace("_", "-")
 

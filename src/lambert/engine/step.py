@@ -66,6 +66,8 @@ class Step:
         """Whether any rank had been asked to stop before the end of this update; the same on all ranks."""
         self.scores: Mapping[str, float] = {}
         """Scores on held-out data after this update, by name; empty if the run did not evaluate."""
+        self.last = False
+        """Whether this is the last update of the run; its scores are the final ones."""
         self._objectives, self._parameters = objectives, parameters
         self._reading, self._stopwatch = reading, stopwatch
 

@@ -20,7 +20,7 @@ def freeze(model: Model, what: Freeze) -> str:
     blocks, count = model.encoder.blocks, 0 if isinstance(what, str) else what
     if count > len(blocks):
         raise UsageError(
-            f'train.freeze = {count}, but the encoder has {len(blocks)} blocks: use at most {len(blocks)}, or "encoder".'
+            f"train.freeze = {count}, but the encoder has {len(blocks)} blocks: use at most {len(blocks)}, or encoder."
         )
     embeddings = takewhile(lambda named: not named[0].startswith("blocks."), model.encoder.named_parameters())
     parts = chain((parameter for _, parameter in embeddings), blocks[:count].parameters())

@@ -178,6 +178,7 @@ def run_updates(
                         step.scores = scores = (
                             dict(step.scores) if scoring else _final_scores(run, score, log, done, stop)
                         )
+                        step.last = True
                     try:
                         with outer.outside():
                             yield step

@@ -1,4 +1,4 @@
-"""`lambert report`: one HTML page about runs and prepared corpora, without network access."""
+"""`lambert report`: one HTML page about runs, sweeps and prepared corpora, without network access."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_replaceable, write_atomic
 from lambert.runs.result import Say, silent
-from lambert.verbs.report import errors, ranks
+from lambert.verbs.report import errors, ranks, sweep
 from lambert.verbs.report.ceilings import with_one_ceiling
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportConfig:
-    """One HTML page about runs and prepared corpora."""
+    """One HTML page about runs, sweeps and prepared corpora."""
 
     runs: Annotated[tuple[Path, ...], Parameter(parse=False)] = ()
-    """Run folders written by pretrain and finetune, and corpora written by prepare."""
+    """Run folders written by pretrain and finetune, folders written by sweep, and corpora written by prepare."""
     out: Path | None = None
     """The page to write. Not set: report.html in the folder, or in the current folder for several."""
     chain: bool = False
@@ -39,7 +39,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     """Writes the page and returns its path.
 
     Raises UsageError without folders or without the required packages, DataError if a folder contains neither a run
-    nor a corpus.
+    nor a sweep nor a corpus.
     """
     if missing := [package for package in ("matplotlib", "jinja2") if find_spec(package) is None]:
         raise UsageError(f"report needs {' and '.join(missing)}: pip install 'lambert-bert[report]'.")
@@ -47,7 +47,8 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
         raise UsageError("report needs a run folder or a corpus: lambert report runs/NAME.")
     folders = list(dict.fromkeys(folder.resolve() for folder in config.runs))
     named = [*zip(folders, _names(folders), strict=True)]
-    runs = [read(folder, name) for folder, name in named if not _is_corpus(folder)]
+    sweeps = [sweep.read(folder, name) for folder, name in named if sweep.is_sweep(folder)]
+    runs = [read(folder, name) for folder, name in named if not _is_corpus(folder) and not sweep.is_sweep(folder)]
     corpora = []
     for folder, name in named:
         if _is_corpus(folder):
@@ -57,7 +58,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     out = config.out or (config.runs[0] if len(folders) == 1 else Path()) / "report.html"
     check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning and b"--run-" in beginning, "report")
     page = (
-        render(runs, corpora, chain=config.chain).encode("utf-8", "replace").decode()
+        render(runs, corpora, sweeps, chain=config.chain).encode("utf-8", "replace").decode()
     )  # JSON may contain half a surrogate pair
     write_atomic(out, page)
     say(f"report  {out}")
@@ -68,7 +69,13 @@ def _is_corpus(folder: Path) -> bool:
     return (folder / "manifest.json").is_file()
 
 
-def render(runs: Sequence[Run], corpora: Sequence["CorpusPage"] = (), *, chain: bool = False) -> str:
+def render(
+    runs: Sequence[Run],
+    corpora: Sequence["CorpusPage"] = (),
+    sweeps: Sequence[sweep.SweepPage] = (),
+    *,
+    chain: bool = False,
+) -> str:
     """Returns the page as HTML."""
     import jinja2
 
@@ -80,11 +87,13 @@ def render(runs: Sequence[Run], corpora: Sequence["CorpusPage"] = (), *, chain: 
     pages, damaged = errors.pages(runs)
     title = next((str(run.summary["title"]) for run in runs if run.summary.get("title")), None)
     return template.render(
-        title=title or " · ".join([*(page.name for page in corpora), *(run.name for run in runs)]),
+        title=title
+        or " · ".join([*(page.name for page in corpora), *(page.name for page in sweeps), *(run.name for run in runs)]),
         written=time.strftime("%Y-%m-%d %H:%M"),
         names=[run.name for run in runs],
         colours=COLOURS,
         corpora=corpora,
+        sweeps=sweeps,
         notices=[notice for page in corpora for notice in page.notices]
         + [notice for run in runs for notice in run.notices + advice(run) + ranks.advice(run)]
         + damaged,

@@ -1,0 +1,136 @@
+"""What a sweep does, checked before its first trial: the verb, its settings for each trial, the space, the metric."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import LambertError, UsageError
+from lambert.core.settings import as_dict, dotted
+from lambert.runs.folder import FREE
+from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.settings.pretrain import PretrainConfig
+from lambert.verbs.settings.sweep import SweepConfig
+from lambert.verbs.sweep.metric import metric_of
+from lambert.verbs.sweep.space import Dimension, dimensions, nested
+
+Read = Callable[[list[str], Mapping[str, Any], str], Any]
+"""Returns the settings of a command line with other values, which errors call by the third argument."""
+KINDS: dict[str, type] = {"finetune": FinetuneConfig, "pretrain": PretrainConfig}
+_OWN = "the sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A sweep whose settings are right."""
+
+    config: SweepConfig
+    """With `seeds`, `metric` and `study` resolved."""
+    space: Sequence[Dimension]
+    minimized: bool
+    """Whether smaller values of the metric are better."""
+    read: Read
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.config.seeds or ()
+
+    def run_settings(self, values: Mapping[str, Any], seed: int, out: Path) -> Any:
+        """Returns the settings of a run: those of the recipe, with `values` by dotted name, `seed` and `out`."""
+        changed = _merged(self.config.base, nested({**values, "seed": seed, "out": str(out)}))
+        recipe = [] if self.config.recipe is None else [_path(self.config.recipe)]
+        return self.read([self.config.verb, *recipe], changed, _OWN)
+
+    def folder(self, number: int, seed: int) -> Path:
+        """Returns the run folder of a trial and a seed."""
+        return self.config.out / "trials" / f"{number:04d}-seed{seed}"
+
+    def values(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings that parameters of the study stand for, by dotted name."""
+        return {one.name: one.value(params[one.name]) for one in self.space if one.name in params}
+
+    def signature(self) -> dict[str, str]:
+        """Returns what must be the same whenever the sweep continues, as text by name."""
+        varied = {dimension.name for dimension in self.space}
+        base = dotted(as_dict(self.run_settings({}, self.seeds[0], self.config.out / "trials")))
+        fixed = {
+            name: str(value)
+            for name, value in base.items()
+            if name not in varied and name != "seed" and not name.startswith(FREE)
+        }
+        space = {f"space.{one.name}": str(one) for one in self.space}
+        own = {"verb": self.config.verb, "seeds": str(list(self.seeds)), "metric": self.config.metric}
+        return {**own, "direction": "minimize" if self.minimized else "maximize", **space, **fixed}
+
+
+def planned(config: SweepConfig, read: Read) -> Plan:
+    """Returns the plan of a sweep. Raises UsageError if a setting is wrong; no trial has started then."""
+    if config.trials is None and config.minutes is None and config.updates is None and config.sampler != "grid":
+        raise UsageError("How long to search? Set trials, minutes or updates (updates of all trials together).")
+    space = dimensions(config.space, KINDS[config.verb])
+    for name in dotted(config.base):
+        if name in {dimension.name for dimension in space}:
+            raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
+    plan = Plan(config, space, False, read)
+    first = _settings(plan)
+    if isinstance(first, FinetuneConfig) and first.dev is None:
+        raise UsageError("A sweep compares the scores on held-out data: set dev.")
+    _check_ends(plan)
+    task = first.task.name if isinstance(first, FinetuneConfig) else ""
+    metric, minimized = metric_of(config.metric, config.direction, task)
+    study = config.study or config.out.absolute().name
+    return replace(
+        plan,
+        minimized=minimized,
+        config=replace(config, seeds=config.seeds or (first.seed,), metric=metric, study=study),
+    )
+
+
+def _settings(plan: Plan) -> Any:
+    """Returns the settings of a run with the first value of each dimension, and the seed of the recipe."""
+    config = plan.config
+    values = nested({one.name: one.ends()[0] for one in plan.space} | {"out": str(config.out / "trials")})
+    recipe = [] if config.recipe is None else [_path(config.recipe)]
+    try:
+        found = plan.read([config.verb, *recipe], _merged(config.base, values), _OWN)
+    except UsageError as error:
+        own = {"finetune": "corpus", "pretrain": "data"}
+        if config.recipe is not None and "unknown" in str(error):
+            raise UsageError(f"{error} The sweep reads it as a recipe of {config.verb} (sweep.verb).") from error
+        if own[config.verb] in config.base:
+            other = "pretrain" if config.verb == "finetune" else "finetune"
+            raise UsageError(f"{error} These look like settings of {other}: set sweep.verb.") from error
+        raise
+    return found
+
+
+def _check_ends(plan: Plan) -> None:
+    """Raises UsageError if an end of a dimension, or a choice, is impossible whatever the other dimensions are: beside
+    their lowest values, and beside their highest."""
+    lowest, highest = ({one.name: one.ends()[at] for one in plan.space} for at in (0, -1))
+    for dimension in plan.space:
+        for end in dimension.ends():
+            problem = _problem(plan, {**lowest, dimension.name: end})
+            if problem and _problem(plan, {**highest, dimension.name: end}):
+                raise UsageError(f"[sweep.space] {dimension.name} = {end}: {problem}") from problem
+
+
+def _problem(plan: Plan, values: Mapping[str, Any]) -> LambertError | None:
+    try:
+        plan.run_settings(values, 0, plan.config.out / "trials")
+    except LambertError as error:
+        return error
+    return None
+
+
+def _path(recipe: Path) -> str:
+    return f"./{recipe}" if str(recipe).startswith("-") else str(recipe)
+
+
+def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested tables merged; a value of `over` takes precedence."""
+    found = dict(values)
+    for name, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
+        found[name] = _merged(found[name], value) if both else value
+    return found

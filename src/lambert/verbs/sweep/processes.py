@@ -1,0 +1,106 @@
+"""Several processes of one sweep on this machine. They share the study, so each runs the same command."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import tomli_w
+
+from lambert.core.errors import LambertError, MachineError
+from lambert.core.files import scratch_folder, write_atomic
+from lambert.core.launcher import ENDS, End, read_ends
+from lambert.core.settings import as_dict
+from lambert.core.signals import LAUNCHED
+from lambert.engine import process
+from lambert.engine.signals import StopRequest
+from lambert.verbs.settings.sweep import SweepConfig
+
+RECIPE = "sweep.toml"
+"""The recipe in the folder of the sweep from which its processes start."""
+
+
+class Ended(LambertError):
+    """A process of the sweep failed, with its line and its exit code."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.line)
+        self.exit_code = end.code
+
+
+def recipe_text(config: SweepConfig) -> str:
+    """Returns the settings of a sweep as its recipe."""
+    own = {name: value for name, value in as_dict(config).items() if name != "base"}
+    return tomli_w.dumps({**config.base, "sweep": own})
+
+
+def run_processes(config: SweepConfig, stop: StopRequest) -> None:
+    """Runs `config.jobs` processes of the sweep until all have ended. A signal is passed on to them.
+
+    Raises Ended with the error of the first process that failed, MachineError if a process was killed.
+    """
+    recipe = write_atomic(config.out / RECIPE, recipe_text(replace(config, jobs=1)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // config.jobs)))
+    common = os.environ | process.settings() | {LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": threads}
+    with scratch_folder("lambert-sweep") as ends, stop.deferred():
+        workers = []
+        for number, device in zip(range(config.jobs), _devices(config.jobs), strict=True):
+            folder = ends / str(number)
+            folder.mkdir()
+            workers.append(subprocess.Popen(command(recipe), env=common | {ENDS: str(folder)} | device))
+        _wait(workers, stop)
+        reports = sorted(
+            (end for number in range(config.jobs) for end in read_ends(ends / str(number))), key=lambda end: end.moment
+        )
+        if stop:
+            return
+        _check(workers, reports)
+
+
+def command(recipe: Path) -> list[str]:
+    """Returns the command of one process."""
+    return [sys.executable, "-P", "-m", "lambert", "sweep", str(recipe.absolute())]
+
+
+def is_worker() -> bool:
+    """Returns whether `run_processes` started this process."""
+    return LAUNCHED in os.environ
+
+
+def _wait(workers: Sequence["subprocess.Popen[bytes]"], stop: StopRequest) -> None:
+    passed_on = False
+    while any(worker.poll() is None for worker in workers):
+        if stop and not passed_on:
+            passed_on = True
+            for worker in workers:
+                if worker.poll() is None:
+                    worker.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+
+
+def _check(workers: Sequence["subprocess.Popen[bytes]"], reports: Sequence[End]) -> None:
+    if reports:
+        raise Ended(reports[0])
+    for number, worker in enumerate(workers, 1):
+        if worker.returncode:
+            how = signal.Signals(-worker.returncode).name if worker.returncode < 0 else f"code {worker.returncode}"
+            raise MachineError(
+                f"Process {number} of {len(workers)} of the sweep ended by {how}. The same command continues its trial."
+            )
+
+
+def _devices(jobs: int) -> list[dict[str, str]]:
+    """Returns the variable that gives each process one of this machine's GPUs, if it has several."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < 2:
+        return [{}] * jobs
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = seen if len(seen) == count else [str(number) for number in range(count)]
+    return [{"CUDA_VISIBLE_DEVICES": names[number % count]} for number in range(jobs)]

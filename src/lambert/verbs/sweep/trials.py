@@ -1,0 +1,158 @@
+"""Runs the trials of a sweep in this process, one after the other."""
+
+import gc
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from optuna.trial import Trial, TrialState
+
+from lambert.core.errors import DivergedError, LambertError, MachineError, SavedAndStopped
+from lambert.engine import archive
+from lambert.engine.device_memory import ran_out
+from lambert.engine.signals import StopRequest
+from lambert.engine.step import Step
+from lambert.runs.result import SCORES, Result, Say
+from lambert.verbs import finetune, pretrain
+from lambert.verbs.sweep.metric import NoSuchScore, value_of
+from lambert.verbs.sweep.result import written
+from lambert.verbs.sweep.study import Score, Study
+
+UPDATES: dict[str, Callable[[Any, StopRequest], Iterator[Step]]] = {
+    "finetune": finetune.updates,
+    "pretrain": pretrain.updates,
+}
+HOPELESS = 3
+"""Failed trials at the beginning, without any that succeeded, after which the sweep ends; ours."""
+
+
+class Hopeless(LambertError):
+    """All trials failed."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class _Pruned(Exception):
+    """The pruner ended the trial."""
+
+
+def work(study: Study, stop: StopRequest, say: Say) -> None:
+    """Runs trials until the budget is used up.
+
+    Raises SavedAndStopped after a signal, MachineError if the storage is gone or the disk full: then the same command
+    continues the trial. Raises Hopeless if the first trials all fail.
+    """
+    failures: list[LambertError] = []
+    while True:
+        with study.next_trial() as trial:
+            if trial is None:
+                return
+            failure = _run(study, trial, stop)
+            stop.status = "; all trials that began are saved"
+            table = written(study)
+            say(table.line(trial.number))
+        _free_memory()
+        if failure is not None:
+            failures.append(failure)
+        if len(failures) >= HOPELESS and not table.succeeded:
+            raise Hopeless(
+                f"All {len(failures)} trials failed, the last one: {failures[-1]} Correct the recipe of the sweep, and "
+                "repeat the command.",
+                failures[-1].exit_code,
+            )
+
+
+def _run(study: Study, trial: Trial, stop: StopRequest) -> LambertError | None:
+    """Runs a trial with each seed, and records how it ended. Returns the error if it failed."""
+    plan = study.plan
+    began, spent = time.monotonic(), float(trial.user_attrs.get("seconds", 0.0))
+    starts, _ = trial.user_attrs.get("starts", (0, 0))
+    done = sum(archive.last(plan.folder(trial.number, seed)) for seed in plan.seeds)
+    study.note(trial, starts=(starts + 1, done))
+    scores: list[Score] = []
+    failure: LambertError | None = None
+    state, value, note = TrialState.COMPLETE, None, ""
+    try:
+        for seed in plan.seeds:
+            scores.append(_seed(study, trial, seed, stop))
+            study.note(trial, scores=[_row(score) for score in scores])
+        value = fmean(score.value for score in scores)
+        if not math.isfinite(value):
+            state, note, value = TrialState.PRUNED, f"{plan.config.metric} is not finite", None
+    except _Pruned:
+        state = TrialState.PRUNED
+    except SavedAndStopped:
+        study.note(trial, seconds=spent + time.monotonic() - began, starts=(0, 0))
+        raise
+    except NoSuchScore:
+        study.end(trial, TrialState.FAIL)
+        raise
+    except MachineError:
+        raise
+    except DivergedError as error:  # recorded as a bad trial, so that the sampler avoids its neighbourhood
+        state, note = TrialState.PRUNED, str(error)
+    except LambertError as error:
+        state, note, failure = TrialState.FAIL, str(error), error
+    except Exception as error:  # one trial that crashes does not end the others
+        state = TrialState.FAIL
+        note = "out of memory" if ran_out(error) else _crash(study, trial, error)
+        failure = LambertError(note + ".")
+    updates = sum(archive.last(plan.folder(trial.number, seed)) for seed in plan.seeds)
+    study.note(trial, note=" ".join(note.split()), seconds=spent + time.monotonic() - began, updates=updates)
+    study.end(trial, state, value)
+    return failure
+
+
+def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
+    """Runs a trial with one seed, from its newest checkpoint. The pruner judges the scores of the first seed."""
+    plan = study.plan
+    config = plan.run_settings(plan.values(trial.params), seed, plan.folder(trial.number, seed))
+    metric, judged = plan.config.metric, seed == plan.seeds[0]
+    if judged and _missed(study, trial, config.out):
+        raise _Pruned
+    with closing(UPDATES[plan.config.verb](config, stop)) as updates:  # type: ignore[type-var]
+        for step in updates:
+            if not step.scores:
+                continue
+            value, _ = value_of(step.scores, metric)
+            if judged and math.isfinite(value) and study.report(trial, value, step.index) and not step.last:
+                raise _Pruned  # closing the generator saves the run
+    value, error = value_of(Result.of_run(config.out).scores, metric)
+    return Score(seed, value, error, archive.last(config.out))
+
+
+def _missed(study: Study, trial: Trial, run: Path) -> bool:
+    """Reports the scores that a run has logged, but whose process was killed before it reported them. Returns whether
+    the pruner ends the trial."""
+    metrics, done = Result.of_run(run).metrics, archive.last(run)
+    if not done or (run / SCORES).is_file():
+        return False
+    logged = zip(metrics["step"], metrics.get(f"heldout/{study.plan.config.metric}", ()), strict=False)
+    found = [(int(step), float(value)) for step, value in logged if math.isfinite(value) and step <= done]
+    return any([study.report(trial, value, step) for step, value in found][-1:])
+
+
+def _row(score: Score) -> dict[str, Any]:
+    return {"seed": score.seed, "value": score.value, "error": score.error, "updates": score.updates}
+
+
+def _crash(study: Study, trial: Trial, error: Exception) -> str:
+    """Writes the traceback beside the runs of the trial, and returns the line for the table."""
+    path = study.plan.config.out / "trials" / f"{trial.number:04d}-crash.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return f"bug: {type(error).__name__}: {' '.join(str(error).split())} ({path})"
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
