@@ -29,7 +29,7 @@ from lambert.runs.config import TrainConfig
 
 FOLDER = "best"
 _MANIFEST = "manifest.json"
-_LOWER = ("loss", "mse", "mae", "mlm", "nsp", "perplexity")
+_LOWER = ("loss", "mse", "mae", "mlm", "nsp", "perplexity", "error", "ece")
 """Endings of the names of scores of which lower is better: losses and errors. `mlm` and `nsp` are the losses of
 pre-training. Of all other scores higher is better."""
 
@@ -40,7 +40,12 @@ def better(name: str, value: float, than: float) -> bool:
     """Returns whether `value` is a better score `name` than `than`. NaN is better than nothing."""
     if math.isnan(value) or math.isnan(than):
         return math.isnan(than) and not math.isnan(value)
-    return value < than if name.endswith(_LOWER) else value > than
+    return value < than if lower_is_better(name) else value > than
+
+
+def lower_is_better(name: str) -> bool:
+    """Returns whether smaller values of the score `name` are better."""
+    return name.endswith(_LOWER)
 
 
 class Best:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.engine.progress import COUNTS
+from lambert.runs.best import lower_is_better
 
 SCORES = {
     "": ("mlm", "mlm_accuracy", "nsp", "nsp_accuracy"),
@@ -18,8 +19,6 @@ SCORES = {
     "embed": ("ndcg_10", "mrr_10", "recall_10", "recall_100", "accuracy_1", "map_100", "spearman", "pearson"),
 }
 """The scores of Lambert's tasks, the default first; "" is pre-training."""
-MINIMIZED = ("loss", "mse", "mlm", "nsp")
-"""Scores that are better if they are smaller."""
 
 
 class NoSuchScore(UsageError):
@@ -40,12 +39,7 @@ def metric_of(name: str, direction: str, task: str) -> tuple[str, bool]:
     if not known and not name:
         raise UsageError(f"Set sweep.metric: the task {task} has no default score.")
     name = name or (known or ("",))[0]
-    return name, direction == "minimize" if direction else is_minimized(name)
-
-
-def is_minimized(name: str) -> bool:
-    """Returns whether smaller values of a score are better."""
-    return name in MINIMIZED or name.rpartition("_")[2] in ("loss", "error", "mse")
+    return name, direction == "minimize" if direction else lower_is_better(name)
 
 
 def value_of(scores: Mapping[str, float], metric: str) -> tuple[float, float | None]:
