@@ -1,20 +1,11 @@
 """Sentence vectors (Reimers and Gurevych, "Sentence-BERT", 2019): a vector for each text, trained on pairs, triplets or
-scored pairs of texts.
-
-The layout of the data is found from the columns of the file:
-
-    pairs           a text and a text that belongs to it
-    triplets        a pair and texts that do not belong to the first text (negatives)
-    scored pairs    two texts and how similar they are
-    texts           each text is paired with itself, and dropout makes the two vectors differ (Gao et al., "SimCSE",
-                    2021)
+scored pairs of texts (`pairs`).
 
 Pairs and triplets are scored as a search: the first texts are the queries, all other texts of the file the corpus.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -26,34 +17,17 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, JointTarget
 from lambert.core.errors import DataError
-from lambert.core.registry import nearest
 from lambert.tasks import contrastive, metrics, retrieval, sentence_transformers
 from lambert.tasks.config import EmbedConfig, TaskConfig
 from lambert.tasks.examples import Examples as ScoredExamples
 from lambert.tasks.formulas import Formula
 from lambert.tasks.metrics import Floats
+from lambert.tasks.pairs import SCORED, Layout, find_layout, read_examples
 from lambert.tasks.retrieval import Search
 from lambert.tasks.segments import Cuts, Segments, concatenated, encode, readable
-from lambert.tasks.table import read_rows, text_cell, value_cell
-from lambert.tasks.task import Outputs, Row, keys_found, stored, text_of, write_rows
+from lambert.tasks.task import Outputs, Row, stored, text_of
 
-_PAIRS = (
-    ("text", "text_b"), ("anchor", "positive"), ("query", "positive"), ("query", "passage"), ("query", "document"),
-    ("question", "answer"), ("sentence1", "sentence2"), ("sentence_A", "sentence_B"), ("premise", "hypothesis"),
-)  # fmt: skip
-"""Names of the two columns of pairs, as data sets of sentence-transformers have them."""
-_SCORES = ("label", "score", "similarity_score")
 D = TypeVar("D", bound="TextVectors")
-_NEGATIVE = re.compile(r"negative(_\d+)?")
-_SCORED = ("cosent", "cosine", "margin")
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The columns of the texts of an example, the anchor first, and of the score."""
-
-    texts: tuple[str, ...]
-    score: str = ""
 
 
 class TextVectors(Segments):
@@ -103,7 +77,7 @@ class Embed:
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Examples]:
-        layout = _layout(path, config)
+        layout = find_layout(path, config)
         loss = config.embed.loss or ("cosent" if layout.score else "ranking")
         pooling = config.embed.pooling or "mean"
         task = cls(replace(config, embed=replace(config.embed, loss=loss, pooling=pooling)), tokenizer)
@@ -113,9 +87,9 @@ class Embed:
         if retrieval.is_judgements(path):
             return self._judged(path)
         if training:
-            return self._examples(path, _layout(path, self.config))
-        layout = _layout(path, replace(self.config, embed=replace(self.embed, loss="")))  # scores, if it has some
-        rows, scores, counts = _rows(path, layout, self.config)
+            return self._examples(path, find_layout(path, self.config))
+        layout = find_layout(path, replace(self.config, embed=replace(self.embed, loss="")))  # scores, if it has some
+        rows, scores, counts = read_examples(path, layout, self.config)
         data, texts_NG = self._numbered(rows, counts, TextVectors)
         data.texts_NG, data.scores_N = texts_NG, np.array(scores, dtype=np.float64) if layout.score else None
         if data.scores_N is None:
@@ -206,10 +180,10 @@ class Embed:
         return vectors_UD.astype(np.float32)
 
     def _examples(self, path: Path, layout: Layout) -> Examples:
-        rows, scores, counts = _rows(path, layout, self.config)
+        rows, scores, counts = read_examples(path, layout, self.config)
         data, texts_NG = self._numbered(rows, counts, Examples)
         data.objective, data.texts_NG = self.head, texts_NG
-        scored = self.embed.loss in _SCORED
+        scored = self.embed.loss in SCORED
         data.labels = torch.tensor(scores, dtype=torch.float32) if scored else torch.from_numpy(texts_NG)
         data.loss = _loss(self.embed)
         data.least_batch = (
@@ -251,80 +225,6 @@ def _loss(config: EmbedConfig) -> contrastive.Loss:
     }
     loss = kinds[config.loss]
     return contrastive.at_widths(loss, config.widths) if config.widths else loss
-
-
-def _layout(path: Path, config: TaskConfig) -> Layout:
-    """Returns the columns of a file. Raises DataError if it has no column of texts, or no score that the loss needs."""
-    place, row = next(read_rows(path, config.columns))
-    columns, embed = config.columns, config.embed
-    if columns.text_b or columns.text not in row:
-        given = [(columns.text, columns.text_b)] if columns.text_b else []
-        known = [*given, *_PAIRS]
-        pair = next((pair for pair in known if set(pair) <= set(row)), None)
-        if pair is None or (given and pair != given[0]):
-            missing = next((name for name in (given[0] if given else (columns.text,)) if name not in row), "")
-            raise DataError(f"{place}: no column {missing!r}.{nearest(missing, [*row])} {_advice(row)}")
-        texts: tuple[str, ...] = pair
-    else:
-        pair = next((pair for pair in _PAIRS if pair[0] == columns.text and pair[1] in row), None)
-        texts = pair or (columns.text, columns.text)
-    if lacking := [name for name in embed.negatives if name not in row]:
-        raise DataError(f"{place}: no column {lacking[0]!r} (task.embed.negatives).{nearest(lacking[0], [*row])}")
-    negatives = embed.negatives or tuple(name for name in map(str, row) if _NEGATIVE.fullmatch(name))
-    if embed.loss in ("cosent", "cosine"):
-        negatives = ()
-    score = next((name for name in (columns.label, *_SCORES) if name in row and not negatives), "")
-    if embed.loss == "margin":
-        score = next((name for name in (columns.label, *_SCORES) if name in row), "")
-        if not negatives:
-            raise DataError(f"{place}: task.embed.loss = 'margin' needs a column of negatives. {_advice(row)}")
-    if embed.loss == "ranking":
-        score = ""
-    if embed.loss in _SCORED and not score:
-        raise DataError(
-            f"{place}: task.embed.loss = {embed.loss!r} needs a score in the column {columns.label!r}. {_advice(row)}"
-        )
-    return Layout((*texts, *negatives), score)
-
-
-def _advice(row: Row) -> str:
-    return (
-        f"Columns found: {keys_found(row)}. Name those of the texts by --task.columns.text and --task.columns.text-b."
-    )
-
-
-def _rows(path: Path, layout: Layout, config: TaskConfig) -> tuple[list[list[str]], list[Any], dict[str, int]]:
-    """Returns the texts of each example with their prompts, the scores, and counts. Examples with an empty text are
-    left out."""
-    embed, columns = config.embed, config.columns
-    rows: list[list[str]] = []
-    scores: list[Any] = []
-    empty = 0
-    prompts = [embed.prompt, *[embed.prompt_b] * (len(layout.texts) - 1)]
-    if len(layout.texts) == 2 and layout.texts[0] == layout.texts[1]:
-        prompts[1] = embed.prompt
-    for place, row in read_rows(path, columns):
-        texts = [text_cell(row, name, "text", place) for name in layout.texts]
-        if not all(text.strip() for text in texts):
-            empty += 1
-            continue
-        rows.append([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
-        if layout.score:
-            scores.append(_scores(row, layout, place))
-    if not rows:
-        raise DataError(f"{path}: every example has an empty text.")
-    return rows, scores, {"with an empty text were left out": empty}
-
-
-def _scores(row: Row, layout: Layout, place: str) -> float | list[float]:
-    """Returns the score of a row, or the margins of its negatives."""
-    value, negatives = row[layout.score], len(layout.texts) - 2
-    if negatives < 1:
-        return value_cell(row, layout.score, place)
-    margins = value if isinstance(value, list) else [value]
-    if len(margins) != negatives:
-        raise DataError(f"{place}: {len(margins)} margins in the column {layout.score!r}, but {negatives} negatives.")
-    return [value_cell({layout.score: margin}, layout.score, place) for margin in margins]
 
 
 def _cosine(found_GD: Floats) -> float:
