@@ -25,7 +25,7 @@ from lambert.tasks.metrics import Floats
 from lambert.tasks.pairs import SCORED, Layout, find_layout, read_examples
 from lambert.tasks.retrieval import Search
 from lambert.tasks.segments import Cuts, Segments, concatenated, encode, readable
-from lambert.tasks.task import Outputs, Row, stored, text_of
+from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 
 D = TypeVar("D", bound="TextVectors")
 
