@@ -59,6 +59,24 @@ def exact_weights(weights: npt.ArrayLike) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoftTarget(Target):
+    """Classes with the probabilities that a teacher gives them."""
+
+    soft_NL: Tensor
+    """float32 probabilities at `temperature`: the softmax of the teacher's logits divided by it."""
+    share: float
+    """Share of the teacher in the loss, from 0 to 1."""
+    temperature: float
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "SoftTarget":
+        """Returns the targets with `function` applied to each of their tensors."""
+        moved = Target.map(self, function)
+        return replace(
+            self, at_N=moved.at_N, labels_N=moved.labels_N, weights_N=moved.weights_N, soft_NL=function(self.soft_NL)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JointTarget(Target):
     """The targets of an objective whose loss depends on all examples of the global batch, such as a contrastive loss.
     The examples of a batch have equal numbers of consecutive sequences."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambert.core.batch import Batch, JointTarget, Target
+from lambert.core.batch import Batch, JointTarget, SoftTarget, Target
 from lambert.core.compute import PLAIN, Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.crossentropy import cross_entropy
@@ -53,7 +53,17 @@ class Head(nn.Module):
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the summed cross entropy, in nats: -log p of the label, or with masses of the classes [N, L] the sum
-        of mass x -log p."""
+        of mass x -log p.
+
+        With a teacher: share x T^2 x the cross entropy of the softened predictions, plus (1 - share) x the other one,
+        where T is the temperature. Source: Hinton et al., "Distilling the knowledge in a neural network", 2015,
+        section 2.
+        """
+        if isinstance(target, SoftTarget):
+            wide_NL, warm = logits_NL.float(), target.temperature
+            soft_N = nn.functional.cross_entropy(wide_NL / warm, target.soft_NL, reduction="none") * warm**2
+            hard_N = nn.functional.cross_entropy(wide_NL, target.labels_N, reduction="none")
+            return target.total(target.share * soft_N + (1 - target.share) * hard_N)
         if target.weights_N is None and target.labels_N.ndim == 1:
             return cross_entropy(logits_NL, target.labels_N)
         return target.total(nn.functional.cross_entropy(logits_NL.float(), target.labels_N, reduction="none"))

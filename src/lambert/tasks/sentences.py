@@ -13,6 +13,7 @@ from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError
 from lambert.data.pairs import truncated
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.metrics import Floats
 from lambert.tasks.segments import Cuts, Segments, Texts, concatenated, encode, readable
@@ -34,6 +35,8 @@ class Sentences(Segments):
     truth_N: Ints | Floats | None = None
     loss: LabelLoss | None = None
     bounds_N: Ints | None = None
+    teacher: Teacher | None = None
+    """Predictions to learn from, in training."""
 
     @property
     def examples(self) -> int:
@@ -43,16 +46,22 @@ class Sentences(Segments):
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
         if self.truth_N is None:
             return {}
+        target, owners_S = self._target(indices_S)
+        return {self.objective: target if self.teacher is None else self.teacher.target(target, owners_S)}
+
+    def _target(self, indices_S: Ints) -> tuple[Target, Ints]:
+        """Returns the labels of these sequences, and the numbers of their examples."""
+        assert self.truth_N is not None
         owners_S, shares_S = indices_S, None
         if self.bounds_N is not None:  # the windows of an example together have the weight of one example
             owners_S = np.searchsorted(self.bounds_N, indices_S, side="right") - 1
             shares_S = 1.0 / np.diff(self.bounds_N)[owners_S]
         at_S, truth_S = torch.arange(len(indices_S)), self.truth_N[owners_S]
         if self.loss is not None:
-            return {self.objective: self.loss.target(at_S, truth_S.astype(np.int64), shares_S)}
+            return self.loss.target(at_S, truth_S.astype(np.int64), shares_S), owners_S
         labels = torch.from_numpy(truth_S)
         labels = labels.float() if labels.is_floating_point() else labels
-        return {self.objective: Target(at_S, labels, None if shares_S is None else exact_weights(shares_S))}
+        return Target(at_S, labels, None if shares_S is None else exact_weights(shares_S)), owners_S
 
 
 def tokenised(

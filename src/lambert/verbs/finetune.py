@@ -7,6 +7,7 @@ from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import as_dict, dotted
+from lambert.core.world import World
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
 from lambert.engine import archive
@@ -15,7 +16,9 @@ from lambert.engine.log import append
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
+from lambert.inference.config import InferenceConfig
 from lambert.inference.outputs import check_positions, check_segments, outputs
+from lambert.inference.text_model import TextModel
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.files import fingerprint
@@ -37,6 +40,8 @@ from lambert.tasks import (
     sentence_transformers,
     tuned,
 )  # fmt: skip
+from lambert.tasks.config import OtherColumns
+from lambert.tasks.distillation import Teacher, check_teacher, teacher_of
 from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
 from lambert.verbs.seeds import run_seeds
@@ -96,6 +101,12 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             hashes = {name: digest(path) for name, path in files.items()}
             if not config.random_init:
                 hashes[INITIAL_WEIGHTS] = fingerprint(folder)
+            if config.distil.teacher is not None:
+                hashes["the teacher"] = fingerprint(model_folder(config.distil.teacher))
+                teacher = _teacher(config, task, world)
+        if config.distil.teacher is not None:
+            data.teacher, line = _taught(config, task, teacher)
+            notes.append(line)
 
         def check_signal(sequences: int) -> None:
             if stop.agreed(world):  # all ranks leave together
@@ -138,6 +149,27 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 )
                 extra, more = task_found.model_config(), model_files(task, shape.hidden)
                 say(publish_run(config, model, tokenizer, extra, scores, more, trained))
+
+
+def _teacher(config: FinetuneConfig, task: Any, world: World) -> TextModel:
+    """Loads the teacher. Raises UsageError if it was fine-tuned for something else."""
+    assert config.distil.teacher is not None
+    columns = config.task.columns
+    own = OtherColumns(text=columns.text, text_b=columns.text_b, label=columns.label, header=columns.header)
+    inference = InferenceConfig(device=str(world.device))
+    teacher = TextModel(config.distil.teacher, "", config.code, inference, world, own)
+    check_teacher(task.config, teacher.task.config)
+    return teacher
+
+
+def _taught(config: FinetuneConfig, task: Any, teacher: TextModel) -> tuple[Teacher, str]:
+    """Returns the teacher's predictions for the training file, and a line about them. All ranks must call it."""
+    data = teacher.read(config.data)
+    predictions = teacher.task.predictions(data, teacher.outputs(data))
+    scores = scored(teacher.task, data, predictions)
+    name, value = next(iter(scores.items()))
+    found = teacher_of(predictions, task.config.labels, teacher.task.config.labels, config.distil)
+    return found, f"teacher  {config.distil.teacher}, {name} {value:.4f} on the training file"
 
 
 def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:

@@ -9,7 +9,7 @@ from lambert.distributed.config import ExchangeConfig
 from lambert.engine.guard import GuardConfig
 from lambert.runs.config import LogConfig, check_together
 from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTrainConfig
-from lambert.tasks.config import TaskConfig
+from lambert.tasks.config import DistilConfig, TaskConfig
 
 COMMON = (
     "init", "data", "dev", "out", "seed", "seeds", "task.name", "task.max_length", "task.columns.text",
@@ -48,6 +48,7 @@ class FinetuneConfig:
     `out`/seeds.json. Seeds are listed, not counted, so that a later command can add some: it runs only those that are
     missing. `seed` is then not used."""
     task: TaskConfig = field(default_factory=TaskConfig)
+    distil: DistilConfig = field(default_factory=DistilConfig)
     optim: FinetuneOptimConfig = field(default_factory=FinetuneOptimConfig)
     train: FinetuneTrainConfig = field(default_factory=FinetuneTrainConfig)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
