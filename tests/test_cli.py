@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from unittest import mock
 
 import pytest
@@ -59,9 +59,8 @@ def values(kind: Any, name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(get_args(kind))
     if kind == str | Path:
         return values(str, name)
-    if isinstance(kind, UnionType):
-        inner = next(part for part in get_args(kind) if part is not type(None))
-        return st.none() | values(inner, name)
+    if get_origin(kind) in (Union, UnionType):
+        return st.one_of(st.none() if part is type(None) else values(part, name) for part in get_args(kind))
     if get_origin(kind) is tuple:
         parts = get_args(kind)
         if parts[-1] is Ellipsis:
