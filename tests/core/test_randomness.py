@@ -65,7 +65,7 @@ def test_words_are_those_of_splitmix64() -> None:
 def test_streams_keep_their_numbers() -> None:
     assert {stream.name: stream.value for stream in Stream} == {
         "ORDER": 1, "SPLIT": 2, "LENGTH": 3, "CUT": 4, "PAIR": 5, "SELECT": 6, "REPLACE": 7, "TOKEN": 8, "DROPOUT": 9,
-        "INIT": 10, "CHECK": 11,
+        "INIT": 10, "CHECK": 11, "RESAMPLE": 12, "SWEEP": 13,
     }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Losses are sums over targets, and equal Hugging Face's where it has the same head."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import transformers
@@ -232,5 +234,15 @@ def test_an_unknown_head_is_refused() -> None:
         Model(CONFIG, {"spam": 2})
 
 
+def test_vectors_are_means_and_first_states() -> None:
+    model = weights.fresh(CONFIG, {"vector": 0, "first_vector": 0}).eval()
+    batch = full_batch()
+    states_TD, found = model.encoder(batch), model.outputs(batch)
+    bounds = batch.bounds_S1.tolist()
+    means_SD = torch.stack([states_TD[low:high].mean(0) for low, high in pairwise(bounds)])
+    torch.testing.assert_close(found["vector"], means_SD)
+    assert found["first_vector"].equal(states_TD[bounds[:-1]])
+
+
 def test_every_head_is_tested_here() -> None:
-    assert set(HEADS) == set(ALL)
+    assert set(HEADS) == {*ALL, "vector", "first_vector"}

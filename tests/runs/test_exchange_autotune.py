@@ -10,6 +10,7 @@ import torch
 from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig, Name
 from lambert.engine.loop import OutOfMemory
+from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.runs import exchange_autotune as tuning
 
@@ -43,11 +44,16 @@ def autotune(monkeypatch: pytest.MonkeyPatch) -> Tune:
         monkeypatch.setattr(tuning, "train", train)
         config: Any = SimpleNamespace(
             exchange=ExchangeConfig(method="auto", tolerates=tuple(name for name in seconds if name != "float32")),
-            train=SimpleNamespace(precision="float32"), seed=1,
-        )  # fmt: skip
+            seed=1,
+        )
         microbatch = SimpleNamespace(lower=lambda error: f"smaller than {error.tokens}")
         stub: Any = SimpleNamespace(
-            config=config, exchange=exchange, world=World(), model=torch.nn.Linear(1, 1), microbatch=microbatch
+            config=config,
+            exchange=exchange,
+            world=World(),
+            model=torch.nn.Linear(1, 1),
+            microbatch=microbatch,
+            precision=Precision("float32"),
         )
         lines = list(tuning.autotune(stub, lambda number: iter(()), 100, stop or StopRequest()))
         return lines, exchange.method, len(taken)

@@ -27,6 +27,7 @@ from lambert.runs import updates
 from lambert.runs.config import TrainConfig, check_together
 from lambert.runs.folder import FREE
 from lambert.runs.run import Run
+from lambert.verbs.settings.finetune import FinetuneConfig
 
 Lambert = Callable[..., Any]
 
@@ -292,6 +293,6 @@ def test_residuals_are_restored_where_they_are_of_the_same(method: str, local: b
 
 
 def test_free_settings_exist(pretrained: Path) -> None:
-    found = settings.dotted(settings.read(pretrained / "config.toml"))
+    names = [*settings.dotted(settings.read(pretrained / "config.toml")), *settings.dotted_names(FinetuneConfig)]
     for free in FREE:
-        assert any(name.startswith(free) for name in found), free
+        assert any(name.startswith(free) for name in names), free
