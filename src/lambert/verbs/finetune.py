@@ -71,6 +71,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             folder, given = model_folder(config.init), config
             train_path, dev_path = training_and_dev(config.data, config.dev)
             config = replace(config, data=train_path, dev=dev_path, task=resolved(config.task, train_path))
+            config.check_dev()
             shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
             tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
             task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
@@ -104,6 +105,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         kept: list[Any] = []
 
         def predict(model: Model, precision: Precision, micro_tokens: int) -> None:
+            assert dev is not None
             kept[:] = task.predictions(dev, outputs(model, dev, precision, world, micro_tokens, check_signal))
 
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
