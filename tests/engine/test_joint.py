@@ -110,6 +110,16 @@ def test_both_passes_have_the_same_dropout() -> None:
     assert (above - below) / 2e-2 == pytest.approx(float(grad_D.norm()), rel=2e-2)
 
 
+def test_the_loss_of_one_micro_batch_is_computed_in_float32() -> None:
+    batch = Triplets().collate(np.zeros(8, np.int64), np.arange(8))
+    target = batch.targets["vector"]
+    rows_SD = torch.randn(8 * TEXTS, 16, generator=torch.Generator().manual_seed(0))
+    head = Model(EncoderConfig(layers=1, hidden=16, heads=2, vocabulary=50), {"vector": 0}).heads["vector"]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head.loss(rows_SD, target, batch)  # type: ignore[operator]
+    assert torch.equal(found, losses(rows_SD, target.labels_N).sum())
+
+
 def compare(path: Path, micro_tokens: int) -> None:
     with detect("cpu") as world:
         weights, found = trained(world, micro_tokens)

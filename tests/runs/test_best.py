@@ -234,6 +234,19 @@ def test_a_run_that_is_stopped_gives_the_same_result(
         assert "has all its 20 updates already of 24" in again.out
 
 
+def test_a_signal_while_the_best_weights_predict_stops_the_run(
+    flags: dict[str, object], tmp_path: Path, lambert: Lambert
+) -> None:
+    """Otherwise examples.jsonl would have the predictions of the last weights."""
+    out = tmp_path / "run"
+    last_line(run(lambert, out, flags, stop_at=28, before=True), 75, "SIGTERM", "update 24")
+    assert not (out / "model").exists()
+    assert not (out / "examples.jsonl").exists()
+    assert run(lambert, out, flags, first=24).code == 0
+    assert json.loads((out / "scores.json").read_text())["best_update"] == 8.0
+    assert (out / "examples.jsonl").is_file()
+
+
 def test_a_run_that_is_killed_gives_the_same_result(
     flags: dict[str, object], tmp_path: Path, lambert: Lambert, whole: dict[int, Path]
 ) -> None:

@@ -1,6 +1,7 @@
 """Sentence vectors: layouts of the data, training, scores, and the folder that sentence-transformers reads."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,21 @@ def test_evaluate_takes_pairs_scored_pairs_and_judgements(run: Path, tmp_path: P
     assert found["mrr_10"] == pytest.approx(model.evaluate(tmp_path / "pairs.jsonl")["mrr_10"])
 
 
+def test_models_with_other_prompts_are_compared(run: Path, tmp_path: Path, lambert: Lambert) -> None:
+    data, files = write(tmp_path / "dev.jsonl", pairs(8)), []
+    for name, prompt in (("a", ""), ("b", "the ")):
+        shutil.copytree(run / "model", tmp_path / name)
+        config = tmp_path / name / "config.json"
+        settings = json.loads(config.read_text())
+        settings["lambert"]["task"]["embed"]["prompt_b"] = prompt
+        config.write_text(json.dumps(settings))
+        (tmp_path / name / "SHA256SUMS").unlink()
+        files.append(tmp_path / f"{name}.jsonl")
+        done = lambert("evaluate", model=tmp_path / name, data=data, examples=files[-1])
+        assert done.code == 0, done.err
+    assert "ndcg_10" in library.compare(*files)["comparisons"][0]["scores"]
+
+
 def test_the_folder_describes_itself_to_sentence_transformers(run: Path) -> None:
     modules = json.loads((run / "model" / "modules.json").read_text())
     assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling", "Normalize"]
@@ -155,8 +171,6 @@ def test_the_folder_describes_itself_to_sentence_transformers(run: Path) -> None
 
 
 def test_a_folder_of_sentence_transformers_gives_its_vectors(run: Path, tmp_path: Path, lambert: Lambert) -> None:
-    import shutil
-
     foreign = tmp_path / "foreign"
     shutil.copytree(run / "model", foreign)
     settings = json.loads((foreign / "config.json").read_text())

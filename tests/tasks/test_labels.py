@@ -147,3 +147,12 @@ def test_a_label_without_a_row_is_noted(words: Tokenizer, path: Path) -> None:
 
 def test_plain_cross_entropy_has_no_weights() -> None:
     assert LabelLoss.of(TaskConfig(labels=("a", "b")), np.array([0, 1]), Path("x")) is None
+
+
+def test_weighted_losses_are_summed_in_float32() -> None:
+    losses_N, weights_N = torch.tensor([1.001, 2.003, 3.007]), exact_weights([1.0, 0.3, 0.5])
+    target = Target(torch.arange(3), torch.zeros(3, dtype=torch.int64), weights_N)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = target.total(losses_N)
+    assert found.dtype == torch.float32
+    assert float(found) == pytest.approx(float(losses_N.double() @ weights_N.double()), rel=1e-6)

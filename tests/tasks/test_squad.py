@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict
+from lambert.tasks.formulas import value
 from lambert.tasks.squad_answers import Answer, Candidate
 from lambert.tasks.squad_text import read_squad
 from lambert.tasks.task import is_predictions
@@ -227,4 +228,7 @@ def test_scores_of_another_language(tokenizer: Tokenizer, tmp_path: Path) -> Non
         config = TaskConfig(name="squad", squad=SquadConfig(language=language))
         task, data = learn(config, tokenizer, path)
         candidate = Candidate("成都市", 1.0, 0.0, 0.0, (5, 8))
-        assert task.score(data, [Answer("成都市", candidate, None, [candidate])])["f1"] == pytest.approx(f1)
+        answers = [Answer("成都市", candidate, None, [candidate])]
+        assert task.score(data, answers)["f1"] == pytest.approx(f1)
+        kept = task.examples(data, answers)
+        assert value(kept.rows, kept.formulas["f1"]) == pytest.approx(f1)

@@ -218,7 +218,7 @@ def test_a_named_task_of_a_data_set_on_disk(pretrained: Path, tmp_path: Path, la
         (tmp_path / "sst2" / split / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     (tmp_path / "sst2" / "dataset_dict.json").write_text('{"splits": ["train", "validation"]}')
     flags = {"data": tmp_path / "sst2", "init": pretrained, "out": tmp_path / "run", "task__name": "glue/sst2"}
-    flags |= {"train__steps": 1, "train__batch_size": 4}
+    flags |= {"train__steps": 1, "train__batch_size": 4, "train__keep_best": "accuracy", "train__evaluate_every": 1}
     done = lambert("finetune", **flags)
     assert done.code == 0, done.err
     assert next(iter(scores(tmp_path / "run"))) == "accuracy"

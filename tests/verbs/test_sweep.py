@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -163,7 +164,7 @@ def test_the_names_of_scores_are_those_of_the_runs(pretrained: Path, tuned: Call
     for task, run in (("", pretrained), ("classify", tuned("classify"))):
         names = json.loads((run / "scores.json").read_text())
         assert metric.SCORES[task][0] in names
-        own = {name for name in names if not name.endswith(("_se", "examples"))}
+        own = {name for name in names if not name.endswith(("_se", "examples", "temperature"))}
         assert own <= set(metric.SCORES[task])
 
 
@@ -427,6 +428,7 @@ WRONG = {
     "a step beyond the range": ('"optim.lr" = {low = 0.1, high = 0.2, step = 0.3}', "at most high - low"),
     "no table": ('"optim.lr" = 3', "must be a table"),
     "the seed": ('"seed" = {choices = [1, 2]}', "sweep.seeds"),
+    "the seeds": ('"seeds" = {choices = [[1], [2]]}', "sweep.seeds"),
     "the folder": ('"out" = {choices = ["a", "b"]}', "sweep.out"),
     "what is also set": ('"train.steps" = {choices = [3, 4]}', "both in [sweep.space] and set beside it"),
     "nothing": ("", "[sweep.space] is empty"),
@@ -447,7 +449,7 @@ def test_a_wrong_space_is_refused(case: str, write: Callable[..., Path], tmp_pat
         ("trials = 0", "", ["trials = 0"]),
         ("trials = 1\nseeds = []", "", ["seeds is empty"]),
         ("trials = 1\nseeds = [1, 1]", "", ["a seed twice"]),
-        ("trials = 1\nmetric = 'pearson'", "", ["metric = 'pearson'", "classify", "Known: accuracy, f1, f1_macro"]),
+        ("trials = 1\nmetric = 'pearson'", "", ["metric = 'pearson'", "classify", "Known: accuracy, ece, f1"]),
         ("trials = 1\nmetric = 'acuracy'", "", ["Did you mean 'accuracy'?"]),
         ("trials = 1\nsampler = 'tpee'", "", ["sampler = 'tpee' is unknown. Did you mean 'tpe'?"]),
         ("trials = 1\npruner = 'mediam'", "", ["Did you mean 'median'?"]),
@@ -456,6 +458,7 @@ def test_a_wrong_space_is_refused(case: str, write: Callable[..., Path], tmp_pat
         ("trials = 1\nverb = 'pretrain'", "", ["the sweep: unknown setting", "sweep.verb"]),
         ("trials = 1\nrecipe = 'nowhere.toml'", "", ["No such recipe: nowhere.toml"]),
         ("trials = 1", "sead = 3", ["the sweep: unknown setting sead. Did you mean seed?"]),
+        ("trials = 1", "seeds = [1, 2]", ["give the seeds as sweep.seeds"]),
         ("trials = 1\nstorage = 'nodb://x/y'", "", ["'nodb://x/y' is no URL of a database"]),
     ],
 )
@@ -481,6 +484,19 @@ def test_a_score_that_the_runs_lack_ends_the_sweep(
     monkeypatch.delitem(metric.SCORES, "classify")  # as for a task from outside
     one_line(lambert("sweep", write("trials = 1")), 2, "Set sweep.metric")
     one_line(lambert("sweep", write("trials = 1\nmetric = 'bleu'")), 2, "metric = 'bleu'", "Known: accuracy.")
+
+
+def test_the_metric_of_a_named_data_set_is_its_official_score(
+    write: Callable[..., Path], tmp_path: Path, lambert: Lambert, pretend: Any
+) -> None:
+    pretend(lambda config: 0.5)
+    (tmp_path / "x.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t0\nc\td\t1\n")
+    recipe = write("trials = 1")
+    text = recipe.read_text().replace("[task]", '[task]\nname = "glue/mrpc"')
+    recipe.write_text(re.sub('data = ".*"', f'data = "{tmp_path / "x.tsv"}"', text))
+    one_line(lambert("sweep", recipe), 2, "metric = 'f1' is no score of these runs. Known: accuracy.")
+    recipe.write_text(text.replace("glue/mrpc", "glue/mrcp"))
+    one_line(lambert("sweep", recipe), 2, "Did you mean 'glue/mrpc'?")
 
 
 def test_a_password_is_not_shown() -> None:

@@ -44,7 +44,8 @@ class Target:
 
     def total(self, losses_N: Tensor) -> Tensor:
         """Returns the sum of the losses of the targets, each times its weight."""
-        return losses_N.sum() if self.weights_N is None else losses_N @ self.weights_N
+        # No product of vectors, which autocast would compute in bfloat16 or float16.
+        return losses_N.sum() if self.weights_N is None else (losses_N * self.weights_N).sum()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Target":
         """Returns the targets with `function` applied to each of their tensors."""

@@ -273,7 +273,8 @@ class Vector(Head):
         if target.known is not None:
             total: Tensor = _Known.apply(logits_NL, *target.known)  # type: ignore[no-untyped-call]
             return total
-        return target.loss(logits_NL, target.labels_N).sum()
+        with torch.autocast(logits_NL.device.type, enabled=False):  # float32, as for several micro-batches
+            return target.loss(logits_NL, target.labels_N).sum()
 
     def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns 0: the scores of vectors are computed over all texts, by the task."""

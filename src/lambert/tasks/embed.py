@@ -131,8 +131,9 @@ class Embed:
         return retrieval.rankings(units_UD, data.search)
 
     def examples(self, data: TextVectors, predictions: Sequence[Floats]) -> ScoredExamples:
-        """Returns rows of pairs with truth and prediction (cosine), or of queries with their scores and the first
-        result."""
+        """Returns rows of pairs with truth and prediction (cosine), or of queries with their scores, a relevant text
+        and the first result (prediction). The relevant text is decoded by the tokenizer of this model, so it is no
+        truth that another model must have too."""
         if data.scores_N is not None:
             rows = [
                 {**self._shown(data, int(texts_G[0])), "text_b": self._shown(data, int(texts_G[1]))["text"]}
@@ -145,7 +146,7 @@ class Embed:
         ranked = self._ranked(data, predictions)
         rows = []
         for query, order, relevant in zip(data.search.queries, ranked, data.search.relevant, strict=True):
-            shown = {"truth": self._text(data, min(relevant)), "prediction": self._text(data, int(order[0]))}
+            shown = {"relevant": self._text(data, min(relevant)), "prediction": self._text(data, int(order[0]))}
             rows.append({**self._shown(data, query), **shown, **retrieval.of_query(order, relevant)})
         names = retrieval.of_query(ranked[0], data.search.relevant[0])
         return ScoredExamples(rows, {name: Formula("mean", (name,)) for name in names})

@@ -92,7 +92,8 @@ class Squad:
         the length of the paragraph in tokens."""
         golds = {question.id: [text for text, _ in question.answers] for question in data.questions}
         texts = {question.id: answer.text for question, answer in zip(data.questions, predictions, strict=True)}
-        pairs = (pairs_v1 if data.squad.version == "1.1" else pairs_v2)(golds, texts)
+        pairs_of = pairs_v1 if data.squad.version == "1.1" else pairs_v2
+        pairs = pairs_of(golds, texts, self.config.squad.language)
         lengths = data.paragraphs.lengths.tolist()
         rows: list[Row] = [
             {

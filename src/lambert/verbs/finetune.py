@@ -76,6 +76,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             folder, given = model_folder(config.init), config
             train_path, dev_path = training_and_dev(config.data, config.dev)
             config = replace(config, data=train_path, dev=dev_path, task=resolved(config.task, train_path))
+            config.check_dev()
             shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
             tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
             task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
@@ -114,12 +115,15 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         kept: list[Any] = []
 
+        def predict(model: Model, precision: Precision, micro_tokens: int) -> None:
+            assert dev is not None
+            kept[:] = task.predictions(dev, outputs(model, dev, precision, world, micro_tokens, check_signal))
+
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
                 return {}
             try:
-                found = outputs(model, dev, precision, world, micro_tokens, check_signal)
-                kept[:] = task.predictions(dev, found)
+                predict(model, precision, micro_tokens)
                 return scored(task, dev, kept)
             except Interrupted:
                 return {}
@@ -138,7 +142,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             scores = yield from run_updates(config, model, data, score, world, stop, say)
             if scores is not None and dev is not None and "best_update" in scores:
                 name = precisions.resolved(config.train.precision, world)  # the predictions of the best weights
-                score(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
+                predict(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
                 task_found = tuned(task, scores)
                 if config.dev is not None and (examples := examples_of(task_found, dev, kept, config.dev)):

@@ -151,3 +151,13 @@ def test_damage_is_a_notice_and_a_missing_file_is_silent(tmp_path: Path) -> None
     run = folder(tmp_path / "cut", [row(10)])
     (run / EXAMPLES).write_text(json.dumps({"lambert_examples": 1}) + "\n")
     assert "examples.jsonl is damaged: 'scores' is missing" in text_of(page(run))
+
+
+def test_the_labels_of_a_text_are_listed(tmp_path: Path) -> None:
+    row = {"text": "x", "tokens": 3, "labels_correct": 0, "labels_predicted": 0, "correct": 0, "loss": 1.0}
+    rows = [{**row, "truth": ["war", "sea"], "prediction": [], "labels_true": 2}]
+    f1 = Formula("f1_of_sums", ("labels_correct", "labels_true", "labels_predicted"))
+    text = text_of(shown(tmp_path / "run", rows, {"f1_micro": f1}, "multilabel"))
+    assert "truth: war, sea" in text
+    assert "prediction: no label" in text
+    assert "wrong tags" not in text

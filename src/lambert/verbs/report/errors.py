@@ -221,9 +221,11 @@ def _wrong(row: Mapping[str, Any]) -> bool:
 def _shown(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the texts of an example and its facts."""
     truth, found = row.get("truth"), row.get("prediction")
-    if isinstance(truth, list) and isinstance(found, list):
+    if isinstance(truth, list) and isinstance(found, list) and "words" in row:
         wrong = [f"{a} as {b or 'none'}" for a, b in zip(truth, found, strict=False) if a != b]
         facts = [("wrong tags", ", ".join(wrong))]
+    elif isinstance(truth, list) and isinstance(found, list):
+        facts = [(name, ", ".join(labels) or "no label") for name, labels in (("truth", truth), ("prediction", found))]
     else:
         answers = (" / ".join(truth) or "no answer") if isinstance(truth, list) else cell(truth)
         facts = [("truth", answers), ("prediction", cell(found) or "no answer")]

@@ -58,9 +58,12 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         check(self, seed=SEEDS, seeds=SEEDS)
         check_together(self)
-        if not self.task.threshold and self.dev is None:
-            raise UsageError("task.threshold = 0 is chosen by the scores on dev: name the dev file, or a threshold.")
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds = {' '.join(map(str, self.seeds))} names a seed twice.")
+
+    def check_dev(self) -> None:
+        """Raises UsageError if a setting needs dev data and there are none. `dev` is that of `training_and_dev`."""
+        if not self.task.threshold and self.dev is None:
+            raise UsageError("task.threshold = 0 is chosen by the scores on dev: name the dev file, or a threshold.")
         if self.train.keep_best and self.dev is None:
             raise UsageError(f"train.keep_best = {self.train.keep_best!r} needs dev, the labelled file to score.")

@@ -32,8 +32,9 @@ class SweepConfig:
     """How weak trials are ended early: median, asha, hyperband, none, or "package.module:function". It compares the
     scores that the runs compute every `train.evaluate_every` updates."""
     metric: str = ""
-    """Score on held-out data to optimize. Empty: accuracy (classify), pearson (regress), f1 (squad, tag) or mlm
-    (pretrain); a task from outside has no default."""
+    """Score on held-out data to optimize. Empty: the first of `task.metrics`, or that of the task: accuracy (classify,
+    choice), f1_micro (multilabel), pearson (regress), f1 (squad, tag), ndcg_10 (embed) or mlm (pretrain); a task from
+    outside has no default."""
     direction: Literal["", "maximize", "minimize"] = ""
     """Empty: minimize for a loss or an error, otherwise maximize."""
     trials: int | None = None

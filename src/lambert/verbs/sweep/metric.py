@@ -1,7 +1,7 @@
 """The score that a sweep optimizes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
@@ -10,7 +10,7 @@ from lambert.runs.best import lower_is_better
 
 SCORES = {
     "": ("mlm", "mlm_accuracy", "nsp", "nsp_accuracy"),
-    "classify": ("accuracy", "f1", "f1_macro", "matthews", "loss"),
+    "classify": ("accuracy", "f1", "f1_macro", "matthews", "loss", "ece"),
     "multilabel": ("f1_micro", "f1_macro", "average_precision", "exact_match", "loss"),
     "regress": ("pearson", "spearman", "mse"),
     "choice": ("accuracy", "loss"),
@@ -25,8 +25,9 @@ class NoSuchScore(UsageError):
     """The runs do not compute the metric of the sweep."""
 
 
-def metric_of(name: str, direction: str, task: str) -> tuple[str, bool]:
-    """Returns the metric, and whether it is minimized.
+def metric_of(name: str, direction: str, task: str, first: Sequence[str] = ()) -> tuple[str, bool]:
+    """Returns the metric, and whether it is minimized. Without a `name` it is the first score of `first` (task.metrics)
+    that the task has, else the default of the task.
 
     Raises UsageError if Lambert's `task` has no such score, or if `name` is empty and the task is not Lambert's.
     """
@@ -38,7 +39,7 @@ def metric_of(name: str, direction: str, task: str) -> tuple[str, bool]:
         raise UsageError(f"metric = {name!r} is no score of {of}.{close}{listed}")
     if not known and not name:
         raise UsageError(f"Set sweep.metric: the task {task} has no default score.")
-    name = name or (known or ("",))[0]
+    name = name or next((score for score in first if score in (known or ())), (known or ("",))[0])
     return name, direction == "minimize" if direction else lower_is_better(name)
 
 

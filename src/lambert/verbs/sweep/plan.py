@@ -8,6 +8,8 @@ from typing import Any
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.runs.folder import FREE
+from lambert.tasks import TaskConfig, resolved
+from lambert.tasks.files import training_and_dev
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
@@ -73,17 +75,28 @@ def planned(config: SweepConfig, read: Read) -> Plan:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
     plan = Plan(config, space, False, read)
     first = _settings(plan)
-    if isinstance(first, FinetuneConfig) and first.dev is None:
-        raise UsageError("A sweep compares the scores on held-out data: set dev.")
+    task = _task(first) if isinstance(first, FinetuneConfig) else None
     _check_ends(plan)
-    task = first.task.name if isinstance(first, FinetuneConfig) else ""
-    metric, minimized = metric_of(config.metric, config.direction, task)
+    metric, minimized = metric_of(
+        config.metric, config.direction, task.name if task else "", task.metrics if task else ()
+    )
     study = config.study or config.out.absolute().name
     return replace(
         plan,
         minimized=minimized,
         config=replace(config, seeds=config.seeds or (first.seed,), metric=metric, study=study),
     )
+
+
+def _task(config: FinetuneConfig) -> TaskConfig:
+    """Returns the task of the runs; of the name of a data set, the ordinary task with the official scores. Raises
+    UsageError if the runs compute no scores, or if each is to have several seeds."""
+    if config.seeds:
+        raise UsageError("seeds is a setting of finetune alone: give the seeds as sweep.seeds.")
+    path, dev = training_and_dev(config.data, config.dev)
+    if dev is None:
+        raise UsageError("A sweep compares the scores on held-out data: set dev.")
+    return resolved(config.task, path)
 
 
 def _settings(plan: Plan) -> Any:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _KEYS = ("low", "high", "step", "log", "choices")
-_OTHERWISE = {"seed": "give the seeds as sweep.seeds", "out": "each trial has its own folder in sweep.out"}
+_OTHERWISE = {
+    "seed": "give the seeds as sweep.seeds", "seeds": "give the seeds as sweep.seeds",
+    "out": "each trial has its own folder in sweep.out",
+}  # fmt: skip
 """Settings that a sweep sets itself."""
 
 
