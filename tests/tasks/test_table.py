@@ -67,7 +67,7 @@ def test_json_lines_and_parquet(tmp_path: Path) -> None:
         ("x.csv", b"text,label\na,1\nb\n", r"x\.csv:3 has 1 columns"),
         ("x.csv", b'text,label\n"a"b,1\n', r"x\.csv:2 is not CSV"),
         ("x.csv", b'text,label\n"a,1\n', r"x\.csv:\d is not CSV"),
-        ("x.csv", b"text,label\n\xff,1\n", r"x\.csv, after line \d, is not UTF-8"),
+        ("x.csv", b"text,label\na,1\n\xff,1\n", r"x\.csv:3 is not UTF-8 \(byte 1\)"),
         ("x.tsv", b"text\ttext\na\t1\n", r"x\.tsv:1: two columns have the same name"),
         ("x.tsv", b"text\tlabel\n\xff\t1\n", r"x\.tsv:2 is not UTF-8 \(byte 1\)"),
         ("x.tsv", b"", r"x\.tsv holds no rows"),

@@ -14,6 +14,7 @@ import lambert as library
 from lambert.tasks import examples
 from lambert.tasks.examples import Examples
 from lambert.tasks.formulas import Formula
+from lambert.verbs.compare import _value
 
 Lambert = Callable[..., Any]
 FORMULAS = {"accuracy": Formula("mean", ("correct",)), "loss": Formula("mean", ("loss",), lower_is_better=True)}
@@ -95,6 +96,13 @@ def test_seeds_of_a_folder_and_their_recipes(tmp_path: Path, lambert: Lambert) -
     shown = lambert("compare", tmp_path / "a", tmp_path / "b").out
     assert "settings that differ: optim.lr 0.001 -> 0.002" in shown
     assert "Without several seeds" not in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "not set"), ("", "not set"), (0, "0"), (False, "False"), ("f1", "f1")]
+)
+def test_settings_that_are_not_set_are_visible(value: Any, text: str) -> None:
+    assert _value(value) == text
 
 
 def test_runs_of_finetune(tuned: Callable[[str], Path], tmp_path: Path, lambert: Lambert) -> None:

@@ -11,6 +11,7 @@ from run_folders import Outline, folder, page, row
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.verbs import report
 from lambert.verbs.report import ReportConfig, cells
+from lambert.verbs.report.curves import compact
 
 
 def test_one_run(tmp_path: Path) -> None:
@@ -217,6 +218,22 @@ def test_scores_that_are_shown_as_held_out_are_not_repeated(tmp_path: Path) -> N
     assert "exact" in labels
     assert "mlm" not in labels
     assert len(set(labels)) == len(labels)
+
+
+def test_scores_of_a_run_that_keeps_the_best_are_those_of_its_weights(tmp_path: Path) -> None:
+    rows = [
+        row(10) | {"heldout/f1": 0.75, "heldout/f1_se": 0.25},
+        row(20) | {"heldout/f1": 0.5, "heldout/f1_se": 0.125},
+    ]
+    last = report.read(folder(tmp_path / "last", rows, scores={"f1": 0.5, "f1_se": 0.125}), "last")
+    best = report.read(folder(tmp_path / "best", rows, scores={"f1": 0.75, "f1_se": 0.25, "best_update": 10}), "best")
+    assert dict(report.final_numbers([last, best]))["Held out, f1"] == ["0.5000 ± 0.1250", "0.7500 ± 0.2500"]
+
+
+def test_labels_of_neighbouring_ticks_differ() -> None:
+    labels = [compact(value, form) for form in (".4g", ".1%") for value in (1.345, 1.35, 1.355, 1.36)]
+    assert labels == ["1.345", "1.35", "1.355", "1.36", "134.5%", "135%", "135.5%", "136%"]
+    assert compact(1e-05, "") == "1e-05"
 
 
 def test_scores_have_their_errors_and_counts_are_whole(tmp_path: Path) -> None:

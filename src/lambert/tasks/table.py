@@ -98,9 +98,10 @@ def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
                     yield reader.line_num, row
         except csv.Error as error:
             raise DataError(f"{path}:{reader.line_num} is not CSV: {error}.") from error
-        except UnicodeDecodeError as error:
-            near = f"{path}, after line {reader.line_num},"
-            raise DataError(f"{near} is not UTF-8. Convert the file to UTF-8.") from error
+        except UnicodeDecodeError:
+            for _ in lines(path):  # the wrapper decodes many lines at once: `lines` raises the error with its line
+                pass
+            raise
         finally:
             csv.field_size_limit(limit)
 

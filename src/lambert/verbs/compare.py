@@ -235,4 +235,4 @@ def _p(p: float) -> str:
 
 
 def _value(value: Any) -> str:
-    return "not set" if value is None else str(value)
+    return "not set" if value is None or value == "" else str(value)

@@ -24,6 +24,7 @@ from lambert.runs.result import Say, silent
 EXTRAS = {
     "report": ("jinja2", "matplotlib"),
     "tensorboard": ("tensorboard",),
+    "sweep": ("optuna",),
     "parquet": ("pyarrow",),
     "hf": ("transformers",),
     "zstd": ("backports.zstd",),

@@ -74,7 +74,8 @@ def _then(found: Outputs, end: Callable[[], None]) -> Outputs:
 
 def _lines(scores: Mapping[str, float]) -> Iterator[str]:
     """Yields a line for each score, with its standard error."""
+    width = max([20, *(len(name) for name in scores if not name.endswith("_se"))])
     for name, value in scores.items():
         if not name.endswith("_se"):
             error = f" ± {scores[f'{name}_se']:.4f}" if f"{name}_se" in scores else ""
-            yield f"{name:20s} {score_text(name, value)}{error}"
+            yield f"{name:{width}} {score_text(name, value)}{error}"

@@ -116,7 +116,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 def compact(value: float, form: str) -> str:
     """Returns the label of a tick: 1.5k, 2M, 40%."""
     if "%" in form:
-        return f"{100 * value:.3g}%"
+        return f"{100 * value:.6g}%"
     if abs(value) >= 1e4:
         return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k"
-    return f"{value:.3g}" if abs(value) < 1e3 else f"{value:,.0f}"
+    return f"{value:.6g}" if abs(value) < 1e3 else f"{value:,.0f}"

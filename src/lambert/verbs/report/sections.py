@@ -128,7 +128,12 @@ def _scores(runs: Sequence[Run]) -> list[str]:
 
 
 def _score(run: Run, key: str) -> str:
-    value, error = run.last(key), run.last(f"{key}_se")
+    """Returns the last score with its standard error, and with train.keep_best that of the published weights."""
+    name = key.removeprefix("heldout/")
+    if "best_update" in run.scores and name in run.scores:
+        value, error = run.scores[name], run.scores.get(f"{name}_se")
+    else:
+        value, error = run.last(key), run.last(f"{key}_se")
     return "" if value is None else score_text(key, value) + ("" if error is None else f" ± {error:.4f}")
 
 

@@ -142,6 +142,7 @@ def _places(values: Sequence[Any], table: Mapping[str, Any]) -> tuple[list[float
         low, high = min(values), max(values)
         width = scale(high) - scale(low)
         places = [(scale(value) - scale(low)) / width if width else 0.5 for value in values]
+        low, high = float(f"{low:.3g}"), float(f"{high:.3g}")
         return places, (compact(low, "") if abs(low) >= 1e-2 or not low else f"{low:.1e}",
                         compact(high, "") if abs(high) >= 1e-2 or not high else f"{high:.1e}")  # fmt: skip
     kinds = list(dict.fromkeys(sorted(map(cell, values))))
