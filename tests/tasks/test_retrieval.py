@@ -64,6 +64,7 @@ def test_judgements_in_the_layout_of_beir(tmp_path: Path) -> None:
         ("1\tc\t1\n", "test.tsv:2: corpus.jsonl has no text with _id 'c'"),
         ("3\ta\t1\n", "judges the query '3', which queries.jsonl does not have"),
         ("1\ta\t0\n", "has no judgement of 1 or more"),
+        ("1\ta\tyes\n", "test.tsv:2: column 'score' holds 'yes', not a finite number"),
     ],
 )
 def test_wrong_judgements_are_named(rows: str, message: str, tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ class Embed:
         units_UD = np.zeros((len(data.lengths_S), predictions[0].shape[1]), dtype=np.float32)
         for texts_G, found_GD in zip(data.texts_NG, predictions, strict=True):
             units_UD[texts_G] = found_GD
+        if self.embed.loss != "margin":  # which trains inner products
+            units_UD /= np.maximum(np.linalg.norm(units_UD, axis=1, keepdims=True), 1e-12)
         return retrieval.rankings(units_UD, data.search)
 
     def examples(self, data: TextVectors, predictions: Sequence[Floats]) -> ScoredExamples:

@@ -12,7 +12,7 @@ from lambert.core.batch import Ints
 from lambert.core.errors import DataError
 from lambert.tasks import metrics
 from lambert.tasks.config import Columns
-from lambert.tasks.table import read_rows
+from lambert.tasks.table import read_rows, value_cell
 from lambert.tasks.task import text_of
 
 DEPTH = 100
@@ -36,7 +36,7 @@ def rankings(units_TD: npt.NDArray[Any], search: Search) -> list[Ints]:
     first of the corpus comes first. A text is not a result of itself.
 
     Args:
-        units_TD: Vectors of length 1 of all texts.
+        units_TD: Vectors of all texts, compared by inner products; those of length 1 by cosines.
     """
     corpus = np.asarray(search.corpus)
     found = []
@@ -111,7 +111,7 @@ def read_judgements(path: Path) -> tuple[dict[str, str], dict[str, str], dict[st
         query, text = (str(row.get(name, "")) for name in ("query-id", "corpus-id"))
         if text not in corpus:
             raise DataError(f"{place}: corpus.jsonl has no text with _id {text!r}.")
-        if float(row.get("score", 1)) >= 1:
+        if value_cell(row, "score", place) >= 1:
             relevant.setdefault(query, set()).add(text)
     if not relevant:
         raise DataError(f"{path} has no judgement of 1 or more, so there is nothing to find.")

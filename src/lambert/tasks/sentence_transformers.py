@@ -27,8 +27,9 @@ def files(config: TaskConfig, width: int) -> dict[str, str]:
     chosen = _POOLINGS[embed.pooling or "mean"]
     pooling = {"word_embedding_dimension": width} | {mode: mode == chosen for mode in _MODES}
     prompts = {name: text for name, text in (("query", embed.prompt), ("document", embed.prompt_b)) if text}
+    similarity = "dot" if embed.loss == "margin" else "cosine"
     settings = {
-        "__version__": {}, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine",
+        "__version__": {}, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity,
     }  # fmt: skip
     found: dict[str, Any] = {
         MODULES: modules,
