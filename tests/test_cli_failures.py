@@ -214,3 +214,11 @@ def _has(kind: type, name: str) -> bool:
             return False
         kind = hints[part]
     return True
+
+
+def test_a_recipe_of_another_verb_is_named(recipe: Path, lambert: Lambert) -> None:
+    one_line(lambert("finetune", recipe), 2, f"{recipe} is a recipe of pretrain: lambert pretrain {recipe}")
+    recipe.write_text('input = ["text.txt"]\nout = "corpus"\n')
+    one_line(lambert("finetune", recipe), 2, f"{recipe} is a recipe of prepare: lambert prepare {recipe}")
+    recipe.write_text('input = ["text.txt"]\nout = "corpus"\ntrian.steps = 3\n')
+    one_line(lambert("finetune", recipe), 2, "unknown setting input")

@@ -35,6 +35,7 @@ from lambert.core.settings import (
     check_names,
     check_numbers,
     dotted,
+    dotted_names,
     read,
     required,
     unknown_name,
@@ -264,7 +265,8 @@ def call(
         if error.token.source == "cli":
             raise
         known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
-        raise unknown_name(*_place(error.token, tokens, source), known) from error
+        where, setting = _place(error.token, tokens, source)
+        raise _other_verb(where, given) or unknown_name(where, setting, known) from error
     except CoercionError as error:
         if error.token is None or error.target_type is None:
             raise
@@ -289,6 +291,15 @@ def _place(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
     """Returns where a setting was given, "" for a flag, and its name there. `source` is as in `call`."""
     place = {"cli": "", source: source}.get(token.source, (*tokens, "", "")[1])
     return place, (token.keyword or token.value).strip("[]").replace("][", ".")
+
+
+def _other_verb(place: str, given: Collection[str]) -> UsageError | None:
+    """Returns the error for a recipe of another verb: one that has all settings that are `given` in the recipe."""
+    recipes = [name for name, verb in VERBS.items() if verb.takes == "recipe"]
+    fitting = [name for name in recipes if {*given} <= {*dotted_names(settings_of(VERBS[name]))}]
+    if not fitting or not Path(place).is_file():
+        return None
+    return UsageError(f"{place} is a recipe of {fitting[0]}: lambert {fitting[0]} {place}")
 
 
 def settings_of(verb: Verb) -> Any:
