@@ -222,3 +222,8 @@ def test_a_recipe_of_another_verb_is_named(recipe: Path, lambert: Lambert) -> No
     one_line(lambert("finetune", recipe), 2, f"{recipe} is a recipe of prepare: lambert prepare {recipe}")
     recipe.write_text('input = ["text.txt"]\nout = "corpus"\ntrian.steps = 3\n')
     one_line(lambert("finetune", recipe), 2, "unknown setting input")
+
+
+@pytest.mark.parametrize("flags", [["--seeds"], ["--seeds", "--seed", "3"], ["--task.labels", "--out", "r"]])
+def test_a_list_without_a_value_is_refused(flags: list[str], lambert: Lambert) -> None:
+    one_line(lambert("finetune", *flags), 2, f"{flags[0]} requires one value or more, and none follows it.")

@@ -116,13 +116,16 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_t
 
 def check_flags(kind: Any, tokens: Sequence[str]) -> None:
     """Raises UsageError if a flag has a fraction where a whole number is needed, which the parser would round, names a
-    table, whose first setting the parser would set, or has an empty path, which the parser takes for the current
-    folder."""
+    table, whose first setting the parser would set, has an empty path, which the parser takes for the current folder,
+    or lacks the values of a list, which the parser would leave unset."""
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         name, equals, value = token.partition("=")
         given = value if equals else following
         hint = _hint(kind, name[2:].replace("-", "_").split(".")) if name.startswith("--") else None
         kinds = set(typing.get_args(hint) or (hint,)) - {types.NoneType, Ellipsis}
+        several = typing.get_origin(hint) is tuple
+        if several and not equals and (given is None or re.match(r"--?[A-Za-z]", given)):
+            raise UsageError(f"{name} requires one value or more, and none follows it.")
         if hint is None or given is None:
             continue
         if all(dataclasses.is_dataclass(part) for part in kinds):
