@@ -63,7 +63,7 @@ def _trials(rows: Sequence[Mapping[str, Any]], space: Mapping[str, Any], lower: 
     values = [
         [
             row["number"], row["state"], _rounded(row["value"]), _rounded(row["deviation"]), row["updates"],
-            _rounded(row["seconds"] / 60), row["note"], *(row["values"].get(name) for name in space),
+            _rounded(row["seconds"] / 60), row["note"], *(_shown(row["values"].get(name)) for name in space),
         ]
         for row in ranked
     ]  # fmt: skip
@@ -79,6 +79,11 @@ def _rank(row: Mapping[str, Any], lower: bool) -> tuple[bool, float, int]:
 
 def _rounded(value: Any) -> float | None:
     return float(f"{value:.4g}") if is_number(value) else None
+
+
+def _shown(value: Any) -> Any:
+    """Returns the value of a setting; a fraction with four digits."""
+    return _rounded(value) if isinstance(value, float) else value
 
 
 def _charts(
@@ -104,6 +109,7 @@ def _history(rows: Sequence[Mapping[str, Any]], lower: bool) -> Any:
         numbers, values = [row["number"] for row in rows], [row["value"] for row in rows]
         axes.plot(numbers, values, linestyle="", marker="o", markersize=3.6, color=RUNS[0], alpha=0.6)
         axes.plot(numbers, list(accumulate(values, min if lower else max)), color=RUNS[1], drawstyle="steps-post")
+        axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("trial", color=INK)
 
     return plot
