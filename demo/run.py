@@ -121,7 +121,8 @@ def compared(pretrained: list[Path], scratch: list[Path]) -> tuple[float, float,
 
 def names(model: TextModel, sentence: str) -> list[str]:
     """Returns the names in a sentence."""
-    return [word for word, tag in zip(sentence.split(), model(sentence)["tags"], strict=True) if tag == "NAME"]
+    words = sentence.split()
+    return [word for word, tag in zip(words, model({"tokens": words})["tags"], strict=True) if tag == "NAME"]
 
 
 if __name__ == "__main__":
