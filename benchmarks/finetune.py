@@ -70,6 +70,17 @@ def tag_scores(dev: Path, predictions: list[list[str | None]]) -> dict[str, floa
     return {"accuracy": sum(a == b for a, b in pairs) / len(pairs), "f1": 2 * right / both if both else 0.0}
 
 
+def trained(out: Path) -> tuple[float, int]:
+    """The seconds of training of a run folder whose updates are all logged, and the sequences it has trained on."""
+    seconds, done = 0.0, 0
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if "sequences_per_second" in row:
+            seconds += (row["sequences"] - done) / row["sequences_per_second"]
+            done = row["sequences"]
+    return seconds, done
+
+
 def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[str, Any]:
     """Lambert's run: seconds of training and scores."""
     flags = {
@@ -85,12 +96,7 @@ def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[st
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=sys.stderr)
     whole = time.perf_counter() - began
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    seconds, done = 0.0, 0
-    for row in rows:
-        if "sequences_per_second" in row:
-            seconds += (row["sequences"] - done) / row["sequences_per_second"]
-            done = row["sequences"]
+    seconds, done = trained(out)
     scores = json.loads((out / "scores.json").read_text())
     return {"process_seconds": round(whole, 2), "seconds": round(seconds, 2), "sequences": done, **scores}
 

@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from finetune import trained
+
 from lambert.engine import process
 
 HERE = Path(__file__).parent
@@ -104,13 +106,8 @@ def ours(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
     }  # fmt: skip
     command = [sys.executable, "-m", "lambert", "finetune", *(f"--{name}={value}" for name, value in flags.items())]
     result = measured(command)
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    seconds, done = 0.0, 0
-    for row in rows:
-        if "sequences_per_second" in row:
-            seconds += (row["sequences"] - done) / row["sequences_per_second"]
-            done = row["sequences"]
-    return {**result, "seconds": round(seconds, 2), "pairs": done, "loss": rows[-1].get("loss", rows[-2].get("loss"))}
+    seconds, done = trained(out)
+    return {**result, "seconds": round(seconds, 2), "pairs": done}
 
 
 def theirs(args: argparse.Namespace, out: Path, seed: int, loss: str) -> dict[str, Any]:
