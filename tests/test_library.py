@@ -23,8 +23,8 @@ Tuned = Callable[[str], Path]
 Labelled = Callable[[str, str], Path]
 
 
-FOREIGN = ("PYTEST", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that pytest sets, and torch when its fused AdamW imports its compiler."""
+FOREIGN = ("PYTEST",)
+"""Variables that pytest sets."""
 
 
 def state() -> dict[str, Any]:

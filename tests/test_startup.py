@@ -96,3 +96,14 @@ def test_weights_for_inference_stay_in_the_file(pretrained: Path) -> None:
     with torch.no_grad():
         words.zero_()
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adamw", "radam"])
+def test_training_does_not_import_the_compiler(
+    optimizer: str, corpus: Path, small: dict[str, object], tmp_path: Path
+) -> None:
+    settings = small | {"corpus": corpus, "out": tmp_path / "run", "train__steps": 2, "optim__name": optimizer}
+    flags = [f"--{name.replace('__', '.').replace('_', '-')}={value}" for name, value in settings.items()]
+    modules, *_ = run(AFTER, "pretrain", *flags)
+    assert (tmp_path / "run" / "model").is_dir()
+    assert [name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in modules] == []

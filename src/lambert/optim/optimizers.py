@@ -1,5 +1,6 @@
 """The optimizers by name."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,17 @@ from lambert.optim.groups import decay_groups
 from lambert.optim.lamb import FUSED_DEVICES, Lamb
 
 Groups = list[dict[str, Any]]
+
+
+def _without_compiler(kind: Any) -> Any:
+    """Returns the same optimizer with a `step` that does not import torch's compiler, which takes 2 to 4 seconds at the
+    first update of each training process. torch does that only to break a compiled graph, and here none is compiled."""
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {"__doc__": kind.__doc__, "__module__": __name__, "step": step})
+
+
+AdamW = _without_compiler(torch.optim.AdamW)
+RAdam = _without_compiler(torch.optim.RAdam)
 
 
 def _lamb(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
@@ -32,16 +44,19 @@ def _lamb(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     on = {param.device.type for group in groups for _, param in group["params"]}
     fused = on <= set(FUSED_DEVICES)
-    return torch.optim.AdamW(
-        groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, foreach=None if fused else True
+    foreach = None if fused else True
+    made: torch.optim.Optimizer = AdamW(
+        groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused, foreach=foreach
     )
+    return made
 
 
 def _radam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     """RAdam (Liu et al., 2020) with decoupled decay. Its first five steps are plain momentum: clip the gradient."""
-    return torch.optim.RAdam(
+    made: torch.optim.Optimizer = RAdam(
         groups, lr=config.lr, betas=config.betas, eps=config.eps, decoupled_weight_decay=True, foreach=True
     )
+    return made
 
 
 OPTIMIZERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
