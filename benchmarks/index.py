@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from lambert.core.shards import FORMAT_VERSION, Split, SplitWriter
-from lambert.core.specials import Specials
+from lambert.core.specials import Specials, Template
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 
@@ -87,9 +87,7 @@ class Peak:
 
 def measure(folder: Path, mode: str, length: int) -> dict[str, float]:
     """Builds one source."""
-    specials = Specials(
-        pad=0, unk=1, cls=2, sep=3, mask=4, vocabulary=VOCABULARY, continuation_V=np.zeros(VOCABULARY, bool)
-    )
+    specials = Specials(Template(cls=2, sep=3), 1, 4, VOCABULARY, np.zeros(VOCABULARY, bool))
     packing = PackingConfig(mode=mode, sequence_length=length)  # type: ignore[arg-type]  # argparse's choice
     split = Split(folder)
     peak, started, processor = Peak(), time.perf_counter(), time.process_time()

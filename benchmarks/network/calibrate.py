@@ -27,6 +27,7 @@ import torch.distributed as dist
 from study import METHODS, flags_of, settings
 
 from lambert.core.shards import Split
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
@@ -44,7 +45,7 @@ def timeline(args: argparse.Namespace, gradients: Gradients, net: Any, precision
     """Forward and backward pass and what follows, without any exchange."""
     tokenizer = tokenizers.load(args.corpus)
     packing = PackingConfig(mode="full", sequence_length=args.length)
-    specials = tokenizers.specials(tokenizer)
+    specials = roles.specials(tokenizer)
     source = CorpusSource(Split(args.corpus, "train"), packing, MaskingConfig(), specials, 0)
     share = args.batch_size // args.ranks
     optimizer = build(net, OptimConfig(name=args.optimizer, lr=args.lr))

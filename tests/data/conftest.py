@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lambert.core.shards import Split, SplitWriter
-from lambert.core.specials import Specials
+from lambert.core.specials import Specials, Template
 
 Documents = Sequence[Sequence[Sequence[int]]]
 WriteCorpus = Callable[..., Split]
@@ -19,7 +19,7 @@ VOCABULARY = 1000
 @pytest.fixture(scope="session")
 def specials() -> Specials:
     """The five special pieces first, then words, and pieces that continue a word from 700 on."""
-    return Specials(0, 1, 2, 3, 4, VOCABULARY, np.arange(VOCABULARY) >= 700)
+    return Specials(Template(2, 3), 1, 4, VOCABULARY, np.arange(VOCABULARY) >= 700)
 
 
 @pytest.fixture(scope="session")

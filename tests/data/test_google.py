@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from lambert.core.specials import Specials
+from lambert.core.specials import Specials, Template
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.google import create_instances
 from lambert.data.packing import Outline
@@ -18,7 +18,7 @@ from lambert.data.source import CorpusSource
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "google_create_pretraining.json").read_text())
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES += [f"t{n}" for n in range(50)] + [f"##t{n}" for n in range(50)]
-SPECIALS = Specials(0, 1, 2, 3, 4, len(PIECES), np.array([piece.startswith("##") for piece in PIECES]))
+SPECIALS = Specials(Template(2, 3), 1, 4, len(PIECES), np.array([piece.startswith("##") for piece in PIECES]))
 
 
 def golden_corpus(write_corpus):
@@ -94,7 +94,7 @@ def test_masks_are_fixed_and_do_not_depend_on_the_batch(write_corpus):
 
 def test_one_document_draws_its_random_segments_from_itself(write_corpus):
     outline = Outline(write_corpus([[[7] * 9, [8] * 9, [9] * 9]]))
-    specials = Specials(0, 1, 2, 3, 4, 1000, np.zeros(1000, dtype=bool))
+    specials = Specials(Template(2, 3), 1, 4, 1000, np.zeros(1000, dtype=bool))
     instances = create_instances(outline, PackingConfig(mode="google"), MaskingConfig(), specials, Random(1))
     assert {instance.label for instance in instances} == {0, 1}
 

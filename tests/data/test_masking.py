@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, words
-from lambert.core.specials import Specials
+from lambert.core.specials import Specials, Template
 from lambert.data.config import MaskingConfig
 from lambert.data.masking import DynamicMasking, chosen
 
@@ -167,7 +167,7 @@ def test_special_pieces_in_the_text_are_never_chosen(specials):
 
 
 def test_a_word_longer_than_the_limit_is_passed_over():
-    specials = Specials(0, 1, CLS, SEP, MASK, V, CONTINUES)
+    specials = Specials(Template(CLS, SEP), 1, MASK, V, CONTINUES)
     ids = np.array([CLS, 9, 800, 801, SEP])
     config = MaskingConfig(whole_word=True, max_predictions=2)
     at, _ = DynamicMasking(config, specials, 0).mask(ids, np.array([5]), np.zeros(1, int), np.zeros(1, int))

@@ -41,8 +41,8 @@ def test_a_batch_is_the_planned_tokens_between_special_ones(corpus, specials, mo
     for s in range(len(indices)):
         a = tokens[rows.a_start_S[s] : rows.a_start_S[s] + rows.a_length_S[s]].tolist()
         b = tokens[rows.b_start_S[s] : rows.b_start_S[s] + rows.b_length_S[s]].tolist()
-        second = [] if mode == "full" else [*b, specials.sep]
-        assert ids[bounds[s] : bounds[s + 1]].tolist() == [specials.cls, *a, specials.sep, *second]
+        second = [] if mode == "full" else [*b, specials.template.sep]
+        assert ids[bounds[s] : bounds[s + 1]].tolist() == [specials.template.cls, *a, specials.template.sep, *second]
         assert types[bounds[s] : bounds[s + 1]].tolist() == [0] * (len(a) + 2) + [1] * len(second)
         assert (batch.positions_T[bounds[s] : bounds[s + 1]].numpy() == np.arange(len(a) + 2 + len(second))).all()
     if mode == "full":

@@ -53,7 +53,7 @@ def test_a_batch_is_the_sequences_one_by_one(wordpiece: Build, texts: list[str],
 
 def test_special_pieces_must_be_there(wordpiece: Build) -> None:
     cuts = Cuts(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64))
-    with pytest.raises(DataError, match=r"no \[SEP\]"):
+    with pytest.raises(DataError, match=r"no piece \[SEP\]"):
         Segments(wordpiece(["[UNK]", "[CLS]"]), cuts, None, {})
 
 

@@ -17,6 +17,7 @@ from commands import one_line
 from lambert import cli
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.shards import Split
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
@@ -133,7 +134,7 @@ def test_loading_a_corpus(lambert: Lambert, corpus: Path, packing: str) -> None:
     given = {"work": "loader", "corpus": corpus, "rounds": 2, "length": 48, "packing": packing, "seed": 3}
     found = measured(lambert, "dataloader", **given, sequences=1, consumes=1000, more=("times_consumed",))
     # One sequence an update: the round is the whole epoch.
-    specials = tokenizers.specials(tokenizers.load(corpus))
+    specials = roles.specials(tokenizers.load(corpus))
     config = PackingConfig(mode=packing, sequence_length=48)  # type: ignore[arg-type]
     source = CorpusSource(Split(corpus), config, MaskingConfig(), specials, 3)
     numbers = np.arange(source.size(0))

@@ -7,15 +7,38 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
-class Specials:
-    """Ids of the special pieces, the vocabulary's size, and which pieces continue a word."""
+class Template:
+    """Where the special tokens of a sequence stand: [CLS] A [SEP], or [CLS] A [SEP] ... [SEP] B [SEP]."""
 
-    pad: int
-    unk: int
     cls: int
+    """Id of the first token."""
     sep: int
+    """Id of the token after each text."""
+    between: int = 1
+    """Number of [SEP] between A and B: 1 in BERT, 2 in RoBERTa."""
+    second_type: int = 1
+    """Segment type of B and the [SEP] after it; that of the tokens before is 0. 0 in RoBERTa."""
+
+    @property
+    def single(self) -> int:
+        """Number of special tokens around one text."""
+        return 2
+
+    @property
+    def pair(self) -> int:
+        """Number of special tokens around a pair of texts."""
+        return 2 + self.between
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """Ids of the special tokens, the vocabulary's size, and which pieces continue a word."""
+
+    template: Template
+    unk: int
+    """Id of the token for what the vocabulary cannot express; -1 if it can express every text."""
     mask: int
     vocabulary: int
-    """Number of pieces, V."""
+    """Number of ids, V: the largest id plus 1. Some ids may have no piece."""
     continuation_V: npt.NDArray[np.bool_]
-    """bool [V]. True for pieces that begin with ##, which continue the word of the preceding piece."""
+    """bool [V]. True for pieces that continue the word of the preceding piece."""

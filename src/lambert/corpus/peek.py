@@ -12,7 +12,7 @@ from lambert.corpus.reading import files
 from lambert.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
 from lambert.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
 from lambert.corpus.reading.streams import Stream, unpacked
-from lambert.corpus.tokens import sentences, tokenizer
+from lambert.corpus.tokens import roles, sentences, tokenizer
 
 DOCUMENTS = 10
 PIECES = 20
@@ -146,7 +146,7 @@ def _after_steps(path: Path, piece: Piece, filters: Chain, config: PrepareConfig
 
 def _tokens(found: list[str], learnt: Any) -> tuple[int, list[str]]:
     """Returns the number of tokens of sentences, and the first of them as text."""
-    unknown = tokenizer.specials(learnt).unk
+    unknown = roles.specials(learnt).unk
     encodings = learnt.encode_batch(found, add_special_tokens=False)
     pieces = (
         f"[UNK: {sentence[begin:end]}]" if number == unknown else token

@@ -34,7 +34,7 @@ from lambert.corpus.remote import corpora, fetch
 from lambert.corpus.remote.addresses import is_remote, public
 from lambert.corpus.remote.servers import source_of
 from lambert.corpus.stages import FileCounts, make_parts
-from lambert.corpus.tokens import tokenizer, vocabulary
+from lambert.corpus.tokens import roles, tokenizer, vocabulary
 from lambert.corpus.tokens.encoded import EncodedDocuments
 from lambert.corpus.tokens.encoding import Encoded
 from lambert.corpus.tokens.splits import Sink
@@ -79,7 +79,7 @@ def prepare(
     given = None
     if config.tokenizer != "train":
         given = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)
-        tokenizer.specials(given, config.tokenizer)
+        roles.specials(given, config.tokenizer)
     if config.stages:
         pyarrow()
         chain(config.cleaners, config)
@@ -220,7 +220,7 @@ def _write(
         learnt = unfinished.tokenizer() if unfinished and given is None else given
         if learnt is None:
             learnt = vocabulary.learn(config, folder, documents, threshold, progress)
-        specials = tokenizer.specials(learnt)
+        specials = roles.specials(learnt)
         size: dict[str, Any] = {
             "vocabulary": specials.vocabulary, "seed": config.seed, "threshold": threshold,
             "min_tokens": config.min_tokens, "unknown": specials.unk, "files": len(documents.files),

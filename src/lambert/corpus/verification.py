@@ -10,7 +10,7 @@ from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError
 from lambert.core.shards import SPLITS, Split, check_corpus, read_manifest
 from lambert.corpus.remote.addresses import is_remote
-from lambert.corpus.tokens import tokenizer
+from lambert.corpus.tokens import roles, tokenizer
 from lambert.corpus.tokens.unigram import cross_entropy, entropy
 
 _ROWS = 1 << 20
@@ -34,7 +34,7 @@ def verify(
             raise DataError(f"{corpus / name} is missing. {_REMEDY}")
         HashedFile(corpus / name, expected).check()
     learnt = tokenizer.load(corpus)
-    specials = tokenizer.specials(learnt, str(corpus / tokenizer.JSON))
+    specials = roles.specials(learnt, str(corpus / tokenizer.JSON))
     if specials.vocabulary != manifest["vocabulary"]:
         raise _differs(corpus / tokenizer.JSON, "pieces", specials.vocabulary, manifest["vocabulary"])
     total = sum(manifest["splits"][name]["tokens"] for name in SPLITS)

@@ -106,7 +106,7 @@ class _Creation:
                 a_start, a_end = a_start + front, a_end - (not front)
             else:
                 b_start, b_end = b_start + front, b_end - (not front)
-        cls, sep = self.specials.cls, self.specials.sep
+        cls, sep = self.specials.template.cls, self.specials.template.sep
         take = self.outline.split.take
         tokens_a, tokens_b = take(a_start, a_end).tolist(), take(b_start, b_end).tolist()
         masked = self.masks([cls, *tokens_a, sep, *tokens_b, sep])
@@ -118,7 +118,7 @@ class _Creation:
         random, specials = self.random, self.specials
         words: list[list[int]] = []
         for position, token in enumerate(tokens):
-            if token in (specials.cls, specials.sep):
+            if token in (specials.template.cls, specials.template.sep):
                 continue
             if self.masking.whole_word and words and self.continues[token]:
                 words[-1].append(position)

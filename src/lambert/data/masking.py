@@ -43,7 +43,7 @@ def chosen(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: MaskingConfig,
     In each sequence these are the tokens with the smallest hashes, or with `whole_word` the words whose first pieces
     have the smallest hashes.
     """
-    eligible_T = (ids_T != specials.cls) & (ids_T != specials.sep)
+    eligible_T = (ids_T != specials.template.cls) & (ids_T != specials.template.sep)
     sequence_T = np.repeat(np.arange(len(lengths_S)), lengths_S)
     if config.whole_word:
         joined_T = eligible_T & specials.continuation_V[ids_T]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lambert.core.batch import Batch, Ints, Source, Target, flat_batch
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import Split
 from lambert.core.specials import Specials
 from lambert.data.config import MaskingConfig, PackingConfig
@@ -36,6 +36,7 @@ class CorpusSource(Source):
 
     Raises:
         DataError: The corpus and the vocabulary do not match, or the corpus cannot be packed in this mode.
+        UsageError: The mode makes pairs, and the tokenizer has another template for pairs than BERT's.
     """
 
     objectives: tuple[str, ...]
@@ -48,6 +49,11 @@ class CorpusSource(Source):
             raise DataError(
                 f"{split.corpus} was prepared with a vocabulary of {split.vocabulary} pieces, the tokenizer has "
                 f"{specials.vocabulary}. Use the tokenizer of the corpus, or run `lambert prepare` again."
+            )
+        if packing.mode != "full" and specials.template.between != 1:
+            raise UsageError(
+                f"packing.mode = {packing.mode!r} makes pairs for next-sentence prediction as BERT has them, with one "
+                'separator; this tokenizer puts more between two texts. Set packing.mode = "full".'
             )
         self.objectives = ("mlm",) if packing.mode == "full" else ("mlm", "nsp")
         self._split, self._packing, self._specials, self._seed = split, packing, specials, seed
@@ -86,10 +92,10 @@ class CorpusSource(Source):
 
     def _tokens(self, rows: Rows, lengths_S: Ints) -> Ints:
         """Returns the token ids [T] of all sequences, concatenated: [CLS] A [SEP] B [SEP]."""
-        take, specials = self._split.take, self._specials
-        ids_T = np.full(lengths_S.sum(), specials.sep, dtype=np.int64)
+        take, template = self._split.take, self._specials.template
+        ids_T = np.full(lengths_S.sum(), template.sep, dtype=np.int64)
         begin_S = np.cumsum(lengths_S) - lengths_S
-        ids_T[begin_S] = specials.cls
+        ids_T[begin_S] = template.cls
         b_begin_S = begin_S + rows.a_length_S + 2
         for at, start, length in zip(
             (begin_S + 1).tolist(), rows.a_start_S.tolist(), rows.a_length_S.tolist(), strict=True

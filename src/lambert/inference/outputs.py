@@ -19,6 +19,7 @@ from lambert.core.contents import model_files, sha256
 from lambert.core.errors import UsageError
 from lambert.core.registry import check_named
 from lambert.core.world import World
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.stream import split
 from lambert.distributed.agreement import compare, software
@@ -29,7 +30,7 @@ from lambert.model import weights
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.tasks import Task, TaskConfig, create, described, needed_pieces, sentence_transformers
+from lambert.tasks import Task, TaskConfig, create, described, needed_roles, sentence_transformers
 from lambert.tasks.config import Language, OtherColumns
 from lambert.tasks.files import digest
 
@@ -67,7 +68,7 @@ def load_task(
     foreign = not (settings.get("lambert") or {}) and (folder / sentence_transformers.MODULES).exists()
     if foreign and name in ("", "embed"):
         config = sentence_transformers.described(folder)
-    tokenizer = tokenizers.load(folder, needs=needed_pieces(config.name))
+    tokenizer = tokenizers.load(folder, needs=needed_roles(config.name))
     check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
     if columns is not None:
         config = replace(config, columns=columns.over(config.columns))
@@ -76,7 +77,7 @@ def load_task(
     positions = layout.encoder_config(settings, folder, code).positions
     length = min(config.resolved(positions).max_length, positions)
     task = create(replace(config, max_length=length), tokenizer)
-    heads, pieces = {task.head: task.labels}, tokenizer.get_vocab_size()
+    heads, pieces = {task.head: task.labels}, roles.size(tokenizer)
     model, report = weights.load(folder, heads, pieces, code=code, share=True)
     check_segments(task.config, model)
     lacking = [f"{folder} has no head for {task.config.name!r} (no {name}): fine-tune it." for name in report.missing]

@@ -11,6 +11,7 @@ from torch import nn
 from lambert.core.batch import Batch, Ints, Source, Target
 from lambert.core.errors import UsageError
 from lambert.core.world import World
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import weights
 from lambert.model.families import takes_pairs
@@ -62,7 +63,7 @@ def relation_teacher(
             f"distil.relations compares the tokens of teacher and student, and {folder} has another vocabulary: take a "
             "teacher with the vocabulary of the student, or distil.relations = 0."
         )
-    theirs, _ = weights.load(folder, {}, tokenizer.get_vocab_size(), code=code)
+    theirs, _ = weights.load(folder, {}, roles.size(tokenizer), code=code)
     shape, own = theirs.config, model.config
     if shape.positions < longest:
         raise UsageError(

@@ -39,7 +39,7 @@ KIND = Kind(
 
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "create", "described", "learn", "model_files", "needed_pieces", "predict", "resolved", "scored", "tuned",
+    "answers", "create", "described", "learn", "model_files", "needed_roles", "predict", "resolved", "scored", "tuned",
 ]  # fmt: skip
 
 
@@ -51,9 +51,9 @@ def _class(config: TaskConfig) -> Any:
     return found
 
 
-def needed_pieces(name: str) -> tuple[str, ...]:
-    """Returns the special pieces that the vocabulary must have for the task of this name."""
-    return ("[CLS]", "[SEP]", "[MASK]") if name == "mask" else ("[CLS]", "[SEP]")
+def needed_roles(name: str) -> tuple[str, ...]:
+    """Returns the roles of the special tokens that the vocabulary must have for the task of this name."""
+    return ("cls", "sep", "mask") if name == "mask" else ("cls", "sep")
 
 
 def resolved(config: TaskConfig, path: Path) -> TaskConfig:

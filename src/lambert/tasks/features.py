@@ -28,7 +28,7 @@ from lambert.tasks.segments import Segments
 
 FORMAT = 1
 _ALIGNED = 64  # bytes; a cache line
-_PACKAGE = "lambert.tasks."
+_PACKAGE = ("lambert.tasks.", "lambert.core.specials")
 _Array = npt.NDArray[Any]
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Predicts the pieces for [MASK] with a pre-trained model. No labelled text is needed."""
+"""Predicts the pieces for the mask token with a pre-trained model. No labelled text is needed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +10,12 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.tokenizer import with_mask
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.metrics import softmax
-from lambert.tasks.segments import Cuts, Segments, special
+from lambert.tasks.segments import Cuts, Segments
 from lambert.tasks.sentences import tokenised
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 
@@ -37,14 +38,15 @@ class Masked(Segments):
 
 class Mask:
     """Returns the most probable pieces for each [MASK] of {"text": "The capital of France is [MASK]."}. It only
-    predicts."""
+    predicts. [MASK] stands for the mask token of any tokenizer; its own name, such as <mask>, does too."""
 
     head = "mlm"
     labels = 0
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, with_mask(tokenizer)
-        self.mask = special(tokenizer, "[MASK]")
+        self.piece = roles.piece(tokenizer, "mask")
+        self.mask = roles.mask_id(tokenizer)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Masked]:
@@ -61,13 +63,17 @@ class Mask:
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Masked:
         """Reads rows {"text": ...}, each with at least one [MASK] within `max_length`."""
-        texts = [text_of(row, "text", place) for row, place in zip(rows, places, strict=True)]
+        texts = [
+            text_of(row, "text", place).replace("[MASK]", self.piece) for row, place in zip(rows, places, strict=True)
+        ]
         plain = tokenised(self.tokenizer, self.config, texts, None)
         data = Masked(self.tokenizer, plain.first, None, plain.counts)
         data.mask, data.masks = self.mask, [_places(plain.first, row, self.mask) for row in range(len(texts))]
         for places_found, place in zip(data.masks, places, strict=True):
             if not places_found:
-                raise DataError(f"{place}: no [MASK] in the first {self.config.max_length - 2} tokens of the text.")
+                raise DataError(
+                    f"{place}: no {self.piece} in the first {self.config.max_length - 2} tokens of the text."
+                )
         return data
 
     def predictions(self, data: Masked, outputs: Outputs) -> list[list[Candidates]]:

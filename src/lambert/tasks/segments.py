@@ -1,4 +1,5 @@
-"""Labelled text as a Source. Texts are tokenised once; batches have the layout [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+"""Labelled text as a Source. Texts are tokenised once; batches have the layout [CLS] A [SEP] or [CLS] A [SEP] B [SEP],
+with the special tokens of the tokenizer (`core.specials.Template`).
 
 All tasks share this layout (Devlin et al. 2019, section 3, figure 4). They differ in the parts A and B of their texts
 and in the targets. Texts are stored once, so the windows over one SQuAD paragraph need no additional memory.
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
-from lambert.core.errors import DataError
+from lambert.corpus.tokens.roles import template
 from lambert.tasks.examples import shortened
 
 
@@ -37,16 +38,6 @@ def readable(tokenizer: Tokenizer, cuts: Cuts, most: int = 64) -> list[str]:
     return [shortened(f"{text} ..." if more else text) for text, more in zip(texts, longer, strict=True)]
 
 
-def special(tokenizer: Tokenizer, piece: str) -> int:
-    """Returns the id of a special piece. Raises DataError if the vocabulary lacks it."""
-    found: int | None = tokenizer.token_to_id(piece)
-    if found is None:
-        raise DataError(
-            f"The tokenizer's vocabulary has no {piece}. Use the tokenizer that the model was trained with."
-        )
-    return found
-
-
 def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: Ints) -> None:
     lengths_S = cuts.lengths_S[indices_S]
     within = np.arange(int(lengths_S.sum()), dtype=np.int64)
@@ -64,11 +55,11 @@ class Segments:
     notes: Sequence[str] = ()
 
     def __init__(self, tokenizer: Tokenizer, first: Cuts, second: Cuts | None, counts: Mapping[str, int]) -> None:
-        self.cls, self.sep = special(tokenizer, "[CLS]"), special(tokenizer, "[SEP]")
+        self.template = template(tokenizer)
         self.first, self.second, self.counts = first, second, dict(counts)
-        self.lengths_S: Ints = first.lengths_S + 2
+        self.lengths_S: Ints = first.lengths_S + self.template.single
         if second is not None:
-            self.lengths_S = self.lengths_S + second.lengths_S + 1
+            self.lengths_S = first.lengths_S + second.lengths_S + self.template.pair
 
     def size(self, epoch: int) -> int:
         """Returns the number of sequences in each epoch."""
@@ -83,13 +74,16 @@ class Segments:
         indices_S = np.asarray(indices_S, dtype=np.int64)
         lengths_S = self.lengths_S[indices_S]
         begins_S = np.cumsum(lengths_S) - lengths_S
-        ids_T = np.full(int(lengths_S.sum()), self.sep, dtype=np.int64)
-        ids_T[begins_S] = self.cls
+        template = self.template
+        ids_T = np.full(int(lengths_S.sum()), template.sep, dtype=np.int64)
+        ids_T[begins_S] = template.cls
         _gather(self.first, indices_S, ids_T, begins_S + 1)
-        lengths_A = self.first.lengths_S[indices_S] + 2
+        types_T = np.zeros(len(ids_T), dtype=np.int64)
         if self.second is not None:
+            lengths_A = self.first.lengths_S[indices_S] + 1 + template.between
             _gather(self.second, indices_S, ids_T, begins_S + lengths_A)
-        types_T = np.repeat(np.tile([0, 1], len(indices_S)), np.stack([lengths_A, lengths_S - lengths_A], 1).ravel())
+            lengths_S2 = np.stack([lengths_A, lengths_S - lengths_A], 1)
+            types_T = np.repeat(np.tile([0, template.second_type], len(indices_S)), lengths_S2.ravel())
         return flat_batch(ids_T, types_T, lengths_S, self.targets(indices_S, begins_S))
 
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError
+from lambert.corpus.tokens.roles import template
 from lambert.data.pairs import truncated
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import Teacher
@@ -87,7 +88,7 @@ def tokenised(
         return Sentences(tokenizer, Cuts(first.ids, first.bounds[:-1], kept), None, counts)
     second = encode(tokenizer, texts_b, config.max_length)
     counts["empty"] += sum(not text.strip() for text in texts_b)
-    kept_A, kept_B = truncated(first.lengths, second.lengths, config.max_length - 3)
+    kept_A, kept_B = truncated(first.lengths, second.lengths, config.max_length - template(tokenizer).pair)
     counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
     cuts_A, cuts_B = Cuts(first.ids, first.bounds[:-1], kept_A), Cuts(second.ids, second.bounds[:-1], kept_B)
     return Sentences(tokenizer, cuts_A, cuts_B, counts)

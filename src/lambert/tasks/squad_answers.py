@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
+from lambert.corpus.tokens import roles
 from lambert.tasks.config import SquadConfig
 from lambert.tasks.metrics import Floats, softmax
 from lambert.tasks.squad_text import basic_tokenizer, final_text, joined, word_spans
@@ -94,7 +95,8 @@ def _spans(
         logits_M2 = next(windows)
         if float(logits_M2[0].sum()) < least or not window:
             null_logits, least = logits_M2[0].copy(), float(logits_M2[0].sum())
-        shift, size, begin = int(data.first.lengths_S[first + window]) + 2, int(sizes_W[window]), int(begins_W[window])
+        shift = int(data.first.lengths_S[first + window]) + 1 + data.template.between
+        size, begin = int(sizes_W[window]), int(begins_W[window])
         starts, ends = (np.argsort(-logits_M2[:, side], kind="stable")[: config.best] - shift for side in (0, 1))
         starts, ends = starts[(starts >= 0) & (starts < size)], ends[(ends >= 0) & (ends < size)]
         if homes_M is not None:
@@ -143,8 +145,10 @@ class _Texts:
     """The texts of spans, cached for one paragraph at a time."""
 
     def __init__(self, tokenizer: Tokenizer, data: Windows) -> None:
-        self.data, self.basic = data, basic_tokenizer(tokenizer)
-        self.pieces = [tokenizer.id_to_token(piece) or "" for piece in range(tokenizer.get_vocab_size())]
+        self.data, self.tokenizer, self.basic = data, tokenizer, basic_tokenizer(tokenizer)
+        self.pieces: list[str] = []
+        if roles.prefix(tokenizer):
+            self.pieces = [tokenizer.id_to_token(piece) or "" for piece in range(roles.size(tokenizer))]
         self.paragraph = -1
 
     def start(self, paragraph: int) -> None:
@@ -161,7 +165,11 @@ class _Texts:
             first_word, last_word = (int(self.data.words_T[self.begin + token]) for token in (first, last))
             spans = self.words[first_word : last_word + 1]
             original = " ".join(self.context[begin:end] for begin, end in spans)
-            text = final_text(joined([self.pieces[piece] for piece in ids]), original, self.basic)
+            if self.pieces:
+                text = final_text(joined([self.pieces[piece] for piece in ids]), original, self.basic)
+            else:  # these pieces are parts of the text itself, unless the tokenizer normalizes it
+                decoded = self.tokenizer.decode(ids, skip_special_tokens=False).strip()
+                text = decoded if decoded and decoded in original else original
             self.made[first, last] = text, self._characters(text, original, spans)
         return self.made[first, last]
 

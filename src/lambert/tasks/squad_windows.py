@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError, shown
+from lambert.corpus.tokens.roles import template
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import SpanTeacher
 from lambert.tasks.features import Later
@@ -59,7 +60,7 @@ class Windows(Segments):
         owners_S = np.searchsorted(self.bounds_Q, indices_S, side="right") - 1
         first_S, last_S = self.spans_Q2[owners_S].T - self.begins_S[indices_S]
         inside_S = (first_S >= 0) & (last_S < self.second.lengths_S[indices_S])
-        shift_S = self.first.lengths_S[indices_S] + 2
+        shift_S = self.first.lengths_S[indices_S] + 1 + self.template.between
         labels_S2 = np.stack([first_S + shift_S, last_S + shift_S], 1) * inside_S[:, None]
         target = Target(torch.arange(len(indices_S)), torch.from_numpy(labels_S2))
         return {"span": target if self.teacher is None else self.teacher.target(target, indices_S)}
@@ -69,7 +70,8 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     """Returns all windows of a file. With `training`, the tokens of the answers are determined, and questions whose
     answer is not in the paragraph are left out. `counts` has questions, windows, impossible, offsets_corrected,
     answers_not_found and questions_cut."""
-    room = config.max_length - config.squad.max_query - 3
+    special = template(tokenizer).pair
+    room = config.max_length - config.squad.max_query - special
     if room < 1:
         raise UsageError(
             f"task.max_length = {config.max_length} leaves no room for the paragraph beside task.squad.max_query = "
@@ -91,7 +93,7 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     questions = encoder([question.text for question in squad.questions], config.squad.max_query)
     asked_Q = np.minimum(questions.lengths, config.squad.max_query)
     owner_Q = np.array([question.paragraph for question in squad.questions], dtype=np.int64)
-    tokens_Q, room_Q = paragraphs.lengths[owner_Q], config.max_length - 3 - asked_Q
+    tokens_Q, room_Q = paragraphs.lengths[owner_Q], config.max_length - special - asked_Q
     step_Q = np.minimum(room_Q, config.squad.stride)
     windows_Q = np.where(tokens_Q > 0, 1 + np.maximum(0, -((room_Q - tokens_Q) // step_Q)), 0)
     _check_count(windows_Q, tokens_Q - room_Q, squad.questions, config.squad.stride)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
-from lambert.corpus.tokens.words import WordEncoder, looks_at_words_only
+from lambert.corpus.tokens.words import WordEncoder, scheme
 
 SPACES = " \t\r\n\u202f"
 """What separates the words of a SQuAD paragraph (google-research/bert, run_squad.py); not all spaces of Unicode."""
@@ -72,7 +72,7 @@ class TextEncoder:
         encoder = self._encoder(texts)
         for at in range(0, len(texts), _CHUNK):
             block = [_beginning(self._tokenizer, text, limit) if limit else text for text in texts[at : at + _CHUNK]]
-            if encoder and (lines := _lines(block)):
+            if encoder and (lines := _lines(block, encoder)):
                 for some in encoder(lines):
                     yield some.ids_T.astype(np.int32), some.lengths_n, some.spaced_T if words else _NONE
             else:
@@ -84,7 +84,7 @@ class TextEncoder:
 
     def _encoder(self, texts: Sequence[str]) -> WordEncoder | None:
         """Returns the encoder of words; None if it would not save time, or does not fit the tokenizer."""
-        if self._words is None and sum(map(len, texts)) >= _MANY and looks_at_words_only(self._tokenizer):
+        if self._words is None and sum(map(len, texts)) >= _MANY and scheme(self._tokenizer):
             self._words = WordEncoder(self._tokenizer)
         return self._words
 
@@ -108,14 +108,18 @@ def _words_of(text: str, encoding: Any) -> Numbers:
     return word_numbers(text)[firsts] if len(firsts) else _NONE
 
 
-def _lines(texts: Sequence[str]) -> bytes:
-    """Returns texts as lines, with a space for each separator in them. Empty if a text has a NUL."""
+def _lines(texts: Sequence[str], encoder: WordEncoder) -> bytes:
+    """Returns texts as lines, with a space for each separator in them. Empty if a text has a NUL, or something else
+    that cannot be encoded by words."""
     joined = "\0".join(texts)
     if joined.count("\0") >= len(texts):
         return b""
+    if encoder.scheme != "marks" and any(space in joined for space in _TO_SPACES):
+        return b""  # these tokenizers may encode a tab otherwise than a space
     for space in _TO_SPACES:
         joined = joined.replace(space, " ")
-    return (joined.replace("\0", "\n") + "\n").encode()
+    lines = (joined.replace("\0", "\n") + "\n").encode()
+    return lines if encoder.takes(lines) else b""
 
 
 def _joined(ids: Sequence[Numbers], lengths: Sequence[Ints]) -> Texts:

@@ -8,6 +8,7 @@ from typing import Any
 from lambert.core.errors import UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.core.world import World
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed import agreement
 from lambert.distributed.detection import detect
@@ -35,7 +36,7 @@ from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import (
     TaskConfig,
     model_files,
-    needed_pieces,
+    needed_roles,
     resolved,
     scored,
     sentence_transformers,
@@ -80,7 +81,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             config = replace(config, data=train_path, dev=dev_path, task=resolved(config.task, train_path))
             config.check_dev()
             shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
-            tokenizer = tokenizers.load(folder, needs=needed_pieces(config.task.name))
+            tokenizer = tokenizers.load(folder, needs=needed_roles(config.task.name))
             task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
             config = replace(config, task=task_config, optim=optim)
             cache = FeatureCache(config.cache, tokenizer, agreement.code())
@@ -91,7 +92,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             dev = cache.read(task, config.dev) if config.dev else None
             heads = {task.head: task.labels}
             check_model(shape, config.train, config.optim.name, world)
-            pieces = tokenizer.get_vocab_size()
+            pieces = roles.size(tokenizer)
             model, report = weights.load(folder, heads, pieces, config.seed, config.code)
             check_positions(task.config.max_length, model)
             check_segments(task.config, model)

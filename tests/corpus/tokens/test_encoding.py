@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from lambert.corpus.tokens import sentences
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tk
 from lambert.corpus.tokens.encoding import Encoder
 from lambert.corpus.workers import ahead, encode
@@ -135,9 +136,9 @@ def test_any_text(texts: list[str]) -> None:
 
 def test_special_pieces_in_a_text_are_text() -> None:
     encoder = Encoder(SERIALISED, "en", "auto")
-    specials = tk.specials(tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True))
+    specials = roles.specials(tk.build(GOLDEN["vocabularies"]["uncased"].split(" "), lowercase=True))
     ids = encoder(["Fill in the [MASK] and the [SEP] now"]).ids_T
-    assert not {specials.mask, specials.sep, specials.cls, specials.pad} & set(ids.tolist())
+    assert not {specials.mask, specials.template.sep, specials.template.cls} & set(ids.tolist())
 
 
 def test_hashes_tell_documents_apart() -> None:

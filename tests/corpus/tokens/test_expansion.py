@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models
 
 from lambert.core.errors import DataError
 from lambert.corpus.tokens import expansion, sentences
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tk
 from lambert.corpus.tokens.expansion import Division, Word
 
@@ -64,7 +65,7 @@ def test_new_pieces_follow_the_old_ones() -> None:
     assert larger.encode("Overing, overingthe [MASK]", add_special_tokens=False).tokens == [
         "overing", ",", "overing", "##t", "##h", "##e", "[", "m", "##a", "##s", "##k", "]",
     ]  # fmt: skip
-    assert tk.specials(larger).vocabulary == len(PIECES) + 2
+    assert roles.specials(larger).vocabulary == len(PIECES) + 2
 
 
 def test_added_tokens_keep_their_ids() -> None:

@@ -1,5 +1,6 @@
 """Encodes documents as token ids, with each word encoded once (`words`), or with tokenizers of other kinds, sentence by
-sentence.
+sentence. If spaces belong to the pieces after them, as in byte-level BPE, a sentence has one before it, except the
+first one of a document: the ids of a document are those of its sentences joined by spaces.
 """
 
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.shards import token_type
-from lambert.corpus.tokens import sentences
-from lambert.corpus.tokens.words import Integers, WordEncoder, looks_at_words_only
+from lambert.corpus.tokens import roles, sentences
+from lambert.corpus.tokens.words import Integers, WordEncoder, scheme
 
 SENTENCES = 1 << 12  # encoded at a time if the library encodes all
 
@@ -44,17 +45,23 @@ class Encoder:
         self.language, self.lines = language, lines
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a document is ordinary text
-        self.dtype = token_type(self._tokenizer.get_vocab_size(with_added_tokens=True))
-        self.by_words = looks_at_words_only(self._tokenizer)
+        self.dtype = token_type(roles.size(self._tokenizer))
+        self.by_words = bool(scheme(self._tokenizer))
         if self.by_words:
             self._words = WordEncoder(self._tokenizer, memory)
+        self._between = " " if roles.reads_spaces(self._tokenizer) else ""
 
     def __call__(self, texts: list[str]) -> Encoded:
         """Returns the ids of the documents' sentences."""
         cleaned = [sentences.clean(text) for text in texts]
         found_D = [sentences.split(text, self.language, self.lines) for text, _ in cleaned]
         data_D = ["\n".join(found).encode() for found in found_D]
-        parts = list(self._by_words(data_D) if self.by_words else self._by_sentences(found_D))
+        hashes_D = np.array([_hash(data) for data in data_D], dtype=np.uint64)
+        if self._between:  # a sentence after another one is encoded as after a space
+            found_D = [[own[0], *(self._between + sentence for sentence in own[1:])] if own else [] for own in found_D]
+            data_D = ["\n".join(found).encode() for found in found_D]
+        by_words = self.by_words and all(map(self._words.takes, data_D))
+        parts = list(self._by_words(data_D) if by_words else self._by_sentences(found_D))
         ids_T = np.concatenate([np.zeros(0, self.dtype), *(ids for ids, _ in parts)])
         lengths_n = np.concatenate([np.zeros(0, np.int64), *(lengths for _, lengths in parts)])
         counts_D = np.array([len(found) for found in found_D], dtype=np.int64)
@@ -62,7 +69,6 @@ class Encoder:
             numbers_n = np.repeat(np.arange(len(texts)), counts_D)[lengths_n > 0]
             counts_D = np.bincount(numbers_n, minlength=len(texts))
             lengths_n = lengths_n[lengths_n > 0]
-        hashes_D = np.array([_hash(data) for data in data_D], dtype=np.uint64)
         return Encoded(ids_T, lengths_n, counts_D, hashes_D, sum(removed for _, removed in cleaned))
 
     def _by_sentences(self, found_D: list[list[str]]) -> Iterator[tuple[npt.NDArray[Any], Integers]]:

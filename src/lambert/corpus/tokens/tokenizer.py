@@ -1,7 +1,7 @@
-"""Builds, loads, saves and checks tokenizers.
+"""Builds, loads and saves tokenizers.
 
-The `tokenizers` library converts text to ids, with the normalizer and pre-tokenizer of BERT (Devlin et al. 2019;
-`tokenization.py` of google-research/bert).
+The `tokenizers` library converts text to ids: those that are built here with the normalizer and pre-tokenizer of BERT
+(Devlin et al. 2019; `tokenization.py` of google-research/bert), those of other kinds as their files say.
 """
 
 import hashlib
@@ -10,16 +10,17 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.specials import Specials
+from lambert.corpus.tokens import roles
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
 LONGEST_WORD = 100  # characters; a longer word is [UNK], as in Hugging Face; google-research/bert has 200
 JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+PIECES, MERGES = "vocab.json", "merges.txt"
+"""Files of byte-level BPE in older folders."""
 DERIVED = (VOCABULARY, CONFIG)
 """Files that `save` writes besides `tokenizer.json`, for other libraries."""
 
@@ -48,13 +49,15 @@ def _plain(tokenizer: Any) -> Any:
 
 
 def with_mask(tokenizer: Any) -> Any:
-    """Returns a copy that encodes "[MASK]" in a text as the mask token. Other special pieces stay ordinary text."""
-    values = described(tokenizer)
+    """Returns a copy that encodes the name of the mask token in a text as that token. Other special tokens stay
+    ordinary text."""
+    mask, values = roles.piece(tokenizer, "mask"), described(tokenizer)
     for token in values["added_tokens"]:
-        if token["content"] == "[MASK]":
+        if token["content"] == mask:
             token["special"] = False
     copy = _plain(Tokenizer.from_str(_serialised(values)))
-    copy.add_tokens([AddedToken("[MASK]", normalized=False, special=False)])  # no effect if it exists
+    if all(token["content"] != mask for token in values["added_tokens"]):  # adding it again would change its settings
+        copy.add_tokens([AddedToken(mask, normalized=False, special=False)])
     return copy
 
 
@@ -74,26 +77,29 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
     """Loads a tokenizer, without truncation and padding. It encodes special pieces in a text as ordinary text.
 
     Args:
-        path: Model folder, `tokenizer.json` or `vocab.txt`.
+        path: Model folder, `tokenizer.json`, `vocab.txt`, or `vocab.json` with `merges.txt` beside it.
         lowercase: Whether text is lower-cased, for a `vocab.txt`. None: as in `tokenizer_config.json` beside it, else
             false if any piece has capitals.
-        needs: Pieces that the vocabulary must have.
+        needs: Roles of the special tokens that the vocabulary must have, such as mask (`roles.named`).
 
     Raises:
-        DataError: A file is missing or damaged, or lacks a piece.
+        DataError: A file is missing or damaged, or lacks a special token.
         UsageError: `lowercase` contradicts a `tokenizer.json`.
     """
     path = Path(path)
     if path.is_dir():
         path = file_in(path)
     tokenizer = _load(path, lowercase)
-    _check_pieces(tokenizer, needs, str(path))
+    for role in needs:
+        roles.piece(tokenizer, role, str(path))
     return tokenizer
 
 
 def _load(path: Path, lowercase: bool | None) -> Any:
     if not path.is_file():
         raise DataError(f"No such tokenizer: {path}. Give a {VOCABULARY}, a {JSON} or a folder that holds one.")
+    if path.name == PIECES:
+        return _byte_level(path)
     if path.suffix == ".json":
         return _from_json(path, lowercase)
     pieces = _pieces(path)
@@ -106,10 +112,32 @@ def _load(path: Path, lowercase: bool | None) -> Any:
 
 def file_in(folder: Path) -> Path:
     """Returns the tokenizer file of a folder. Raises DataError if there is none."""
-    files = [folder / name for name in (JSON, VOCABULARY) if (folder / name).is_file()]
+    names = [JSON, VOCABULARY, *([PIECES] if (folder / MERGES).is_file() else [])]
+    files = [folder / name for name in names if (folder / name).is_file()]
+    if not files and any(folder.glob("*.model")):
+        raise DataError(
+            f"{folder} has a SentencePiece model and no {JSON}. Write one with transformers: "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})."
+        )
     if not files:
         raise DataError(f"No tokenizer in {folder}: neither {JSON} nor {VOCABULARY}.")
     return files[0]
+
+
+def _byte_level(path: Path) -> Any:
+    """Returns RoBERTa's tokenizer from `vocab.json` and the `merges.txt` beside it."""
+    try:
+        model = models.BPE.from_file(str(path), str(path.with_name(MERGES)))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path} and {MERGES} are no tokenizer: {' '.join(str(error).split())}.") from error
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
+    if first is None or last is None:
+        raise DataError(f"{path} has no piece <s> or </s>: it is not RoBERTa's. Give a {JSON} instead.")
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", last), ("<s>", first), add_prefix_space=False)
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, special=True)])
+    return _plain(tokenizer)
 
 
 def _from_json(path: Path, lowercase: bool | None) -> Any:
@@ -182,9 +210,9 @@ def _lowercases(values: dict[str, Any]) -> bool | None:
     return bool(normalizer["lowercase"]) if normalizer.get("type") == "BertNormalizer" else None
 
 
-def save(tokenizer: Any, folder: Path) -> None:
+def save(tokenizer: Any, folder: Path, longest: int = 512) -> None:
     """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, as AutoTokenizer expects
-    them."""
+    them. `longest` is the number of tokens to which other libraries shorten a text when they are asked to."""
     values = described(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / JSON).write_text(_serialised(values), encoding="utf-8")
@@ -197,41 +225,14 @@ def save(tokenizer: Any, folder: Path) -> None:
         config["do_lower_case"] = lowercase
         config["strip_accents"] = normalizer["strip_accents"]
         config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
-    ids = tokenizer.get_vocab(with_added_tokens=True)
-    for piece in SPECIAL_PIECES:
-        if piece in ids:
-            config[f"{piece[1:-1].lower()}_token"] = piece
-    config["model_max_length"] = 512
+    for role in ("pad", "unk", "cls", "sep", "mask"):
+        try:
+            config[f"{role}_token"] = roles.piece(tokenizer, role)
+        except DataError:
+            continue  # a vocabulary without it
+    config["model_max_length"] = longest
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if values["model"].get("type") == "WordPiece":
+        ids = tokenizer.get_vocab(with_added_tokens=True)
         lines = "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__))
         (folder / VOCABULARY).write_text(lines, encoding="utf-8", newline="\n")
-
-
-def _check_pieces(tokenizer: Any, needs: Collection[str], source: str) -> None:
-    missing = [piece for piece in needs if tokenizer.token_to_id(piece) is None]
-    if missing:
-        raise DataError(f"{source} has no piece {', '.join(missing)}. Add it, or use a BERT vocabulary.")
-
-
-def specials(tokenizer: Any, source: str = "the tokenizer") -> Specials:
-    """Returns the ids of the special pieces, and which pieces continue a word. `source` names the file in error
-    messages.
-
-    Raises DataError if a special piece is missing or ids have gaps.
-    """
-    _check_pieces(tokenizer, SPECIAL_PIECES, source)
-    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    if set(ids.values()) != set(range(len(ids))):
-        raise DataError(f"{source} does not number its {len(ids)} pieces from 0 without gaps. Use a BERT vocabulary.")
-    continuation_V = np.zeros(len(ids), dtype=np.bool_)
-    continuation_V[[number for piece, number in ids.items() if piece.startswith(CONTINUATION)]] = True
-    return Specials(
-        pad=ids["[PAD]"],
-        unk=ids["[UNK]"],
-        cls=ids["[CLS]"],
-        sep=ids["[SEP]"],
-        mask=ids["[MASK]"],
-        vocabulary=len(ids),
-        continuation_V=continuation_V,
-    )

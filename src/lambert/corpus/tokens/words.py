@@ -1,20 +1,22 @@
 """Encodes each word of a text once.
 
 BERT's normalizer, pre-tokenizer and WordPiece treat the parts of a text between ASCII spaces and punctuation marks
-independently, so the ids of a text are the concatenated ids of its words and marks. Words repeat: the tokenizers
-library encodes each word once, and then the ids are looked up.
+independently, so the ids of a text are the concatenated ids of its words and marks. The same holds for the parts of a
+text between spaces in most tokenizers of other kinds (`scheme`). Words repeat: the tokenizers library encodes each word
+once, and then the ids are looked up.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from string import punctuation
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer
 
 from lambert.core.shards import token_type
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.lexicon import Lexicon
 from lambert.corpus.tokens.tokenizer import described
 
@@ -29,6 +31,13 @@ IDEOGRAPHS = range(0xE5, 0xEA)
 is slower."""
 
 Integers = npt.NDArray[np.int64]
+Scheme = Literal["", "marks", "spaces", "bytes"]
+"""What divides a text into words that a tokenizer treats independently: spaces and punctuation marks (BERT); spaces
+(SentencePiece's kinds); spaces, each of which belongs to the word after it (byte-level BPE). Empty: nothing does."""
+_BLANK = np.isin(np.arange(256), [*b"\t\n\v\f\r ", *range(0x1C, 0x20), 0xC2, 0xE1, 0xE2, 0xE3])
+"""First bytes of characters that may be white space."""
+_BLANK_END = np.isin(np.arange(256), [*b"\t\n\v\f\r ", *range(0x1C, 0x20), *range(0x80, 0x100)])
+"""Last bytes of characters that may be white space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,8 @@ class EncodedWords:
         bytes_ = np.frombuffer(self.data, dtype=np.uint8)
         inside = (bytes_ != ord(" ")) & (bytes_ != ord("\n"))
         begins = np.diff(inside, prepend=False) & inside
-        words_N, last_N = np.cumsum(begins, dtype=np.int32)[self.starts_N], self._last_N
+        firsts_N = self.starts_N + (bytes_[self.starts_N] == ord(" "))  # without the space that a word begins with
+        words_N, last_N = np.cumsum(begins, dtype=np.int32)[firsts_N], self._last_N
         before_n = np.concatenate([[0], words_N[last_N][:-1]]).astype(np.int32)
         line_N: Integers = np.cumsum(last_N) - last_N
         return np.repeat(words_N - 1 - before_n[line_N], self.counts_N)
@@ -67,7 +77,7 @@ class EncodedWords:
 class WordEncoder:
     """Encodes lines of text without NUL. `memory` bounds the cache of words in bytes; the result does not depend on it.
 
-    It is for tokenizers that treat words independently, as `looks_at_words_only` says.
+    It is for tokenizers that treat words independently, as `scheme` says, and for lines that `takes` allows.
     """
 
     def __init__(self, tokenizer: Tokenizer, memory: int = 128 << 20) -> None:
@@ -75,18 +85,24 @@ class WordEncoder:
         self._memory = memory
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is ordinary text
-        self._vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self.dtype = token_type(self._vocabulary)
+        self.dtype = token_type(roles.size(self._tokenizer))
         self._tokenizer.add_tokens([AddedToken(MARK, normalized=False, special=False)])
+        self._mark = self._tokenizer.token_to_id(MARK)
         self._model = self._tokenizer.model
+        self.scheme = scheme(tokenizer)
+        assert self.scheme
         # an added token may contain punctuation and capitals
         self._added = not all(token["special"] for token in values["added_tokens"])
-        kinds = dict.fromkeys(b"\n" if self._added else b"\n" + punctuation.encode(), ALONE) | {ord(" "): SPACE}
-        if values["normalizer"]["handle_chinese_chars"] and not self._added:
+        marks = self.scheme == "marks" and not self._added
+        kinds = dict.fromkeys(b"\n" + punctuation.encode() if marks else b"\n", ALONE)
+        if self.scheme != "bytes":
+            kinds[ord(" ")] = SPACE
+        if marks and values["normalizer"]["handle_chinese_chars"]:
             kinds |= dict.fromkeys(IDEOGRAPHS, IDEOGRAPH)
         self._kinds = bytes(kinds.get(byte, JOINED) for byte in range(256))
-        lower = values["normalizer"]["lowercase"] and not self._added
+        lower = marks and values["normalizer"]["lowercase"]
         self._folds = bytes(range(256)).lower() if lower else bytes(range(256))
+        self._single_spaces = self.scheme == "spaces" and "WhitespaceSplit" not in roles.kinds(tokenizer)
         self._forget()
 
     def _forget(self) -> None:
@@ -95,6 +111,13 @@ class WordEncoder:
         self._used = 1
         self._lexicon.add([b"\n"], np.array([self._used << HALF]))
 
+    def takes(self, lines: bytes) -> bool:
+        """Returns whether these lines can be encoded by words: some tokenizers also encode the spaces around a line,
+        and further spaces between words."""
+        return not self._single_spaces or not any(
+            spaces in lines or lines.startswith(b" ") for spaces in (b"  ", b" \n", b"\n ")
+        )
+
     def __call__(self, lines: bytes) -> Iterator[EncodedWords]:
         """Yields some lines at a time, of UTF-8 text with a newline after each line."""
         for data in _slices(lines):
@@ -102,8 +125,11 @@ class WordEncoder:
             kinds = np.frombuffer(data.translate(self._kinds), dtype=np.uint8)
             joined, alone, ideograph = kinds >= JOINED, kinds == ALONE, kinds == IDEOGRAPH
             edges = np.diff(joined, prepend=False, append=False)  # whether a word begins or ends before each byte
-            edges[:-1] |= ideograph
-            edges[3:] |= ideograph[:-2]
+            if self.scheme == "bytes":
+                edges[:-1] |= _word_spaces(data)
+            else:
+                edges[:-1] |= ideograph
+                edges[3:] |= ideograph[:-2]
             starts_N = np.flatnonzero(edges[:-1] & joined | alone)
             lengths_N = np.flatnonzero(edges[1:] & joined | alone) + 1 - starts_N
             values_N, unknown = self._lexicon.find(folded, starts_N, lengths_N)
@@ -122,15 +148,16 @@ class WordEncoder:
         """Encodes words and adds them to the lexicon."""
         # the normalizer does not change lower-cased ASCII letters and digits, and the pre-tokenizer takes them as a
         # word
-        plain = [] if self._added else [word for word in words if word.isalnum()]
+        simple = self.scheme == "marks" and not self._added
+        plain = [word for word in words if word.isalnum()] if simple else []
         lists = [[token.id for token in self._model.tokenize(word.decode())] for word in plain]
-        others = [word.decode() for word in words if self._added or not word.isalnum()]
+        others = [word.decode() for word in words if not (simple and word.isalnum())]
         groups = [MARK.join(others[at : at + GROUP]) + MARK for at in range(0, len(others), GROUP)]
         encodings = self._tokenizer.encode_batch_fast(groups, add_special_tokens=False)
         marked = np.array([number for encoding in encodings for number in encoding.ids], dtype=np.int64)
-        marks = np.flatnonzero(marked == self._vocabulary)
+        marks = np.flatnonzero(marked == self._mark)
         ids = np.array([number for own in lists for number in own], dtype=np.int64)
-        ids = np.concatenate([ids, marked[marked != self._vocabulary]])
+        ids = np.concatenate([ids, marked[marked != self._mark]])
         lengths = np.array([len(own) for own in lists], dtype=np.int64)
         lengths = np.concatenate([lengths, np.diff(marks, prepend=-1) - 1])
         starts = self._used + np.cumsum(lengths) - lengths
@@ -141,17 +168,58 @@ class WordEncoder:
         self._lexicon.add(plain + [word.encode() for word in others], (starts << HALF) | lengths)
 
 
-def looks_at_words_only(tokenizer: Tokenizer) -> bool:
-    """Returns whether a tokenizer treats the words of a text independently: BERT's, without added tokens that look at
-    their neighbours."""
+def scheme(tokenizer: Tokenizer) -> Scheme:
+    """Returns what divides a text into words that the tokenizer treats independently."""
     values = described(tokenizer)
-    kinds = [(values[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
     loose = any(
         token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"]
         for token in values["added_tokens"]
         if not token["special"]
     )
-    return kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and not loose
+    if loose or roles.size(tokenizer) != tokenizer.get_vocab_size(with_added_tokens=True):
+        return ""
+    normalizer, before, model = ((values[part] or {}) for part in ("normalizer", "pre_tokenizer", "model"))
+    if [part.get("type") for part in (normalizer, before, model)] == [
+        "BertNormalizer",
+        "BertPreTokenizer",
+        "WordPiece",
+    ]:
+        return "marks"
+    if before.get("type") == "ByteLevel" and before.get("use_regex", True) and model.get("type") == "BPE":
+        return "bytes" if _types_of(normalizer) <= {"NFC", "Lowercase"} else ""
+    parts = before.get("pretokenizers", [before])
+    spaced = [part.get("type") for part in parts] in (["Metaspace"], ["WhitespaceSplit", "Metaspace"])
+    if not spaced or model.get("type") not in ("Unigram", "BPE") or not _prepends(parts[-1]):
+        return ""
+    return "spaces" if _types_of(normalizer) <= _PER_WORD else ""
+
+
+_PER_WORD = {"Precompiled", "Replace", "NFC", "NFKC", "NFKD", "NFD", "Lowercase", "StripAccents", "Strip"}
+"""Normalizers that treat words alike with and without their neighbours, if single spaces separate them."""
+
+
+def _types_of(normalizer: dict[str, Any]) -> set[str]:
+    parts = normalizer.get("normalizers", [normalizer])
+    return {part["type"] for part in parts if "type" in part}
+
+
+def _prepends(metaspace: dict[str, Any]) -> bool:
+    """Returns whether each word gets the mark of a space, whatever precedes it."""
+    added = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space") else "never")
+    return bool(added == "always" and metaspace.get("split", True))
+
+
+def _word_spaces(data: bytes) -> npt.NDArray[np.bool_]:
+    """Returns for each byte whether it is a space that belongs to the word after it, in the rule by which byte-level
+    BPE divides texts: of several white spaces only the last one does. Where that is in doubt the words on both sides
+    are taken as one.
+
+    Source: Radford et al., 2019 (GPT-2), encoder.py.
+    """
+    bytes_ = np.frombuffer(data, dtype=np.uint8)
+    before, after = np.zeros(len(bytes_), np.bool_), np.zeros(len(bytes_), np.bool_)
+    before[1:], after[:-1] = _BLANK_END[bytes_[:-1]], _BLANK[bytes_[1:]]
+    return np.asarray((bytes_ == ord(" ")) & ~(before & after))
 
 
 def _slices(data: bytes) -> Iterator[bytes]:

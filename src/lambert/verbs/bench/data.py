@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import FORMAT_VERSION, Split, SplitWriter
-from lambert.core.specials import Specials
+from lambert.core.specials import Specials, Template
 from lambert.core.world import World
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.reading.readers import Layout
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.corpus.tokens.encoding import Encoder
 from lambert.data.config import MaskingConfig, PackingConfig
@@ -44,7 +45,7 @@ CONTINUATIONS = 0.2
 def loader(config: BenchConfig, world: World) -> Work:
     """The first updates of an epoch, read from the corpus, assembled and masked. Planning the epoch is start-up."""
     if config.corpus:
-        split, specials = Split(config.corpus), tokenizers.specials(tokenizers.load(config.corpus), str(config.corpus))
+        split, specials = Split(config.corpus), roles.specials(tokenizers.load(config.corpus), str(config.corpus))
     else:
         split, specials = _random_corpus(config)
     packing = PackingConfig(mode=config.packing, sequence_length=config.length)
@@ -99,10 +100,8 @@ def _random_corpus(config: BenchConfig) -> tuple[Split, Specials]:
     lengths_n = draw.integers(SENTENCE // 3, 2 * SENTENCE - SENTENCE // 3 + 1, sentences_D.sum())
     ids_T = draw.integers(batches.FIRST_WORD, batches.VOCABULARY, lengths_n.sum())
     specials = Specials(
-        pad=batches.PAD,
+        template=Template(batches.CLS, batches.SEP),
         unk=batches.UNK,
-        cls=batches.CLS,
-        sep=batches.SEP,
         mask=batches.MASK,
         vocabulary=batches.VOCABULARY,
         continuation_V=draw.random(batches.VOCABULARY) < CONTINUATIONS,
@@ -131,13 +130,15 @@ def _collated(rows: list[dict[str, Tensor]], specials: Specials, width: int) -> 
     """Returns rows padded to the longest, or to `width`, with 15% of the pieces masked as in Devlin et al., 2018,
     section 3.1: the usual collate function, in tensor operations."""
     width = width or max(len(row["ids"]) for row in rows)
-    ids_SM = torch.full((len(rows), width), specials.pad)
+    ids_SM = torch.full((len(rows), width), batches.PAD)
     types_SM, inside_SM = torch.zeros_like(ids_SM), torch.zeros_like(ids_SM)
     for number, row in enumerate(rows):
         length = len(row["ids"])
         ids_SM[number, :length], types_SM[number, :length], inside_SM[number, :length] = row["ids"], row["types"], 1
     chance_SM = torch.full(ids_SM.shape, batches.MASKED)
-    chance_SM.masked_fill_((inside_SM == 0) | (ids_SM == specials.cls) | (ids_SM == specials.sep), 0.0)
+    chance_SM.masked_fill_(
+        (inside_SM == 0) | (ids_SM == specials.template.cls) | (ids_SM == specials.template.sep), 0.0
+    )
     chosen_SM = torch.bernoulli(chance_SM).bool()
     labels_SM = torch.where(chosen_SM, ids_SM, -100)
     masked_SM = chosen_SM & torch.bernoulli(torch.full(ids_SM.shape, 0.8)).bool()

@@ -25,6 +25,7 @@ from lambert.core.registry import Kind, lookup
 from lambert.core.settings import as_dict
 from lambert.core.shards import Split
 from lambert.core.world import World
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
@@ -121,7 +122,7 @@ def measured(config: BenchConfig, world: World) -> dict[str, Any]:
 def write(config: BenchConfig, folder: Path) -> Sequences:
     """Writes the sequences of a run with these settings, and its model, for the peers."""
     assert config.corpus is not None  # by BenchConfig
-    split, specials = Split(config.corpus), tokenizers.specials(tokenizers.load(config.corpus), str(config.corpus))
+    split, specials = Split(config.corpus), roles.specials(tokenizers.load(config.corpus), str(config.corpus))
     packing = PackingConfig(mode=config.packing, sequence_length=config.length)
     source = CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
     updates = [source.collate(*places(source, config.sequences, config.seed, n)) for n in range(config.updates)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from lambert.core.settings import dotted
 from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
-from lambert.corpus.tokens import tokenizer
+from lambert.corpus.tokens import roles, tokenizer
 from lambert.verbs.prepare import warnings
 from lambert.verbs.report import histogram
 from lambert.verbs.report.cells import cell, table
@@ -217,7 +217,7 @@ def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]
 def _add_coverage(page: CorpusPage, split: Split, learnt: Any) -> None:
     counts_V = piece_counts(split)
     total = int(counts_V.sum())
-    specials = tokenizer.specials(learnt)
+    specials = roles.specials(learnt)
     used = np.count_nonzero(counts_V)
     share = "" if total == split.tokens else f", in {total:,} tokens"
     order = np.argsort(-counts_V, kind="stable")

@@ -10,7 +10,7 @@ from lambert.core.errors import LambertError
 from lambert.corpus.reading.encodings import known
 from lambert.corpus.reading.readers import Layout, read
 from lambert.corpus.remote.addresses import is_remote
-from lambert.corpus.tokens import tokenizer
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.encoding import Encoder
 from lambert.verbs.report.cells import table
 
@@ -51,7 +51,7 @@ def inputs_table(manifest: Mapping[str, Any], learnt: Any) -> dict[str, Any]:
     entries, settings = manifest["inputs"], manifest["settings"]
     chosen = [entries[len(entries) * n // min(FILES, len(entries))] for n in range(min(FILES, len(entries)))]
     encode = Encoder(learnt.to_str(), settings.get("language", "en"), settings.get("lines", "auto"), 16 << 20)
-    unknown = tokenizer.specials(learnt).unk
+    unknown = roles.specials(learnt).unk
     rows = [_row(entry, settings, encode, unknown) for entry in chosen]
     columns = ["Input", "MB", "Documents", "Characters", "Tokens", "Characters of a token", "Unknown"]
     return table("Inputs", columns, rows)

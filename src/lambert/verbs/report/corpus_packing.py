@@ -41,6 +41,7 @@ RECIPES = (
     Recipe("lamb-large-128", "pairs", 128, 65_536, 7_038),
     Recipe("lamb-large-512", "pairs", 512, 32_768, 1_563),
     Recipe("mini-laptop", "full", 128, 128, 1_200),
+    Recipe("modernbert-mini", "full", 512, 64, 2_000),
 )
 """The recipes for pre-training in recipes/."""
 

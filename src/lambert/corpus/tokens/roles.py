@@ -1,0 +1,181 @@
+"""Finds the special tokens of a tokenizer by what they are for, and the pieces that continue a word.
+
+Families name them differently: BERT's [CLS] is <s> in RoBERTa and XLM-R. All of it is in tokenizer.json: the template
+tells which tokens stand around a text, and the tokens that it does not mention have telling names.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from lambert.core.errors import DataError
+from lambert.core.specials import Specials, Template
+
+SPACE = "\u2581"
+"""Marks the beginning of a word in pieces of SentencePiece's kind."""
+BYTE_SPACE = "\u0120"
+"""The same in pieces of byte-level BPE: how these write a space."""
+_NAMED = {"mask": "[MASK]", "pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
+"""BERT's names of the special tokens by role."""
+
+
+def template(tokenizer: Tokenizer, source: str = "the tokenizer") -> Template:
+    """Returns where the tokenizer's special tokens stand. `source` names the tokenizer in errors.
+
+    Raises DataError if they stand elsewhere than in BERT and RoBERTa, or if the vocabulary lacks them.
+    """
+    single, pair = tokenizer.encode(""), tokenizer.encode("", "")
+    around = [number for number, is_special in zip(single.ids, single.special_tokens_mask, strict=True) if is_special]
+    if not around:  # without a template
+        cls, sep = named(tokenizer, "cls"), named(tokenizer, "sep")
+        if cls is None or sep is None:
+            missing = [_NAMED[role] for role, number in (("cls", cls), ("sep", sep)) if number is None]
+            raise DataError(f"{source} has no piece {', '.join(missing)}, and no template with special tokens.")
+        return Template(cls, sep)
+    rows = zip(pair.ids, pair.type_ids, pair.special_tokens_mask, strict=True)
+    ids, types = zip(*[(number, kind) for number, kind, is_special in rows if is_special], strict=True)
+    cls, sep = around[0], around[-1]
+    if len(around) != 2 or ids[:2] != (cls, sep) or set(ids[1:]) != {sep} or len(ids) < 3:
+        shown = [" ".join(str(tokenizer.id_to_token(number)) for number in numbers) for numbers in (around, ids)]
+        raise DataError(
+            f"{source} puts {shown[0]!r} around a text and {shown[1]!r} around a pair; Lambert needs one token before "
+            "a text, and another one after each text."
+        )
+    return Template(cls, sep, len(ids) - 2, types[-1])
+
+
+def named(tokenizer: Tokenizer, role: str) -> int | None:
+    """Returns the id of the token for a role (mask, pad, unk, cls or sep) that its name tells, such as <mask> or
+    <|mask|>; None if there is none."""
+    for number, token in sorted(tokenizer.get_added_tokens_decoder().items()):
+        if re.sub(r"[\W_]", "", token.content.lower()) == role:
+            return int(number)
+    names = [_NAMED[role], f"<{role}>"]
+    found = (tokenizer.token_to_id(name) for name in names)
+    return next((int(number) for number in found if number is not None), None)
+
+
+def piece(tokenizer: Tokenizer, role: str, source: str = "the tokenizer") -> str:
+    """Returns the special token for a role. Raises DataError if the vocabulary lacks it."""
+    if role in ("cls", "sep"):
+        return str(tokenizer.id_to_token(getattr(template(tokenizer, source), role)))
+    number = named(tokenizer, role)
+    if number is None:
+        raise DataError(
+            f"{source} has no {role} token such as {_NAMED[role]}. Add it to the tokenizer as a special token."
+        )
+    return str(tokenizer.id_to_token(number))
+
+
+def mask_id(tokenizer: Tokenizer, source: str = "the tokenizer") -> int:
+    """Returns the id of the mask token. Raises DataError if the vocabulary lacks it."""
+    found = tokenizer.token_to_id(piece(tokenizer, "mask", source))
+    assert found is not None
+    return int(found)
+
+
+def specials(tokenizer: Tokenizer, source: str = "the tokenizer") -> Specials:
+    """Returns the ids of the special tokens, and which pieces continue a word. `source` names the file in errors.
+
+    Raises DataError if a special token is missing or stands where Lambert does not expect it.
+    """
+    found, mask, unknown = template(tokenizer, source), mask_id(tokenizer, source), named(tokenizer, "unk")
+    if unknown is None and prefix(tokenizer):
+        piece(tokenizer, "unk", source)  # raises: WordPiece cannot express every text
+    continuation_V = continuations(tokenizer)
+    return Specials(found, -1 if unknown is None else unknown, mask, len(continuation_V), continuation_V)
+
+
+def size(tokenizer: Tokenizer) -> int:
+    """Returns the number of ids: the largest one plus 1."""
+    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+
+
+def continuations(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
+    """Returns for each id whether its piece continues the word of the preceding piece, bool [V].
+
+    In WordPiece, pieces with ## do. In byte-level BPE and SentencePiece's kinds, pieces without the mark of a space do,
+    but not punctuation and characters of scripts without spaces, which are words of their own, as in BERT.
+    """
+    pieces: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    continuation_V = np.zeros(1 + max(pieces.values()), dtype=np.bool_)
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    if mark := prefix(tokenizer):
+        inside = [number for text, number in pieces.items() if text.startswith(mark)]
+    elif "ByteLevel" in kinds(tokenizer):
+        inside = [number for text, number in pieces.items() if text not in added and _joins(_decoded(text))]
+    else:
+        inside = [number for text, number in pieces.items() if text not in added and _joins(text)]
+    continuation_V[inside] = True
+    return continuation_V
+
+
+def prefix(tokenizer: Tokenizer) -> str:
+    """Returns what pieces inside of words begin with, ## in WordPiece; empty in tokenizers of other kinds."""
+    return getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+
+
+def reads_spaces(tokenizer: Tokenizer) -> bool:
+    """Returns whether the first word of a text is encoded as without a space before it, and others as with one."""
+    if prefix(tokenizer):
+        return False
+    first = tokenizer.encode("a", add_special_tokens=False).tokens
+    return not (first and first[0].startswith((SPACE, BYTE_SPACE)))
+
+
+def kinds(tokenizer: Tokenizer) -> set[str]:
+    """Returns the types of the tokenizer's normalizer, pre-tokenizer and decoder, and of their parts."""
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder)
+    return {kind for part in parts if part is not None for kind in _types(json.loads(part.__getstate__()))}
+
+
+def _types(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("type"), str):
+            yield value["type"]
+        for inner in value.values():
+            yield from _types(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _types(inner)
+
+
+def _joins(text: str) -> bool:
+    """Returns whether a piece of this text, with the mark of a space in front if it has one, continues a word."""
+    if re.fullmatch("<0x[0-9A-F]{2}>", text):
+        return True  # a byte of a character
+    first = text[:1]
+    if first in ("", " ", SPACE) or first.isspace():
+        return False
+    return first == "\ufffd" or (unicodedata.category(first)[0] in "LNM" and not _UNSPACED.match(first))
+
+
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+"""Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
+
+
+def _decoded(text: str) -> str:
+    """Returns the text of a piece of byte-level BPE, with U+FFFD for a part of a character."""
+    table = _byte_of()
+    return bytes(table[character] for character in text if character in table).decode("utf-8", errors="replace")
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """Returns the byte that each character of a byte-level piece stands for.
+
+    Source: Radford et al., 2019 (GPT-2), encoder.py: printable characters of Latin-1 stand for themselves, the other
+    bytes for the characters from U+0100 in their order.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
