@@ -1,5 +1,6 @@
 """The fast kernels give what the plain one gives, within each sequence and nowhere else."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lambert.model.attention import KERNELS, attention, equal_lengths, kernel, padded, reference
+from lambert.native import library
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -98,6 +100,55 @@ def test_dropout_keeps_the_mean() -> None:
     assert ((drawn.mean(0) - still).abs() < 5 * error + 1e-12).all()
 
 
+# --- windows ---
+
+
+def by_hand(qkv: Tensor, bounds_S1: Tensor, window: int) -> Tensor:
+    """Each token alone: the softmax over the tokens of its sequence that are at most `window` away."""
+    out = torch.empty_like(qkv[:, 0])
+    for start, end in pairwise(bounds_S1.tolist()):
+        for at in range(start, end):
+            near = slice(max(start, at - window), min(end, at + window + 1))
+            for head in range(qkv.shape[2]):
+                keys, values = qkv[near, 1, head], qkv[near, 2, head]
+                weights = torch.softmax(keys @ qkv[at, 0, head] / qkv.shape[-1] ** 0.5, 0)
+                out[at, head] = weights @ values
+    return out
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 7, 16, 40])
+def test_windows(window: int) -> None:
+    sizes = [9, 1, 2, 3, 4, 17, 33, 9, 16, 50]
+    qkv, bounds_S1 = random_qkv(sum(sizes)), bounds(sizes)
+    expected = by_hand(qkv, bounds_S1, window)
+    for name in ("plain", "banded"):
+        found = KERNELS[name](qkv, bounds_S1, max(sizes), 0.0, window)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(padded(qkv, bounds_S1, max(sizes), 0.0, window), expected, rtol=0, atol=1e-12)
+    leaf, plain = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
+    slope = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(0))
+    (attention(leaf, bounds_S1, longest=max(sizes), dropout=0.0, window=window) * slope).sum().backward()
+    (reference(plain, bounds_S1, dropout=0.0, window=window) * slope).sum().backward()
+    torch.testing.assert_close(leaf.grad, plain.grad, rtol=0, atol=1e-12)
+
+
+def test_a_window_that_sees_all_changes_nothing() -> None:
+    sizes = [5, 17, 3]
+    qkv, bounds_S1 = random_qkv(sum(sizes)), bounds(sizes)
+    whole = attention(qkv, bounds_S1, longest=17, dropout=0.0)
+    assert torch.equal(attention(qkv, bounds_S1, longest=17, dropout=0.0, window=16), whole)
+    assert not torch.equal(attention(qkv, bounds_S1, longest=17, dropout=0.0, window=15), whole)
+
+
+def test_dropout_in_a_window_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    qkv, bounds_S1 = random_qkv(9), bounds([9])
+    still = attention(qkv, bounds_S1, longest=9, dropout=0.0, window=2)
+    drawn = torch.stack([attention(qkv, bounds_S1, longest=9, dropout=0.3, window=2) for _ in range(2000)])
+    error = drawn.std(0) / 2000**0.5
+    assert ((drawn.mean(0) - still).abs() < 5 * error + 1e-12).all()
+
+
 # --- GPUs ---
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -122,7 +173,9 @@ def test_a_gpu_takes_the_fastest_kernel_that_it_has(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
     assert kernel(torch.device("cuda", 0), dtype, width) == name
-    assert kernel(torch.device("cpu"), dtype, width) == "products"
+    native = dtype == torch.bfloat16 and width % 16 == 0 and library() is not None
+    assert kernel(torch.device("cpu"), dtype, width) == ("native" if native else "products")
+    assert kernel(torch.device("cpu"), dtype, width, 4) == ("native" if native else "banded")
     assert kernel(torch.device("mps"), dtype, width) == "plain"
 
 

@@ -27,52 +27,57 @@ def inputs(H: int, E: int, lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor
     return qkv_T3HE, bounds_S1, torch.randn(T, H, E, generator=generator).bfloat16()
 
 
+@pytest.mark.parametrize("window", [0, 1, 16, 64, 65, 150])
 @pytest.mark.parametrize(("H", "E"), [(1, 64), (3, 32), (2, 16), (2, 48), (1, 128)])
-def test_attention_and_its_gradients(H: int, E: int) -> None:
-    qkv_T3HE, bounds_S1, grad_THE = inputs(H, E)
+def test_attention_and_its_gradients(H: int, E: int, window: int) -> None:
+    qkv_T3HE, bounds_S1, grad_THE = inputs(H, E, [*LENGTHS, 333] if window else LENGTHS)
     wide_T3HE = qkv_T3HE.double().requires_grad_()
-    expected_THE = reference(wide_T3HE, bounds_S1, dropout=0.0)
+    expected_THE = reference(wide_T3HE, bounds_S1, dropout=0.0, window=window)
     expected_THE.backward(grad_THE.double())
     assert wide_T3HE.grad is not None
 
-    out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, NOTHING)
+    out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, NOTHING, window)
     torch.testing.assert_close(out_THE.double(), expected_THE, atol=0.02, rtol=0.02)
-    found_T3HE = ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, NOTHING)
+    found_T3HE = ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, NOTHING, window)
     error = (found_T3HE.double() - wide_T3HE.grad).norm() / wide_T3HE.grad.norm()
     assert error < 0.01
 
 
-def kept(drop: Drop, bounds_S1: Tensor, H: int) -> Tensor:
+def kept(drop: Drop, bounds_S1: Tensor, H: int, window: int = 0) -> Tensor:
     """Returns which probabilities dropout keeps: the weights of values that are unit vectors, [T, H, longest]."""
     longest = int(bounds_S1.diff().max())
     qkv_T3HE = torch.zeros(int(bounds_S1[-1]), 3, H, longest, dtype=torch.bfloat16)
     for start, end in pairwise(bounds_S1.tolist()):
         qkv_T3HE[start:end, 2] = torch.eye(longest, dtype=torch.bfloat16)[: end - start, None]
-    return ops.attention(qkv_T3HE, bounds_S1, drop)[0] != 0
+    return ops.attention(qkv_T3HE, bounds_S1, drop, window)[0] != 0
 
 
-def test_dropout_of_probabilities() -> None:
+@pytest.mark.parametrize("window", [0, 20])
+def test_dropout_of_probabilities(window: int) -> None:
     H, E, lengths = 2, 64, [64, 33, 64]
     drop = Drop(key=77, threshold=round(0.25 * 65536))
     qkv_T3HE, bounds_S1, grad_THE = inputs(H, E, lengths)
-    mask_THM = kept(drop, bounds_S1, H)
-    assert mask_THM[:64].float().mean() == pytest.approx(0.75, abs=0.02)
+    mask_THM = kept(drop, bounds_S1, H, window)
+    if not window:
+        assert mask_THM[:64].float().mean() == pytest.approx(0.75, abs=0.02)
     assert not torch.equal(mask_THM[:64, 0], mask_THM[:64, 1])
     assert not torch.equal(mask_THM[:64], mask_THM[97:])
 
     wide_T3HE, mixed = qkv_T3HE.double().requires_grad_(), []
     for start, end in pairwise(bounds_S1.tolist()):
         q_HME, k_HME, v_HME = wide_T3HE[start:end].permute(1, 2, 0, 3)
-        weights_HMM = torch.softmax(q_HME @ k_HME.mT / E**0.5, -1)
+        places_M = torch.arange(end - start)
+        far_MM = (places_M[:, None] - places_M).abs() > (window or end)
+        weights_HMM = torch.softmax((q_HME @ k_HME.mT / E**0.5).masked_fill(far_MM, -torch.inf), -1)
         mask_HMM = mask_THM[start:end, :, : end - start].transpose(0, 1)
         mixed.append((weights_HMM * mask_HMM / 0.75 @ v_HME).transpose(0, 1))
     expected_THE = torch.cat(mixed)
     expected_THE.backward(grad_THE.double())
     assert wide_T3HE.grad is not None
 
-    out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, drop)
+    out_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, drop, window)
     torch.testing.assert_close(out_THE.double(), expected_THE, atol=0.03, rtol=0.03)
-    found_T3HE = ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, drop)
+    found_T3HE = ops.attention_backward(qkv_T3HE, bounds_S1, out_THE, sums_TH, grad_THE, drop, window)
     assert (found_T3HE.double() - wide_T3HE.grad).norm() < 0.01 * wide_T3HE.grad.norm()
 
 

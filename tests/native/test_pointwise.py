@@ -127,7 +127,7 @@ def test_add_norm(kernels: Any, rows: int, width: int, threshold: int) -> None:
 
     def partial_backward(threads: int, wide: list[Tensor], grads: Tensor) -> Callable[[int], None]:
         return lambda add: kernels.lambert_add_norm_backward(
-            *pointers(norm.grad_TD, sum_TD, mean_T, rstd_T, norm.gamma_D), KEY, threshold, rows, width, threads,
+            *pointers(norm.grad_TD, sum_TD, mean_T, rstd_T, norm.gamma_D), None, KEY, threshold, rows, width, threads,
             *pointers(wide[0]), wide[1].data_ptr() if threshold else None, *pointers(*grads), add,
         )  # fmt: skip
 

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lambert.model.dropout import dropout as drop_out
 from lambert.model.dropout import keep_mask, survival
+from lambert.native import library, ops
+from lambert.native.ops import Drop
 
 _VECTOR = 32
 """Elements that torch's bfloat16 softmax computes at once. A row with a remainder takes up to three times as long."""
 
 
-def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: float) -> Tensor:
+def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: float, window: int = 0) -> Tensor:
     """Returns for every token the weighted sum of the values of its own sequence, [T, H, E].
 
     Args:
@@ -26,21 +29,25 @@ def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, *, longest: int, dropout: flo
         bounds_S1: As in `Batch`.
         longest: As in `Batch`.
         dropout: Probability of dropping an attention weight, drawn from torch's generator of the device.
+        window: A token attends to so many tokens on each side, and itself. 0: to all tokens of its sequence.
 
-    Source: Vaswani et al., 2017, equation 1.
+    Source: Vaswani et al., 2017, equation 1; windows: Beltagy et al., "Longformer", 2020, section 3.1.
     """
-    name = kernel(qkv_T3HE.device, qkv_T3HE.dtype, qkv_T3HE.shape[-1])
-    return KERNELS[name](qkv_T3HE, bounds_S1, longest, dropout)
+    window = 0 if longest <= window + 1 else window
+    name = kernel(qkv_T3HE.device, qkv_T3HE.dtype, qkv_T3HE.shape[-1], window)
+    return KERNELS[name](qkv_T3HE, bounds_S1, longest, dropout, window)
 
 
-def kernel(device: torch.device, dtype: torch.dtype, width: int) -> str:
+def kernel(device: torch.device, dtype: torch.dtype, width: int, window: int = 0) -> str:
     """Returns the key in KERNELS for heads of this width, without synchronizing with the device.
 
     GPU kernels require heads of a multiple of 16 bytes. Flash attention (Dao, 2023) requires 16-bit numbers, heads of
     at most 256 elements, and compute capability 8.0.
     """
     if device.type == "cpu":
-        return "products"
+        if dtype == torch.bfloat16 and width % 16 == 0 and library() is not None:
+            return "native"
+        return "banded" if window else "products"
     if device.type != "cuda":
         return "plain"
     if width * dtype.itemsize % 16:
@@ -51,42 +58,52 @@ def kernel(device: torch.device, dtype: torch.dtype, width: int) -> str:
     return "efficient"
 
 
-def reference(qkv_T3HE: Tensor, bounds_S1: Tensor, *, dropout: float) -> Tensor:
+def reference(qkv_T3HE: Tensor, bounds_S1: Tensor, *, dropout: float, window: int = 0) -> Tensor:
     """Computes `attention` one sequence at a time with torch's `scaled_dot_product_attention`. The host waits for the
     bounds."""
     mixed = []
     for part in qkv_T3HE.tensor_split(bounds_S1[1:-1].cpu().long()):
         q_HME, k_HME, v_HME = part.permute(1, 2, 0, 3)
-        mixed.append(nn.functional.scaled_dot_product_attention(q_HME, k_HME, v_HME, dropout_p=dropout))
+        near_MM = _near(len(part), window, part.device) if window else None
+        mixed.append(
+            nn.functional.scaled_dot_product_attention(q_HME, k_HME, v_HME, attn_mask=near_MM, dropout_p=dropout)
+        )
     return torch.cat(mixed, dim=1).transpose(0, 1)
 
 
-def _plain(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
-    return reference(qkv_T3HE, bounds_S1, dropout=dropout)
+def _near(length: int, window: int, device: torch.device) -> Tensor:
+    """Returns whether two tokens of a sequence are at most `window` apart, bool [M, M]."""
+    places_M = torch.arange(length, device=device)
+    return (places_M[:, None] - places_M).abs() <= window
 
 
-def _flash(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+def _plain(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
+    return reference(qkv_T3HE, bounds_S1, dropout=dropout, window=window)
+
+
+def _flash(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
     """Flash attention (Dao, "FlashAttention-2", 2023). torch's public `varlen_attn` is this operation without
     dropout."""
     q_THE, k_THE, v_THE = qkv_T3HE.unbind(1)
     found = torch.ops.aten._flash_attention_forward(
-        q_THE, k_THE, v_THE, bounds_S1, bounds_S1, longest, longest, dropout, False, False
-    )
+        q_THE, k_THE, v_THE, bounds_S1, bounds_S1, longest, longest, dropout, False, False,
+        window_size_left=window or None, window_size_right=window or None,
+    )  # fmt: skip
     mixed_THE: Tensor = found[0]
     return mixed_THE
 
 
-def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
     """Memory-efficient attention, in the kernel that torch took from xFormers. The kernel supports float32 and every
     GPU, but is slower than flash attention.
 
     If the kernel gets bounds, its backward pass drops different weights than its forward pass (observed with torch 2.11
-    on an H200), so with dropout the sequences are padded instead.
+    on an H200), so with dropout the sequences are padded instead, and also with a window, which it does not have.
 
     Source: Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021.
     """
-    if dropout:
-        return padded(qkv_T3HE, bounds_S1, longest, dropout)
+    if dropout or window:
+        return padded(qkv_T3HE, bounds_S1, longest, dropout, window)
     q_1THE, k_1THE, v_1THE = qkv_T3HE[None].unbind(2)
     found = torch.ops.aten._efficient_attention_forward(
         q_1THE, k_1THE, v_1THE, None, bounds_S1, bounds_S1, longest, longest, dropout, 0, qkv_T3HE.requires_grad
@@ -95,7 +112,7 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
     return mixed_THE
 
 
-def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
     """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`. The host
     does not wait."""
     T = len(qkv_T3HE)
@@ -104,8 +121,14 @@ def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) ->
     inside_SM = places_M < lengths_S[:, None]
     rows_SM = (starts_S[:, None] + places_M).clamp_(max=T - 1)
     q_SHME, k_SHME, v_SHME = qkv_T3HE[rows_SM].permute(2, 0, 3, 1, 4)
+    seen_S1MM = inside_SM[:, None, None, :]
+    if window:
+        # Rows beyond the end of a short sequence see its last token, because a row that sees nothing is NaN.
+        near_MM = _near(longest, window, qkv_T3HE.device)
+        last_SM = places_M == (lengths_S - 1)[:, None]
+        seen_S1MM = (seen_S1MM & near_MM) | (~inside_SM[:, None, :, None] & last_SM[:, None, None, :])
     mixed_SHME = nn.functional.scaled_dot_product_attention(
-        q_SHME, k_SHME, v_SHME, attn_mask=inside_SM[:, None, None, :], dropout_p=dropout
+        q_SHME, k_SHME, v_SHME, attn_mask=seen_S1MM, dropout_p=dropout
     )
     tokens_T = torch.arange(T, device=qkv_T3HE.device)
     sentence_T = torch.searchsorted(bounds_S1[1:].long(), tokens_T, right=True)
@@ -113,24 +136,87 @@ def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) ->
     return mixed_THE
 
 
-def _products(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float) -> Tensor:
+def _native(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
+    mixed_THE: Tensor = _Native.apply(qkv_T3HE.contiguous(), bounds_S1, Drop.of(dropout), window)  # type: ignore[no-untyped-call]
+    return mixed_THE
+
+
+class _Native(torch.autograd.Function):
+    """The compiled kernels of `lambert.native`, which recompute the probabilities in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop, window: int) -> Tensor:
+        mixed_THE, sums_TH = ops.attention(qkv_T3HE, bounds_S1, drop, window)
+        ctx.save_for_backward(qkv_T3HE, bounds_S1, mixed_THE, sums_TH)
+        ctx.drop, ctx.window = drop, window
+        return mixed_THE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_THE: Tensor) -> tuple[Tensor, None, None, None]:
+        qkv_T3HE, bounds_S1, mixed_THE, sums_TH = ctx.saved_tensors
+        grad_T3HE = ops.attention_backward(
+            qkv_T3HE, bounds_S1, mixed_THE, sums_TH, grad_THE.contiguous(), ctx.drop, ctx.window
+        )
+        return grad_T3HE, None, None, None
+
+
+def _banded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
+    """Computes `attention` in blocks of `window` queries, each with the keys of three blocks.
+
+    Source: Beltagy et al., "Longformer", 2020, section 3.2 (chunks).
+    """
+    T, _, H, E = qkv_T3HE.shape
+    mixed_THE = qkv_T3HE.new_empty(T, H, E)
+    for rows, G, M in equal_lengths(bounds_S1.tolist()):
+        q_BME, k_BME, v_BME = qkv_T3HE[rows].view(G, M, 3, H, E).permute(2, 0, 3, 1, 4).reshape(3, G * H, M, E)
+        if window + 1 >= M:
+            mixed_BME = nn.functional.scaled_dot_product_attention(q_BME, k_BME, v_BME, dropout_p=dropout)
+        else:
+            mixed_BME = _in_blocks(q_BME, k_BME, v_BME, dropout, window)
+        mixed_THE[rows] = mixed_BME.view(G, H, M, E).transpose(1, 2).reshape(G * M, H, E)
+    return mixed_THE
+
+
+def _in_blocks(q_BME: Tensor, k_BME: Tensor, v_BME: Tensor, dropout: float, window: int) -> Tensor:
+    B, M, E = q_BME.shape
+    blocks = -(-M // window)
+    missing = blocks * window - M
+    q_BnWE = nn.functional.pad(q_BME, (0, 0, 0, missing)).view(B, blocks, window, E)
+    k_BnEK, v_BnEK = (
+        nn.functional.pad(x_BME, (0, 0, window, missing + window)).unfold(1, 3 * window, window)
+        for x_BME in (k_BME, v_BME)
+    )
+    places_W, places_K = torch.arange(window), torch.arange(3 * window)
+    near_WK = (places_K - window - places_W[:, None]).abs() <= window
+    keys_nK = torch.arange(blocks)[:, None] * window - window + places_K
+    seen_nWK = near_WK & ((keys_nK >= 0) & (keys_nK < M))[:, None, :]
+    scores_BnWK = (q_BnWE @ k_BnEK * E**-0.5).masked_fill(~seen_nWK, -torch.inf)
+    weights_BnWK = drop_out(scores_BnWK.softmax(-1), dropout, True)
+    return (weights_BnWK @ v_BnEK.transpose(2, 3)).reshape(B, blocks * window, E)[:, :M]
+
+
+def _products(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
     mixed_THE: Tensor = _Products.apply(qkv_T3HE, equal_lengths(bounds_S1.tolist()), dropout)  # type: ignore[no-untyped-call]
     return mixed_THE
 
 
-KERNELS: dict[str, Callable[[Tensor, Tensor, int, float], Tensor]] = {
+KERNELS: dict[str, Callable[[Tensor, Tensor, int, float, int], Tensor]] = {
+    "native": _native,
     "products": _products,
+    "banded": _banded,
     "flash": _flash,
     "efficient": _efficient,
     "plain": _plain,
 }
-"""Functions of (qkv_T3HE, bounds_S1, longest, dropout) by name. `products` and `plain` loop on the host."""
+"""Functions of (qkv_T3HE, bounds_S1, longest, dropout, window) by name. `products` has no window, and `banded` needs
+one. The first three and `plain` read the bounds on the host."""
 
 
 def leave_to_python() -> None:
     """Excludes from torch.compile the kernels that read bounds on the host, because each set of sequence lengths would
     be compiled to a graph of its own. The function imports the compiler, which takes seconds."""
-    for name, function in (("products", _products), ("plain", _plain)):
+    for name, function in (("native", _native), ("products", _products), ("banded", _banded), ("plain", _plain)):
         KERNELS[name] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 

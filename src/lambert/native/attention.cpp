@@ -2,7 +2,8 @@
 //
 // qkv is [T, 3, H, E], the output [T, H, E], both bfloat16. The forward pass keeps the logarithm of each row's sum, from
 // which the backward pass computes the probabilities again, as in Dao et al., "FlashAttention", 2022. M: tokens of a
-// sequence. Sums are float32; probabilities are rounded to bfloat16 for the products.
+// sequence. Sums are float32; probabilities are rounded to bfloat16 for the products. With a window, a token attends to
+// so many tokens on each side: rows of scores have the columns of the panels that a block of queries sees.
 #include <cmath>
 #include <cstring>
 
@@ -28,6 +29,23 @@ struct Head {
 
 // Rows of scores that are computed at once: even, and a multiple of the rows of the kernel.
 inline long queries() { return has_amx() ? 2 * kTileRows : 10 * kRows; }
+
+// The tokens that a block of queries attends to, from the beginning of a panel, and which of them a query sees.
+struct Keys {
+    long from, count, window;
+
+    Keys(long first, long rows, long M, long window)
+        : from(window ? std::max(0L, first - window) / kPanel * kPanel : 0),
+          count((window ? std::min(M, first + rows + window) : M) - from), window(window) {}
+
+    long low(long query) const { return window ? std::max(0L, query - window - from) : 0; }
+    long high(long query) const { return window ? std::min(count, query + window + 1 - from) : count; }
+};
+
+// Whether each of 16 columns is in [low, high).
+inline __mmask16 between(long column, long low, long high) {
+    return lanes(high - column) & ~lanes(low - column);
+}
 
 // Packs the rows as the right operand of products along E, whose columns are tokens.
 inline void pack_tokens(const bf16* from, long stride, long M, long E, uint32_t* to) {
@@ -83,21 +101,22 @@ struct Accumulate {
 };
 
 // Turns a row of products q k' into probabilities times their sum, as bfloat16 with dropped ones zeroed, in
-// `weights`. Returns the logarithm of the sum in `log_sum`, and 1 / sum times the scale of dropout.
-inline float softmax(float* scores, bf16* weights, long M, long width, float scale, const Drop& drop, long first,
-                     float& log_sum) {
+// `weights`. The columns outside of [low, high) have none. Returns the logarithm of the sum in `log_sum`, and 1 / sum
+// times the scale of dropout.
+inline float softmax(float* scores, bf16* weights, long low, long high, long width, float scale, const Drop& drop,
+                     long first, float& log_sum) {
     __m512 most = _mm512_set1_ps(-INFINITY);
-    for (long j = 0; j < M; j += kLanes)
-        most = _mm512_mask_max_ps(most, lanes(M - j), most, _mm512_load_ps(scores + j));
+    for (long j = low / kLanes * kLanes; j < high; j += kLanes)
+        most = _mm512_mask_max_ps(most, between(j, low, high), most, _mm512_load_ps(scores + j));
     const float top = _mm512_reduce_max_ps(most);
     const __m512 factor = _mm512_set1_ps(scale), shift = _mm512_set1_ps(-top * scale);
     __m512 total = _mm512_setzero_ps();
     for (long j = 0; j < width; j += 2 * kLanes) {
-        const __mmask32 kept = drop.threshold && j < M ? drop.kept(first + j) : ~0u;
+        const __mmask32 kept = drop.threshold && j < high ? drop.kept(first + j) : ~0u;
         for (long half = 0; half < 2; ++half) {
             const long at = j + half * kLanes;
             const __m512 e = exp(_mm512_fmadd_ps(_mm512_load_ps(scores + at), factor, shift));
-            const __m512 inside = _mm512_maskz_mov_ps(lanes(M - at), e);
+            const __m512 inside = _mm512_maskz_mov_ps(between(at, low, high), e);
             total = _mm512_add_ps(total, inside);
             const __mmask16 mask = (__mmask16)(kept >> (half * kLanes));
             store_bf16(weights + at, 0xFFFF, _mm512_maskz_mov_ps(mask, inside));
@@ -108,8 +127,8 @@ inline float softmax(float* scores, bf16* weights, long M, long width, float sca
     return drop.scale / sum;
 }
 
-void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long log_stride, const Drop& drop) {
-    const long M = head.M, E = head.E, width = head.width();
+void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long log_stride, const Drop& drop, long window) {
+    const long M = head.M, E = head.E, width = head.width(), words = padded(pairs(M)) * kPanel;
     const float scale = 1 / std::sqrt((float)E);
     Scratch scratch;
     uint32_t* keys = scratch.take<uint32_t>(width * padded(E / 2));
@@ -120,31 +139,35 @@ void forward(const Head& head, bf16* out, long out_stride, float* log_sums, long
     pack_elements(head.value, head.stride, M, E, values);
     for (long first = 0; first < M; first += queries()) {
         const long rows = std::min(queries(), M - first);
+        const Keys seen(first, rows, M, window);
+        const long columns = panels(seen.count) * kPanel;
         Scores into{scores, width};
-        multiply_packed(head.rows(head.query, first), keys, E / 2, rows, M, into);
+        multiply_packed(head.rows(head.query, first), keys + seen.from * padded(E / 2), E / 2, rows, seen.count, into);
         float factors[kQueries];
         for (long r = 0; r < rows; ++r)
-            factors[r] = softmax(scores + r * width, weights + r * width, M, width, scale, drop, (first + r) * width,
-                                 log_sums[(first + r) * log_stride]);
+            factors[r] = softmax(scores + r * width, weights + r * width, seen.low(first + r), seen.high(first + r), columns,
+                                 scale, drop, (first + r) * width + seen.from, log_sums[(first + r) * log_stride]);
         HeadRows mixed{out + first * out_stride, out_stride, E, factors};
-        multiply_packed(rows_of(weights, width / 2, true), values, pairs(M), rows, E, mixed);
+        multiply_all(rows_of(weights, width / 2, true), {values + seen.from / 2 * kPanel, kPanel}, words, pairs(seen.count),
+                     rows, E, mixed);
     }
 }
 
 // For two rows of scores: the probabilities with dropout in `weights`, and the gradients of the products q k' in `paired`,
-// both in words of (first row, second row); and the gradients of each row in `gradients`.
-inline void scores_backward(const float* scores, const float* incoming, long M, long width, float scale, const float* log_sums,
-                            const float* inner, const Drop& drop, long first, bool both, uint32_t* weights,
-                            uint32_t* paired, bf16* gradients) {
+// both in words of (first row, second row); and the gradients of each row in `gradients`. A row has the columns
+// [low, high), a second row that is missing none.
+inline void scores_backward(const float* scores, const float* incoming, const long* low, const long* high, long columns,
+                            long width, float scale, const float* log_sums, const float* inner, const Drop& drop,
+                            long first, uint32_t* weights, uint32_t* paired, bf16* gradients) {
     const __m512 factor = _mm512_set1_ps(scale), grow = _mm512_set1_ps(drop.threshold ? drop.scale : 1.0f);
-    for (long j = 0; j < width; j += 2 * kLanes) {
+    for (long j = 0; j < columns; j += 2 * kLanes) {
         __m512i mixed[2], slopes[2];
         for (long r = 0; r < 2; ++r) {
             const __mmask32 kept = drop.threshold ? drop.kept(first + r * width + j) : ~0u;
             __m512 p[2], d[2];
             for (long half = 0; half < 2; ++half) {
                 const long at = j + half * kLanes;
-                const __mmask16 inside = r && !both ? 0 : lanes(M - at), mask = (__mmask16)(kept >> (half * kLanes));
+                const __mmask16 inside = between(at, low[r], high[r]), mask = (__mmask16)(kept >> (half * kLanes));
                 const __m512 s = _mm512_fmsub_ps(_mm512_load_ps(scores + r * width + at), factor, _mm512_set1_ps(log_sums[r]));
                 const __m512 e = _mm512_maskz_mov_ps(inside, exp(s));
                 const __m512 g = _mm512_maskz_mul_ps(mask, _mm512_load_ps(incoming + r * width + at), grow);
@@ -186,8 +209,9 @@ inline void store_transposed(const float* from, long width, long M, long E, bf16
 }
 
 void backward(const Head& head, const bf16* out, const bf16* grad, long out_stride, const float* log_sums, long log_stride,
-              const Drop& drop, bf16* dqkv) {
+              const Drop& drop, bf16* dqkv, long window) {
     const long M = head.M, E = head.E, width = head.width(), heads_width = head.stride / 3;
+    const long words = padded(pairs(M)) * kPanel;
     const long stride = width + kLanes;  // of the words of two rows: no power of two, as the caches prefer
     const float scale = 1 / std::sqrt((float)E);
     Scratch scratch;
@@ -209,32 +233,40 @@ void backward(const Head& head, const bf16* out, const bf16* grad, long out_stri
     pack_elements(head.key, head.stride, M, E, key_rows);
     for (long first = 0; first < M; first += queries()) {
         const long rows = std::min(queries(), M - first), count = pairs(rows);
+        const Keys seen(first, rows, M, window);
+        const long columns = panels(seen.count) * kPanel;
         Scores into{scores, width}, into_incoming{incoming, width};
         const bf16* grads = grad + first * out_stride;
-        multiply_packed(head.rows(head.query, first), keys, E / 2, rows, M, into);
-        multiply_packed(rows_of(grads, out_stride / 2), values, E / 2, rows, M, into_incoming);
+        multiply_packed(head.rows(head.query, first), keys + seen.from * padded(E / 2), E / 2, rows, seen.count, into);
+        multiply_packed(rows_of(grads, out_stride / 2), values + seen.from * padded(E / 2), E / 2, rows, seen.count,
+                        into_incoming);
         for (long r = 0; r < rows; r += 2) {
             const bool both = r + 1 < rows;
             float logs[2] = {}, inner[2] = {};
+            long low[2] = {}, high[2] = {};
             for (long i = 0; i < 1 + both; ++i) {
+                low[i] = seen.low(first + r + i), high[i] = seen.high(first + r + i);
                 logs[i] = log_sums[(first + r + i) * log_stride];
                 inner[i] = inner_product(grads + (r + i) * out_stride, out + (first + r + i) * out_stride, E);
             }
-            scores_backward(scores + r * width, incoming + r * width, M, width, scale, logs, inner, drop, (first + r) * width,
-                            both, weights + r / 2 * stride, paired + r / 2 * stride, gradients + r * width);
+            scores_backward(scores + r * width, incoming + r * width, low, high, columns, width, scale, logs, inner, drop,
+                            (first + r) * width + seen.from, weights + r / 2 * stride, paired + r / 2 * stride,
+                            gradients + r * width);
         }
         HeadRows dquery{dqkv + first * head.stride, head.stride, E, nullptr};
-        multiply_packed(rows_of(gradients, width / 2, true), key_rows, pairs(M), rows, E, dquery);
+        multiply_all(rows_of(gradients, width / 2, true), {key_rows + seen.from / 2 * kPanel, kPanel}, words,
+                     pairs(seen.count), rows, E, dquery);
         const long rest = padded(count) - count;  // words of K that the products with AMX read
         std::memset(weights + count * stride, 0, rest * stride * sizeof(uint32_t));
         std::memset(paired + count * stride, 0, rest * stride * sizeof(uint32_t));
         for (long e = 0; e < E; e += kPanel) {
             const long elements = std::min<long>(kPanel, E - e);
-            Accumulate add_key{dkey + e * width, width}, add_value{dvalue + e * width, width};
+            const long at = e * width + seen.from;
+            Accumulate add_key{dkey + at, width}, add_value{dvalue + at, width};
             pack_rows(head.query + first * head.stride + e, head.stride, rows, elements, packed);
-            multiply_all(packed_rows(packed), {paired, stride}, kPanel, count, elements, M, add_key);
+            multiply_all(packed_rows(packed), {paired, stride}, kPanel, count, elements, seen.count, add_key);
             pack_rows(grads + e, out_stride, rows, elements, packed);
-            multiply_all(packed_rows(packed), {weights, stride}, kPanel, count, elements, M, add_value);
+            multiply_all(packed_rows(packed), {weights, stride}, kPanel, count, elements, seen.count, add_value);
         }
     }
     store_transposed(dkey, width, M, E, dqkv + heads_width, head.stride);
@@ -248,27 +280,28 @@ using namespace lambert;
 extern "C" {
 
 // out [T, H, E], log_sums [T, H] float32; bounds [S + 1]; E a multiple of 16. Dropout of the probabilities by `key`.
+// A window of 0: a token attends to all tokens of its sequence.
 void lambert_attention(const bf16* qkv, const int32_t* bounds, bf16* out, float* log_sums, uint64_t key, long threshold,
-                       long sequences, long H, long E, long threads) {
+                       long window, long sequences, long H, long E, long threads) {
     const Drop drop(key, (int)threshold);
     each(sequences * H, threads, [&](long task) {
         const long start = bounds[task / H], end = bounds[task / H + 1], h = task % H;
         const Tiles tiles;
         forward(Head(qkv, start, end, h, H, E), out + (start * H + h) * E, H * E, log_sums + start * H + h, H,
-                drop.part(task));
+                drop.part(task), window);
     });
 }
 
 // dqkv [T, 3, H, E] from the gradient [T, H, E] of the output.
 void lambert_attention_backward(const bf16* qkv, const int32_t* bounds, const bf16* out, const float* log_sums,
-                                const bf16* grad, bf16* dqkv, uint64_t key, long threshold, long sequences, long H, long E,
-                                long threads) {
+                                const bf16* grad, bf16* dqkv, uint64_t key, long threshold, long window, long sequences,
+                                long H, long E, long threads) {
     const Drop drop(key, (int)threshold);
     each(sequences * H, threads, [&](long task) {
         const long start = bounds[task / H], end = bounds[task / H + 1], h = task % H, at = (start * H + h) * E;
         const Tiles tiles;
         backward(Head(qkv, start, end, h, H, E), out + at, grad + at, H * E, log_sums + start * H + h, H, drop.part(task),
-                 dqkv + (start * 3 * H + h) * E);
+                 dqkv + (start * 3 * H + h) * E, window);
     });
 }
 

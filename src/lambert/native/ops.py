@@ -203,8 +203,9 @@ class WeightGradient:
         )
 
 
-def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop) -> tuple[Tensor, Tensor]:
-    """Returns the mixtures [T, H, E], and the logarithms of the sums of the softmax [T, H]."""
+def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop, window: int = 0) -> tuple[Tensor, Tensor]:
+    """Returns the mixtures [T, H, E], and the logarithms of the sums of the softmax [T, H]. With a `window`, a token
+    attends to so many tokens on each side, otherwise to all of its sequence."""
     T, _, H, E = qkv_T3HE.shape
     _check_bounds(bounds_S1, T)
     out_THE, sums_TH = qkv_T3HE.new_empty(T, H, E), qkv_T3HE.new_empty(T, H, dtype=torch.float32)
@@ -216,6 +217,7 @@ def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop) -> tuple[Tensor, 
         sums_TH,
         drop.key,
         drop.threshold,
+        window,
         len(bounds_S1) - 1,
         H,
         E,
@@ -225,7 +227,7 @@ def attention(qkv_T3HE: Tensor, bounds_S1: Tensor, drop: Drop) -> tuple[Tensor, 
 
 
 def attention_backward(
-    qkv_T3HE: Tensor, bounds_S1: Tensor, out_THE: Tensor, sums_TH: Tensor, grad_THE: Tensor, drop: Drop
+    qkv_T3HE: Tensor, bounds_S1: Tensor, out_THE: Tensor, sums_TH: Tensor, grad_THE: Tensor, drop: Drop, window: int = 0
 ) -> Tensor:
     """Returns the gradient of `qkv_T3HE`."""
     _, _, H, E = qkv_T3HE.shape
@@ -240,6 +242,7 @@ def attention_backward(
         grad_T3HE,
         drop.key,
         drop.threshold,
+        window,
         len(bounds_S1) - 1,
         H,
         E,
@@ -262,7 +265,7 @@ def add_norm(y_TD: Tensor, x_TD: Tensor, norm: nn.LayerNorm, drop: Drop) -> tupl
         drop.key,
         drop.threshold,
         norm.weight,
-        norm.bias,
+        _bias(norm),
         norm.eps,
         *x_TD.shape,
         _threads(),
@@ -272,10 +275,15 @@ def add_norm(y_TD: Tensor, x_TD: Tensor, norm: nn.LayerNorm, drop: Drop) -> tupl
     return out_TD, saved
 
 
+def _bias(norm: nn.LayerNorm) -> Tensor:
+    return norm.bias if norm.bias is not None else torch.zeros_like(norm.weight)
+
+
 def add_norm_backward(
-    grad_TD: Tensor, saved: Sequence[Tensor], weight_D: Tensor, drop: Drop
+    grad_TD: Tensor, saved: Sequence[Tensor], weight_D: Tensor, drop: Drop, other_TD: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns the gradients of x, of y, and of the norm's weight and bias."""
+    """Returns the gradients of x, of y, and of the norm's weight and bias. `other_TD` is another gradient of the sum of
+    both, which is added."""
     grad_x_TD, sums_2D = torch.empty_like(grad_TD), torch.empty(2, grad_TD.shape[1])
     grad_y_TD = torch.empty_like(grad_TD) if drop.threshold else grad_x_TD
     _call(
@@ -283,6 +291,7 @@ def add_norm_backward(
         grad_TD,
         *saved,
         weight_D,
+        other_TD,
         drop.key,
         drop.threshold,
         *grad_TD.shape,
@@ -312,7 +321,7 @@ def embed_norm(
         drop.key,
         drop.threshold,
         norm.weight,
-        norm.bias,
+        _bias(norm),
         norm.eps,
         T,
         D,
@@ -343,6 +352,31 @@ def embed_norm_backward(
         0,
     )
     return grad_sum_TD, sums_2D[0], sums_2D[1]
+
+
+def rotate_(qkv_T3HE: Tensor, positions_T: Tensor, turns: tuple[Tensor, Tensor], *, back: bool = False) -> Tensor:
+    """Turns queries and keys in place by the angles of their positions, or back, and returns all of `qkv_T3HE`. `turns`
+    are the cosines and sines of all positions, float32 [., E / 2] each."""
+    T, _, H, E = qkv_T3HE.shape
+    _check_index(positions_T, T, len(turns[0]))
+    _call("rotate", qkv_T3HE, positions_T, *turns, back, T, H, E, _threads())
+    return qkv_T3HE
+
+
+def gated(both_TF: Tensor, approximate: str) -> Tensor:
+    """Returns gelu(a) b [T, F] of the halves a and b of the columns of `both_TF` [T, 2 F]."""
+    T, F = len(both_TF), both_TF.shape[1] // 2
+    out_TF = both_TF.new_empty(T, F)
+    _call("gated", both_TF, FORMS[approximate], T, F, _threads(), out_TF)
+    return out_TF
+
+
+def gated_backward(both_TF: Tensor, grad_TF: Tensor, approximate: str) -> Tensor:
+    """Returns the gradient [T, 2 F] of `both_TF`."""
+    T, F = grad_TF.shape
+    found_TF = torch.empty_like(both_TF)
+    _call("gated_backward", both_TF, grad_TF, FORMS[approximate], T, F, _threads(), found_TF)
+    return found_TF
 
 
 def add_rows(rows_TD: Tensor, ids_T: Tensor, into_VD: Tensor) -> None:

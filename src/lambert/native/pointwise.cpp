@@ -83,6 +83,7 @@ struct NormGradient {
     const float *mean, *rstd, *gamma;
     Drop drop;
     long width;
+    const bf16* other;  // another gradient of the norm's input, or null
     bf16* dsum;  // the gradient of the norm's input
     bf16* dy;    // dsum through dropout, or null
 };
@@ -130,7 +131,8 @@ inline void norm_gradient(const NormGradient& all, long row, float* dgamma, floa
             if (After) grad = _mm512_maskz_mul_ps(kept, grad, kept_scale);
             const __m512 normal = _mm512_fmadd_ps(load(all.sum + first + d), scale[r], shift[r]);
             const __m512 centred = _mm512_fmsub_ps(grad, load(all.gamma + d), mean);
-            const __m512 result = _mm512_mul_ps(_mm512_fnmadd_ps(normal, slope, centred), scale[r]);
+            __m512 result = _mm512_mul_ps(_mm512_fnmadd_ps(normal, slope, centred), scale[r]);
+            if (all.other) result = _mm512_add_ps(result, load(all.other + first + d));
             store(all.dsum + first + d, result);
             if (!After && all.dy) store(all.dy + first + d, _mm512_maskz_mul_ps(kept, result, kept_scale));
         });
@@ -229,14 +231,14 @@ void lambert_add_norm(
     });
 }
 
-// dsum: the gradient of `sum`, so also of x. dy: that of y, written if dropout was used. dgamma and dbeta [D] are
-// replaced, or added to if `add`.
+// dsum: the gradient of `sum`, so also of x, plus `other` if it is not null. dy: that of y, written if dropout was used.
+// dgamma and dbeta [D] are replaced, or added to if `add`.
 void lambert_add_norm_backward(
-    const bf16* dout, const bf16* sum, const float* mean, const float* rstd, const float* gamma, uint64_t key,
-    int64_t threshold, int64_t T, int64_t D, int64_t threads, bf16* dsum, bf16* dy, float* dgamma, float* dbeta,
+    const bf16* dout, const bf16* sum, const float* mean, const float* rstd, const float* gamma, const bf16* other,
+    uint64_t key, int64_t threshold, int64_t T, int64_t D, int64_t threads, bf16* dsum, bf16* dy, float* dgamma, float* dbeta,
     int64_t add) {
     bf16* dropped = threshold ? dy : nullptr;
-    const NormGradient all{dout, sum, mean, rstd, gamma, Drop(key, (int)threshold), D, dsum, dropped};
+    const NormGradient all{dout, sum, mean, rstd, gamma, Drop(key, (int)threshold), D, other, dsum, dropped};
     norm_gradients<false>(all, T, threads, dgamma, dbeta, add);
 }
 
@@ -277,7 +279,7 @@ void lambert_embed_norm(
 void lambert_embed_norm_backward(
     const bf16* dout, const bf16* sum, const float* mean, const float* rstd, const float* gamma, uint64_t key,
     int64_t threshold, int64_t T, int64_t D, int64_t threads, bf16* dsum, float* dgamma, float* dbeta, int64_t add) {
-    const NormGradient all{dout, sum, mean, rstd, gamma, Drop(key, (int)threshold), D, dsum, nullptr};
+    const NormGradient all{dout, sum, mean, rstd, gamma, Drop(key, (int)threshold), D, nullptr, dsum, nullptr};
     norm_gradients<true>(all, T, threads, dgamma, dbeta, add);
 }
 
