@@ -248,3 +248,42 @@ def test_an_optimizer_from_outside() -> None:
 def sgd(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
     """An optimizer that another package might bring."""
     return torch.optim.SGD(groups, lr=config.lr)
+
+
+def stable_adamw_by_the_paper(steps: int, lr: float, decay: float) -> list[Any]:
+    """Algorithm 2 of Wortsman et al., 2023, tensor by tensor; betas 0.9 and 0.999, eps 1e-6."""
+    weights = [np.array(weight) for weight in GOLDEN["inputs"]["W0"]]
+    means, squares = [np.zeros_like(weight) for weight in weights], [np.zeros_like(weight) for weight in weights]
+    for step in range(1, steps + 1):
+        for place, weight in enumerate(weights):
+            grad = np.array(GOLDEN["inputs"]["G"][(step - 1) % 4][place]) * (1 + (step - 1) // 4)
+            first, second = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in (0.9, 0.999))
+            means[place] = first * means[place] + (1 - first) * grad
+            squares[place] = second * squares[place] + (1 - second) * grad**2
+            rms = np.sqrt(np.mean(grad**2 / np.maximum(squares[place], 1e-6**2)))
+            rate = lr / max(1.0, rms)
+            shrunk = weight * (1 - rate * (decay if place == 0 else 0.0))
+            weights[place] = shrunk - rate * means[place] / (np.sqrt(squares[place]) + 1e-6)
+    return weights
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_stable_adamw_is_that_of_the_paper(decay: float) -> None:
+    model = Tensors()
+    config = OptimConfig(name="stable_adamw", lr=0.01, eps=1e-6, weight_decay=decay)
+    assert worst(trained(build(model, config), model, 20), stable_adamw_by_the_paper(20, 0.01, decay)) <= 1e-12
+
+
+def test_stable_adamw_limits_the_step_of_a_sudden_gradient() -> None:
+    """After many small gradients, one a thousand times larger moves the weight by less than AdamW would."""
+    moved = {}
+    for name in ("adamw", "stable_adamw"):
+        param = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        groups = [{"params": [("weight", param)], "weight_decay": 0.0}]
+        optimizer = OPTIMIZERS[name](groups, OptimConfig(name=name, lr=1.0, betas=(0.9, 0.99)))
+        for number in range(60):
+            param.grad = torch.full((4,), 1e-3 if number < 59 else 1.0, dtype=torch.float64)
+            before = param.detach().clone()
+            optimizer.step()
+        moved[name] = float((param.detach() - before).abs().max())
+    assert moved["stable_adamw"] < 0.2 * moved["adamw"]

@@ -15,7 +15,7 @@ class OptimConfig:
     """How gradients become updates, and the learning rate of each update."""
 
     name: str = "lamb"
-    """Optimizer: lamb, adamw, radam, or "package.module:name"."""
+    """Optimizer: lamb, adamw, radam, stable_adamw, or "package.module:name"."""
     lr: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     base_batch: int | None = None

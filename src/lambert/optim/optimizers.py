@@ -12,6 +12,7 @@ from lambert.core.registry import Kind, lookup
 from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.lamb import FUSED_DEVICES, Lamb
+from lambert.optim.stable_adamw import StableAdamW
 
 Groups = list[dict[str, Any]]
 
@@ -59,10 +60,15 @@ def _radam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     return made
 
 
+def _stable_adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    return StableAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
 OPTIMIZERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
     "lamb": _lamb,
     "adamw": _adamw,
     "radam": _radam,
+    "stable_adamw": _stable_adamw,
 }
 KIND = Kind((list, OptimConfig))
 
