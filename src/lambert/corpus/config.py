@@ -23,6 +23,7 @@ from lambert.corpus.tokens.sentences import LINES
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
+KINDS = ("wordpiece", "bpe", "unigram")
 STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
 """The steps of preparation, in their order."""
 
@@ -74,18 +75,22 @@ class PrepareConfig:
     """File or URL with the checksums of remote inputs, as sha256sum, sha1sum and md5sum write them."""
     deduplicate: DeduplicateConfig = DeduplicateConfig()
     tokenizer: str = "train"
-    """`train` learns a WordPiece vocabulary from the corpus. Otherwise the path of a vocab.txt, of a tokenizer.json, or
-    of a folder that holds one."""
+    """`train` learns a vocabulary from the corpus. Otherwise the path of a vocab.txt, of a tokenizer.json, or of a
+    folder that holds one."""
+    tokenizer_kind: str = "wordpiece"
+    """Kind of tokenizer to learn (tokenizer = "train"): BERT's WordPiece; byte-level BPE as in RoBERTa and ModernBERT,
+    which can express every text; or Unigram as in XLM-R, for languages that do not put spaces between words (not
+    repeatable to the bit)."""
     vocabulary: int = 30_522
     """Maximum number of pieces to learn (tokenizer = "train"). The published uncased English vocabulary has 30,522."""
     lowercase: bool | None = None
-    """Lower-case the text and strip accents. Unset: true with tokenizer = "train", else as the tokenizer's files
-    say."""
+    """Lower-case the text and, in WordPiece, strip accents. Unset: true where WordPiece is learnt, false where another
+    kind is, else as the tokenizer's files say."""
     min_frequency: int = 2
     """Words and characters that occur less often are not learnt as pieces (tokenizer = "train")."""
     alphabet: int = 0
-    """Maximum number of single characters, the most frequent first (tokenizer = "train"). 0: vocabulary / 10, at least
-    64 and at most 1000."""
+    """Maximum number of single characters in WordPiece, the most frequent first (tokenizer = "train"). 0: vocabulary /
+    10, at least 64 and at most 1000."""
     sample_megabytes: int = 200
     """Approximate MB of text, spread over all documents, from which the vocabulary is learnt (tokenizer = "train")."""
     format: str = "auto"
@@ -188,7 +193,7 @@ class PrepareConfig:
             _check_out(self)
         elif self.stages and not self.peek and self.folder.resolve() in _with_parents(self.work_folder.resolve()):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
-        choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES}
+        choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES, "tokenizer_kind": KINDS}
         if ":" not in self.format:
             choices["format"] = ("auto", *READERS)
         for name, allowed in choices.items():
@@ -205,6 +210,11 @@ class PrepareConfig:
         if not re.fullmatch(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*", self.language):
             raise UsageError(f"language = {self.language!r} is not an ISO 639 code such as en or de.")
         _check_used(self)
+
+    @property
+    def lowers(self) -> bool:
+        """Whether the tokenizer that is learnt lower-cases."""
+        return self.tokenizer_kind == "wordpiece" if self.lowercase is None else self.lowercase
 
     @property
     def layout(self) -> Layout:
@@ -276,9 +286,11 @@ class PrepareConfig:
         if self.tokenizer != "train":
             without |= {"vocabulary", "min_frequency", "alphabet", "sample_megabytes"}
             without |= {"lowercase"}  # the tokenizer says it
+        if self.tokenizer != "train" or self.tokenizer_kind == "wordpiece":
+            without |= {"tokenizer_kind"}
         values = {name: value for name, value in as_dict(self).items() if name not in without}
         if self.tokenizer == "train":
-            values["lowercase"] = self.lowercase is not False
+            values["lowercase"] = self.lowers
         if "decontaminate" in values:
             values["decontaminate"] = FILTERS["decontaminate"].settings(self)  # with the hashes of the files
         return values | ({"clean": [*self.cleaners]} if self.clean else {})
