@@ -169,13 +169,12 @@ def test_a_masked_model_without_pooler_may_become_a_classifier(tmp_path: Path) -
     }  # fmt: skip
 
 
-def test_rows_that_pad_the_vocabulary_are_dropped(tmp_path: Path) -> None:
+def test_rows_that_pad_the_vocabulary_are_kept(tmp_path: Path) -> None:
     model = scattered({"mlm": 0}, EncoderConfig(vocabulary=128, hidden=32, intermediate=48))
     weights.save(model, tmp_path)
-    cut = weights.load(tmp_path, vocabulary=90)[0]
-    assert cut.config.vocabulary == 90
-    assert torch.equal(cut.encoder.words.weight, model.encoder.words.weight[:90])
-    assert torch.equal(cut.heads["mlm"].bias, model.heads["mlm"].bias[:90])
+    read = weights.load(tmp_path, vocabulary=90)[0]
+    assert read.config.vocabulary == 128
+    assert torch.equal(read.encoder.words.weight, model.encoder.words.weight)
 
 
 def test_fresh_weights_are_a_function_of_seed_and_name() -> None:
@@ -263,7 +262,7 @@ def test_a_wrong_shape_is_named(folder: Path) -> None:
         weights.load(folder)
 
 
-@pytest.mark.parametrize("vocabulary", [80, 89, 91, 30522])
+@pytest.mark.parametrize("vocabulary", [40, 91, 30522])
 def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
     with pytest.raises(DataError, match=f"vocabulary does not match the weights.*{vocabulary} pieces.*has 90"):
         weights.load(folder, vocabulary=vocabulary)
@@ -272,7 +271,7 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model_type", "roberta", "model_type = 'roberta'"),
+        ("model_type", "mpnet", "model_type = 'mpnet'"),
         ("hidden_act", "relu", "hidden_act = 'relu'"),
         ("position_embedding_type", "relative_key", "position_embedding_type = 'relative_key'"),
         ("is_decoder", True, "is_decoder = True"),

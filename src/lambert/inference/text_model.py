@@ -188,7 +188,8 @@ class TextModel:
             raise UsageError(f"{folder} exists: name another folder.")
         extra = {} if self._task.config.name == "mask" else self._task.model_config()
         files = {} if self._task.config.name == "mask" else model_files(self._task, self._model.config.hidden)
-        publish(self._model, Path(folder), partial(tokenizers.save, self.tokenizer), extra, files=files)
+        write = partial(tokenizers.save, self.tokenizer, longest=self._model.config.positions)
+        publish(self._model, Path(folder), write, extra, files=files)
         return Path(folder)
 
     def read(self, path: Path) -> Any:

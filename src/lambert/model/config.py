@@ -1,12 +1,43 @@
 """Settings of an encoder, and the published sizes of BERT."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class ModernConfig:
+    """What only ModernBERT's blocks have. Defaults: Warner et al., "Smarter, Better, Faster, Longer", 2024, table 3."""
+
+    theta: float = 160_000.0
+    """Base of the rotary angles of global layers."""
+    local_theta: float = 10_000.0
+    """Base of the rotary angles of local layers."""
+    window: int = 64
+    """Tokens on each side of a token to which it attends in local layers."""
+    global_every: int = 3
+    """Every so many layers, from the first one, attend to the whole sequence. 1: all of them."""
+    attention_bias: bool = False
+    """Biases of the layers of attention."""
+    mlp_bias: bool = False
+    """Biases of the feed-forward layers."""
+    norm_bias: bool = False
+    """Biases of the norms."""
+    head_bias: bool = False
+    """Bias of the layer that all heads have before their logits."""
+    decoder_bias: bool = True
+    """Bias of the masked-LM logits."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """What the heads of sentences read: the mean of the states, or the state of the first token."""
+
+    def __post_init__(self) -> None:
+        check(self, "modern.", theta="(1, inf)", local_theta="(1, inf)", window="[1, inf)", global_every="[1, inf)")
+        if self.pooling not in ("mean", "cls"):
+            raise UsageError(f"modern.pooling = {self.pooling!r} is unknown. Known: mean, cls.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +57,13 @@ class EncoderConfig:
     positions: int = 512
     """Maximum length of a sequence, in tokens."""
     segment_types: int = 2
-    """Number of segment types; 2: segments A and B."""
+    """Number of segment types; 2: segments A and B; 0: the encoder has none (DistilBERT)."""
+    position_offset: int = 0
+    """Rows of the table of positions before that of the first position; 2 in RoBERTa."""
+    embedding: int = 0
+    """Width of the embeddings, which a layer maps to `hidden`, in ELECTRA. 0: they have the width `hidden`."""
+    pad: int = 0
+    """Id of the padding token, which transformers reads from config.json."""
     activation: str = "gelu"
     """`gelu` (with the error function, as first released and in Hugging Face) or `gelu_tanh` (the tanh approximation,
     Google since 2019)."""
@@ -40,19 +77,29 @@ class EncoderConfig:
     """Standard deviation of initial weights, truncated at two standard deviations (google-research/bert,
     create_initializer)."""
     block: str = "bert"
-    """Family of the encoder (bert), or package.module:name of a block that takes the place of BERT's."""
+    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra), or
+    package.module:name of a block that takes the place of BERT's."""
+
+    modern: ModernConfig = field(default_factory=ModernConfig)
+    """Settings of ModernBERT's blocks."""
 
     def __post_init__(self) -> None:
         count = "[1, inf)"
         check(
             self,
-            layers=count, hidden=count, heads=count, intermediate=count, positions=count, segment_types=count,
+            layers=count, hidden=count, heads=count, intermediate=count, positions=count,
+            segment_types="[0, inf)", position_offset="[0, inf)", embedding="[0, inf)", pad="[0, inf)",
             dropout="[0, 1)", attention_dropout="[0, 1)",
         )  # fmt: skip
         if self.hidden % self.heads:
             raise UsageError(f"heads = {self.heads} does not divide hidden = {self.hidden}.")
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation = {self.activation!r} is unknown. Known: {', '.join(ACTIVATIONS)}.")
+
+    @property
+    def table_width(self) -> int:
+        """Width of the tables of embeddings."""
+        return self.embedding or self.hidden
 
     @property
     def custom_block(self) -> bool:

@@ -3,9 +3,21 @@
 from lambert.core.registry import choose
 from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
+from lambert.model.distilbert import DISTILBERT
+from lambert.model.electra import ELECTRA
 from lambert.model.family import Family
+from lambert.model.modernbert import MODERNBERT
+from lambert.model.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
-FAMILIES: dict[str, Family] = {"bert": BERT}
+FAMILIES: dict[str, Family] = {
+    "bert": BERT,
+    "modernbert": MODERNBERT,
+    "roberta": ROBERTA,
+    "xlm-roberta": XLM_ROBERTA,
+    "camembert": CAMEMBERT,
+    "distilbert": DISTILBERT,
+    "electra": ELECTRA,
+}
 DEFAULT = EncoderConfig().block
 """The family of a folder that names none, and the one whose embeddings and heads go with a block from outside."""
 
@@ -14,6 +26,11 @@ def family_of(config: EncoderConfig) -> Family:
     """Returns the family of an encoder. Raises UsageError if `config.block` names neither a family nor a block from
     outside."""
     return FAMILIES[DEFAULT] if config.custom_block else choose(FAMILIES, config.block, "model.block")
+
+
+def predicts_next(config: EncoderConfig) -> bool:
+    """Returns whether models of the family can be pre-trained to predict the next sentence too."""
+    return any("nsp" in heads for heads in family_of(config).architectures.values())
 
 
 def takes_pairs(config: EncoderConfig) -> bool:

@@ -34,6 +34,10 @@ class Family:
     """Heads by objective, where they differ from `heads.HEADS`."""
     pooler: type[nn.Module] = Pooler
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
+    completed: Callable[[EncoderConfig], EncoderConfig] = lambda config: config
+    """Function that returns the settings of a fresh encoder with what the family determines."""
+    initial_deviation: Callable[[EncoderConfig, str], float] = lambda config, name: config.init_range
+    """Function from (config, name of a parameter of `heads.Model`) to the standard deviation of its initial weights."""
     segments: bool = True
     """Whether the embeddings of a token depend on its segment. If so, pairs of texts need two segment types."""
 
@@ -48,7 +52,7 @@ class Family:
     """Names of tensors that files may hold as copies, and what they are copies of."""
     architectures: Mapping[str, tuple[str, ...]]
     """`architectures` of config.json and their heads. A folder names the first architecture all of whose heads the
-    model has; the last one must have no head."""
+    model has; one of them must have no head."""
     to_json: Callable[[EncoderConfig], dict[str, Any]]
     """Function that returns the keys of config.json that describe the encoder."""
     from_json: Callable[[Mapping[str, Any], Path], EncoderConfig]

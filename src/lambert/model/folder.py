@@ -34,6 +34,8 @@ BY_PIECE = ("encoder.words.weight", "heads.mlm.bias")
 """Parameters with a row or a value for each piece of the vocabulary."""
 _BLOCKS = (8, 64, 128)
 """Numbers of rows to a multiple of which other programs pad these parameters."""
+_SPARE = 40
+"""Rows without a piece that a table may have otherwise: the multilingual MiniLM has 35."""
 
 _SAVED = re.compile(r"saved after update ([\d,]+ of [\d,]+)")
 """A line of log.txt about a run that was stopped."""
@@ -175,21 +177,15 @@ def _labels(settings: Mapping[str, Any], folder: Path) -> int:
     return count
 
 
-def with_vocabulary(config: EncoderConfig, vocabulary: int, tensors: dict[str, Tensor], path: Path) -> EncoderConfig:
-    """Returns the settings for a tokenizer of `vocabulary` pieces, and removes the rows that pad the tables from
-    `tensors`. Raises DataError where the sizes differ by more than padding."""
-    if config.vocabulary == vocabulary:
-        return config
-    if config.vocabulary not in {_padded(vocabulary, block) for block in _BLOCKS}:
+def check_vocabulary(config: EncoderConfig, vocabulary: int, path: Path) -> None:
+    """Raises DataError if the table of words at `path` is not for a tokenizer of `vocabulary` pieces: it must have a
+    row for each, and may have more that pad it."""
+    padded = {_padded(vocabulary, block) for block in _BLOCKS}
+    if config.vocabulary not in padded and not 0 <= config.vocabulary - vocabulary <= _SPARE:
         pieces = f"the tokenizer has {vocabulary} pieces, {path} has {config.vocabulary}"
         raise DataError(
             f"The vocabulary does not match the weights: {pieces}. Use the tokenizer they were trained with."
         )
-    family = family_of(config)
-    for name in map(family.stored_name, BY_PIECE):
-        if name in tensors and tensors[name].shape[:1] == (config.vocabulary,):
-            tensors[name] = tensors[name][:vocabulary]
-    return dataclasses.replace(config, vocabulary=vocabulary)
 
 
 def padding_after(larger: int, vocabulary: int, rows: int) -> int:

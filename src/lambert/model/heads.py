@@ -62,7 +62,7 @@ class Model(nn.Module):
         family = family_of(config)
         kinds = {name: lookup({**HEADS, **family.heads}, name, "head", KIND) for name in heads}
         self.heads = nn.ModuleDict({_key(name): kinds[name](config, labels) for name, labels in heads.items()})
-        self._pooled = any(head.pooled for head in self.heads.values())
+        self._pooled = any(head.reads == "pooled" for head in self.heads.values())
         self.pooler = family.pooler(config) if self._pooled or pooler else None
 
     @property
@@ -96,8 +96,10 @@ class Model(nn.Module):
                 logits[name] = head(states_TD, at_N, self.encoder.words.weight, batch.compute)
             elif isinstance(head, Vector):
                 logits[name] = head(states_TD, at_N, batch.bounds_S1)
+            elif head.reads == "first":
+                logits[name] = head(states_TD[batch.bounds_S1[:-1].long()], at_N)
             else:
-                logits[name] = head(pooled_SD if head.pooled else states_TD, at_N)
+                logits[name] = head(pooled_SD if head.reads == "pooled" else states_TD, at_N)
         return logits
 
     def forward(self, batch: Batch) -> Tensor:

@@ -24,14 +24,15 @@ def project(states_TD: Tensor, *layers: nn.Linear, compute: Compute = PLAIN) -> 
 
     One product computes all of them, in float8 if `compute` enables it and the widths allow it.
     """
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
     if compute.float8 and float8.fits(weights):
         return float8.linear(states_TD, weights, biases)
     return linear(states_TD, weights, biases, compute)
 
 
 def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute = PLAIN) -> Tensor:
-    """Returns states_TD times the transposed `weights` [F, D], concatenated along F, plus the `biases` [F]: [T, F]."""
+    """Returns states_TD times the transposed `weights` [F, D], concatenated along F, plus the `biases` [F]: [T, F].
+    There is a bias for each weight, or none."""
     if fast(states_TD):
         if packed.usable(states_TD, weights):
             return packed.linear(states_TD.bfloat16(), weights, biases, compute)
@@ -40,8 +41,8 @@ def linear(states_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
         )
         return product_TF
     if len(weights) == 1:
-        return nn.functional.linear(states_TD, weights[0], biases[0])
-    return nn.functional.linear(states_TD, torch.cat([*weights]), torch.cat([*biases]))
+        return nn.functional.linear(states_TD, weights[0], biases[0] if biases else None)
+    return nn.functional.linear(states_TD, torch.cat([*weights]), torch.cat([*biases]) if biases else None)
 
 
 def fast(states_TD: Tensor) -> bool:
@@ -67,7 +68,7 @@ class _Weight:
         self, version: tuple[int, ...], weights: Sequence[Tensor], biases: Sequence[Tensor], one_layout: bool
     ) -> None:
         self.version, self._one_layout = version, one_layout
-        self.weight_FD, self.bias_F = (_rounded(parts) for parts in (weights, biases))
+        self.weight_FD, self.bias_F = _rounded(weights), _rounded(biases) if biases else None
         self._rows = {"forward": 0, "backward": 0}
         self._laid_out: dict[str, Tensor] = {}
 
@@ -129,7 +130,9 @@ class _Linear(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * len(ctx.parts)
         if any(ctx.needs_input_grad[3:]):
             widths = [weight.shape[0] for weight in ctx.parts[: ctx.count]]
-            parts = (*torch.split(grad_TF.t() @ states_TD, widths), *torch.split(grad_TF.sum(0), widths))
+            parts = torch.split(grad_TF.t() @ states_TD, widths)
+            if len(ctx.parts) > ctx.count:
+                parts = (*parts, *torch.split(grad_TF.sum(0), widths))
             grads = [
                 ctx.gradients.accumulate(part, grad) if part.requires_grad else None
                 for part, grad in zip(ctx.parts, parts, strict=True)

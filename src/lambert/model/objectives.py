@@ -34,11 +34,11 @@ class Pooler(nn.Linear):
 class Head(nn.Module):
     """One objective: `forward` returns logits, `loss` their summed loss, and `hits` the number of correct predictions.
 
-    A head with `pooled` reads one row per sequence, the output of the pooler [S, D]; the others read the states of
-    tokens [T, D].
+    `reads`: the states of all tokens [T, D] ("tokens"), one row per sequence: the state of its first token ("first") or
+    the output of the pooler ("pooled"), [S, D].
     """
 
-    pooled = False
+    reads = "tokens"
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__()
@@ -99,17 +99,20 @@ class MaskedLanguageModel(Head):
         return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
 
 
-def decoded(rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor, multiple: int, compute: Compute = PLAIN) -> Tensor:
-    """Returns rows_ND times the transposed table, plus the bias, [N, V], computed with V rounded up to a `multiple`.
+def decoded(
+    rows_ND: Tensor, words_VD: Tensor, bias_V: Tensor | None, multiple: int, compute: Compute = PLAIN
+) -> Tensor:
+    """Returns rows_ND times the transposed table, plus the bias if there is one, [N, V], computed with V rounded up to
+    a `multiple`.
 
     The matrix units of a GPU need rows of a multiple of 16 bytes: 30,522 columns take twice as long as 30,528.
     """
     vocabulary = len(words_VD)
     missing = -vocabulary % multiple
     if not missing:
-        return linear(rows_ND, [words_VD], [bias_V], compute)
-    wider = nn.functional.pad(words_VD, (0, 0, 0, missing)), nn.functional.pad(bias_V, (0, missing))
-    return linear(rows_ND, [wider[0]], [wider[1]], compute)[:, :vocabulary]
+        return linear(rows_ND, [words_VD], [] if bias_V is None else [bias_V], compute)
+    biases = [] if bias_V is None else [nn.functional.pad(bias_V, (0, missing))]
+    return linear(rows_ND, [nn.functional.pad(words_VD, (0, 0, 0, missing))], biases, compute)[:, :vocabulary]
 
 
 class NextSentence(Head):
@@ -118,7 +121,7 @@ class NextSentence(Head):
     Source: Devlin et al., 2018, section 3.1.
     """
 
-    pooled = True
+    reads = "pooled"
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__(config, 2)
@@ -128,13 +131,13 @@ class NextSentence(Head):
 class Label(Head):
     """Predicts the class of a text or of a pair of texts."""
 
-    pooled = True
+    reads = "pooled"
 
 
 class Value(Head):
     """Predicts a number for a text or a pair of texts; the loss is the squared error."""
 
-    pooled = True
+    reads = "pooled"
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__(config, 1)
@@ -151,7 +154,7 @@ class Value(Head):
 class MultiLabel(Head):
     """Predicts which labels a text or a pair of texts has: any number of them, each by a logistic unit."""
 
-    pooled = True
+    reads = "pooled"
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the sum over texts of the mean over labels of the binary cross entropy, in nats.
@@ -175,7 +178,7 @@ class Choice(Head):
     Source: Devlin et al., 2018, section 4.4 (SWAG).
     """
 
-    pooled = True
+    reads = "pooled"
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__(config, 1)

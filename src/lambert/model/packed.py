@@ -5,6 +5,7 @@ written to the owner of the gradient buffer, if there is one, in float32 and wit
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -73,16 +74,18 @@ class Gradients:
         self.returned: dict[Tensor, Tensor] = {}
 
     def linear(self, grad_TF: Tensor, x_TD: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        """Computes the gradients of layers that read `x_TD` from the concatenated gradients of their outputs."""
+        """Computes the gradients of layers that read `x_TD` from the concatenated gradients of their outputs. There is
+        a bias for each weight, or none."""
         if not any(part.requires_grad for part in (*weights, *biases)):
             return
         found, offset = ops.WeightGradient(grad_TF, x_TD), 0
-        for weight, bias in zip(weights, biases, strict=True):
+        for weight, bias in zip_longest(weights, biases):
             if weight.requires_grad:
                 into_FD, add = self._place(weight)
                 found.write(into_FD, offset, add=add)
                 self._sink.written(weight)
-            self.add(bias, found.bias_F[offset : offset + len(weight)])
+            if bias is not None:
+                self.add(bias, found.bias_F[offset : offset + len(weight)])
             offset += len(weight)
 
     def add(self, parameter: Tensor, grad: Tensor) -> None:

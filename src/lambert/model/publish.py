@@ -100,7 +100,7 @@ def _sample(model: Model) -> Batch:
     """Returns two sequences of random pieces in two segments, with every token a masked-LM target."""
     lengths = np.array([min(48, model.config.positions), min(17, model.config.positions)])
     ids = below(words(key(0, 0), int(lengths.sum())), model.config.vocabulary)
-    types = np.concatenate([np.arange(n) * 2 // n for n in lengths]) % model.config.segment_types
+    types = np.concatenate([np.arange(n) * 2 // n for n in lengths]) % max(1, model.config.segment_types)
     everywhere = torch.arange(int(lengths.sum()))
     return flat_batch(ids, types, lengths, {"mlm": Target(everywhere, torch.from_numpy(ids))})
 
@@ -138,6 +138,7 @@ def _by_transformers(model: Model, folder: Path, batch: Batch, names: Collection
     for start, end in pairwise(batch.bounds_S1.tolist()):
         shape = (1, 1, -1) if heads == ("choice",) else (1, -1)  # one example of one choice
         inputs = {"input_ids": batch.ids_T[start:end].view(shape)}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])  # ModernBertForMultipleChoice needs it
         if family_of(model.config).segments:
             inputs["token_type_ids"] = batch.types_T[start:end].view(shape)
         rows.append(net(**inputs))

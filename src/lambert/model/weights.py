@@ -161,12 +161,12 @@ def built(config: EncoderConfig, heads: Mapping[str, int], pooler: bool = False)
 @torch.no_grad()
 def initialise(model: Model, seed: int, names: Collection[str] | None = None) -> None:
     """Fills the model as `fresh` does, or only the tensors with these `names` in a model folder."""
-    std, family = model.config.init_range, family_of(model.config)
+    constant, family = model.config.init_range == 0, family_of(model.config)
     for name, parameter in model.named_parameters():
         theirs = family.stored_name(name)
         if names is not None and theirs not in names:
             continue
-        if name.endswith("bias") or (std == 0 and parameter.ndim > 1):
+        if name.endswith("bias") or (constant and parameter.ndim > 1):
             parameter.zero_()
         elif parameter.ndim == 1:  # the scale of a norm, whatever its class
             parameter.fill_(1.0)
@@ -174,6 +174,7 @@ def initialise(model: Model, seed: int, names: Collection[str] | None = None) ->
             draw = key(seed, Stream.INIT, zlib.crc32(theirs.encode()))
             generator = torch.Generator().manual_seed(int(draw) >> 1)
             values = torch.empty(parameter.shape)
+            std = family.initial_deviation(model.config, name)
             nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
             parameter.copy_(values)
 
@@ -218,8 +219,7 @@ def load(
         folder: Model folder.
         heads: Number of labels of each objective, as in `Model`; None: the heads of the folder. Heads that the folder
             lacks, and heads with another number of labels, are fresh.
-        vocabulary: Number of pieces of the tokenizer. Rows that pad the tables to a multiple of 8, 64 or 128 are
-            removed.
+        vocabulary: Number of pieces of the tokenizer. The tables may have a few more rows, which stay as they are.
         seed: Seed of fresh tensors.
         code: Names of the code from outside Lambert that the folder may ask for.
         pooler: Whether to keep a pooler of the folder that no head reads.
@@ -248,7 +248,7 @@ def _loaded(
     family = family_of(config)
     tensors, untied = current(family, stored), _untied(family, stored)
     if vocabulary is not None:
-        config = layout.with_vocabulary(config, vocabulary, tensors, path)
+        layout.check_vocabulary(config, vocabulary, path)
     heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
     pooler = pooler and family.stored_name("pooler.weight") in tensors
     _check_sizes(config, heads, tensors, path, pooler)
@@ -281,7 +281,7 @@ def _check_sizes(
     if words not in tensors:
         raise DataError(f"{path} lacks {words}.")
     # First, because a matrix may be too large for the meta device, too, if its width is that of no tensor.
-    _check_shape(words, tensors[words], (config.vocabulary, config.hidden), str(path))
+    _check_shape(words, tensors[words], (config.vocabulary, config.table_width), str(path))
     layers = len({found[1] for name in tensors if (found := numbers.match(name))})
     if config.layers > layers:
         raise DataError(f"{path} lacks {family.layer}{layers}: config.json has num_hidden_layers = {config.layers}.")

@@ -31,7 +31,7 @@ def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, i
     """
     width = config.hidden
     classes = {**labels, **_CLASSES}
-    products = width**2 * sequences if any(HEADS[name].pooled for name in targets if name in HEADS) else 0
+    products = width**2 * sequences if any(HEADS[name].reads == "pooled" for name in targets if name in HEADS) else 0
     for name, count in targets.items():
         products += count * width * ((width + config.vocabulary) if name == "mlm" else classes[name])
     return 2 * products

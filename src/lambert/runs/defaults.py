@@ -34,11 +34,12 @@ class FreshEncoderConfig(EncoderConfig):
     def __post_init__(self) -> None:
         EncoderConfig.__post_init__(self if self.init_range else dataclasses.replace(self, init_range=BASE_INIT))
 
-    def shape(self, vocabulary: int) -> EncoderConfig:
-        """The settings of a fresh encoder for a tokenizer of that many pieces, with `init_range` resolved."""
+    def shape(self, vocabulary: int, pad: int = 0) -> EncoderConfig:
+        """The settings of a fresh encoder for a tokenizer of that many pieces and with that padding token, with
+        `init_range` resolved."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["init_range"] = self.init_range or init_range(self.hidden)
-        return EncoderConfig(**values | {"vocabulary": vocabulary})
+        return EncoderConfig(**values | {"vocabulary": vocabulary, "pad": pad})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class FinetuneOptimConfig(OptimConfig):
     """How gradients become updates, and the learning rate of each update."""
 
     name: str = "adamw"
-    """Optimizer: lamb, adamw, radam, or "package.module:name"."""
+    """Optimizer: lamb, adamw, radam, stable_adamw, or "package.module:name"."""
     lr: float = 0.0
     """Peak learning rate, reached at the end of the warm-up. 0: by the width of the model, 2e-5 x (768 / width)^2, at
     most 1e-3 (benchmarks/finetune-defaults)."""

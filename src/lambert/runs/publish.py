@@ -53,7 +53,8 @@ def publish_run(
     folder = config.out / "model"
     write_atomic(config.out / SCORES, json_text(dict(scores), indent=1) + "\n")
     text = card(model, config, scores, trained)
-    publish(model.cpu(), folder, partial(tokenizers.save, tokenizer), extra, card=text, files=files, replace=True)
+    write = partial(tokenizers.save, tokenizer, longest=model.config.positions)
+    publish(model.cpu(), folder, write, extra, card=text, files=files, replace=True)
     return f"model  {folder}"
 
 

@@ -9,6 +9,7 @@ from lambert.core.errors import DataError
 from lambert.core.files import check_new_folder
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import folder as layout
 from lambert.model import weights
@@ -17,8 +18,9 @@ from lambert.runs.result import Result, Say, silent
 from lambert.tasks import sentence_transformers
 from lambert.verbs.settings.convert import ExportConfig, ImportConfig
 
-KEPT = ("id2label", "label2id", "problem_type", "lambert")
-"""Keys of config.json that describe the head. They are copied."""
+_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+KEPT = ("id2label", "label2id", "problem_type", "lambert", *_IDS)
+"""Keys of config.json that describe the head, and ids of special tokens. They are copied."""
 
 
 def run_import(config: ImportConfig, say: Say = silent) -> Result:
@@ -35,12 +37,12 @@ def _imported(config: ImportConfig) -> Iterator[str]:
     check_new_folder(config.out)
     layout.check_family(layout.read_config(config.source), config.source)
     tokenizer = tokenizers.load(config.source, lowercase=config.lowercase)
-    tokenizers.specials(tokenizer, str(tokenizers.file_in(config.source)))  # raises if a special piece is missing
-    pieces = tokenizer.get_vocab_size()
+    roles.specials(tokenizer, str(tokenizers.file_in(config.source)))  # raises if a special piece is missing
+    pieces = roles.size(tokenizer)
     model, report = weights.load(config.source, vocabulary=pieces, code=config.code, pooler=True)
     yield from (*report.lines(), *report.warnings())
     extra, files = kept(config.source, model.config.hidden)
-    write_tokenizer = partial(tokenizers.save, tokenizer)
+    write_tokenizer = partial(tokenizers.save, tokenizer, longest=model.config.positions)
     yield publish(model, config.out, write_tokenizer, extra, files=files, replace=True, compare=True)
     yield f"model  {config.out}"
 
@@ -63,6 +65,7 @@ def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
     forms = {
         "id2label": isinstance(names, dict) and all(key.isdecimal() and isinstance(names[key], str) for key in names),
         "label2id": isinstance(ids, dict) and all(type(number) is int for number in ids.values()),
+        **{name: isinstance(kept.get(name, 0), int | list) for name in _IDS},
         "problem_type": kind in ("", "regression", "single_label_classification", "multi_label_classification"),
     }
     for name, right in forms.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_new_folder
-from lambert.corpus.tokens import expansion
+from lambert.corpus.tokens import expansion, roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.corpus.tokens.expansion import Division, Fragments, Texts, Word
 from lambert.engine.progress import progress
@@ -39,9 +39,9 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     shape = layout.encoder_config(settings, folder, config.code)
     tokenizer, source = tokenizers.load(folder), str(tokenizers.file_in(folder))
     division = Division(tokenizer, source)
-    specials = tokenizers.specials(tokenizer, source)
+    specials = roles.specials(tokenizer, source)
     pieces = tokenizer.get_vocab()
-    layout.with_vocabulary(shape, len(pieces), {}, folder)  # raises if it is another vocabulary
+    layout.check_vocabulary(shape, roles.size(tokenizer), folder)  # raises if it is another vocabulary
     model, report = weights.load(folder, code=config.code, pooler=True)
     for warning in report.warnings():
         say(warning)
@@ -61,7 +61,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     files[ADDED] = "".join(
         f"{word.text}\t{word.count}\t{' '.join(map(tokenizer.id_to_token, word.ids))}\n" for word in chosen
     )
-    model, write = extended(model, len(pieces), rows), partial(tokenizers.save, larger)
+    model, write = extended(model, len(pieces), rows), partial(tokenizers.save, larger, longest=shape.positions)
     say(publish(model, config.out, write, extra, files=files, replace=True, compare=True))
     say(f"model     {config.out}")
     scores = {"tokens_per_word_before": before.tokens_per_word, "tokens_per_word": after.tokens_per_word}

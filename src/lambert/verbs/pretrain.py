@@ -11,6 +11,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.shards import Split, check_corpus, content_hash, read_manifest
 from lambert.core.specials import Specials
 from lambert.core.world import World
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
@@ -24,7 +25,7 @@ from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step
 from lambert.model import folder as layout
 from lambert.model import weights
-from lambert.model.families import takes_pairs
+from lambert.model.families import family_of, predicts_next, takes_pairs
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
@@ -71,12 +72,17 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
                     f"packing.sequence_length = {config.packing.sequence_length} exceeds the model's "
                     f"{model.config.positions} positions. Shorten it, or pre-train a model with more (model.positions)."
                 )
+            if config.packing.mode != "full" and not predicts_next(model.config):
+                raise UsageError(
+                    f"packing.mode = {config.packing.mode!r} makes pairs for next-sentence prediction, which "
+                    f'{family_of(model.config).title} does not have. Set packing.mode = "full".'
+                )
             if config.packing.mode != "full" and not takes_pairs(model.config):
                 raise UsageError(
                     f"packing.mode = {config.packing.mode!r} makes sequences of two segments, and the model has "
                     'model.segment_types = 1: set it to 2, or packing.mode = "full".'
                 )
-            specials = tokenizers.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
+            specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
             source = _source(config.corpus, config.packing, config.masking, specials, config.seed)
             heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
             moments = _init_run(config) if config.keep_moments else None
@@ -117,7 +123,7 @@ def texts(run: Path, step: int) -> list[str]:
     corpus, seed = Path(recipe["corpus"]), recipe["seed"]
     tokenizer = tokenizers.load(corpus)
     packing, masking = PackingConfig(**recipe["packing"]), MaskingConfig(**recipe["masking"])
-    specials = tokenizers.specials(tokenizer, str(tokenizers.file_in(corpus)))
+    specials = roles.specials(tokenizer, str(tokenizers.file_in(corpus)))
     source = _source(corpus, packing, masking, specials, seed)
     batch = source.collate(*places(source, recipe["train"]["batch_size"], seed, step - 1))
     masked, ids_T = batch.targets["mlm"], batch.ids_T.clone()
@@ -152,14 +158,15 @@ def _check_complete(config: PretrainConfig) -> None:
 
 def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Model:
     objectives = {"mlm": 0} if config.packing.mode == "full" else {"mlm": 0, "nsp": 0}
-    pieces = tokenizer.get_vocab_size()
+    pieces = roles.size(tokenizer)
     if config.init is None:
         assert config.model is not None  # by _check_complete
         if config.model.vocabulary not in (0, pieces):
             raise UsageError(
                 f"model.vocabulary = {config.model.vocabulary}, but the corpus has {pieces} pieces: leave it out."
             )
-        shape = config.model.shape(pieces)
+        shape = config.model.shape(pieces, roles.named(tokenizer, "pad") or 0)
+        shape = family_of(shape).completed(shape)
         check_model(shape, config.train, config.optim.name, world)
         return weights.fresh(shape, objectives, config.seed)
     folder = model_folder(config.init)

@@ -17,10 +17,14 @@ def matrices(config: EncoderConfig) -> tuple[tuple[int, int], ...]:
 def weight_count(config: EncoderConfig) -> int:
     """Returns the number of weights of the encoder. Weights of custom blocks are not counted, because their number is
     not known here."""
-    tables = (config.vocabulary + config.positions + config.segment_types) * config.hidden
+    rows, width = (
+        config.vocabulary + config.positions + config.position_offset + config.segment_types,
+        config.table_width,
+    )
+    tables = (rows + 2) * width + (width + 1) * config.hidden * bool(config.embedding)
     block = 0 if config.custom_block else sum((inputs + 1) * outputs for inputs, outputs in matrices(config))
     norms = 0 if config.custom_block else 4 * config.hidden
-    return tables + 2 * config.hidden + config.layers * (block + norms)
+    return tables + config.layers * (block + norms)
 
 
 def operations(config: EncoderConfig, lengths: Collection[int]) -> int:

@@ -87,10 +87,9 @@ class CpuEncoder(nn.Module):
     def __init__(self, encoder: Encoder, product: Product, native: str = "") -> None:
         super().__init__()
         assert isinstance(encoder, BertEncoder)
-        self.words, self.positions, self.types, self.norm = (
-            encoder.words, encoder.positions, encoder.types, encoder.norm,
-        )  # fmt: skip
-        blocks = (block for block in encoder.blocks if isinstance(block, BertBlock))
+        blocks = [block for block in encoder.blocks if isinstance(block, BertBlock)]
+        encoder.blocks = nn.ModuleList()
+        self.embeddings, self.words = encoder, encoder.words
         self.blocks = nn.ModuleList(
             NativeBlock(block, native) if native and _fits(block, native) else CpuBlock(block, product)
             for block in blocks
@@ -98,8 +97,7 @@ class CpuEncoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         groups = equal_lengths(batch.bounds_S1.tolist())
-        embedded_TD = self.words(batch.ids_T) + self.positions(batch.positions_T) + self.types(batch.types_T)
-        states_TD: Tensor = self.norm(embedded_TD)
+        embedded_TD = states_TD = self.embeddings.embed(batch)
         for block in self.blocks:
             wanted = torch.bfloat16 if isinstance(block, NativeBlock) else embedded_TD.dtype
             states_TD = block(states_TD.to(wanted), batch.bounds_S1, groups)

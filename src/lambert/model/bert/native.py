@@ -42,7 +42,8 @@ def usable(block: "BertBlock", states_TD: Tensor, compute: Compute) -> bool:
 
 def native_embedding(encoder: "BertEncoder", batch: Batch) -> Tensor:
     """Computes `encoder.embed(batch)` in bfloat16."""
-    tables = encoder.words.weight, encoder.positions.weight, encoder.types.weight
+    types = encoder.types.weight if encoder.types is not None else torch.zeros(1, encoder.config.table_width)
+    tables = encoder.words.weight, encoder.positions.weight, types
     out_TD: Tensor = _Embedding.apply(encoder, batch, *tables, encoder.norm.weight, encoder.norm.bias)  # type: ignore[no-untyped-call]
     return out_TD
 
@@ -50,7 +51,7 @@ def native_embedding(encoder: "BertEncoder", batch: Batch) -> Tensor:
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, encoder: "BertEncoder", batch: Batch, *parameters: Tensor) -> Tensor:
-        indices = batch.ids_T, batch.positions_T, batch.types_T
+        indices = encoder.indices(batch)
         drop = Drop.of(encoder.config.dropout, encoder.training)
         out_TD, saved = ops.embed_norm(indices, parameters[:3], encoder.norm, drop)
         ctx.save_for_backward(*indices, *saved)

@@ -1,0 +1,34 @@
+"""The DistilBERT family (Sanh et al., 2019): BERT's encoder without segments and with half of the layers.
+
+Where BERT has a pooler with tanh, it has one with relu, which belongs to the heads of sentences.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from lambert.model.bert import costs
+from lambert.model.bert.cpu import CpuEncoder
+from lambert.model.bert.encoder import BertEncoder
+from lambert.model.distilbert import folder, heads
+from lambert.model.family import Family
+
+DISTILBERT = Family(
+    title="DistilBERT",
+    encoder=BertEncoder,
+    heads=heads.HEADS,
+    pooler=heads.ReluPooler,
+    segments=False,
+    completed=partial(replace, segment_types=0, norm_eps=1e-12),
+    names=folder.NAMES,
+    layer=folder.LAYER,
+    current_name=folder.current_name,
+    tied=folder.TIED,
+    architectures=folder.ARCHITECTURES,
+    to_json=folder.to_json,
+    from_json=folder.from_json,
+    matrices=costs.matrices,
+    weight_count=costs.weight_count,
+    operations=costs.operations,
+    saved_per_token=costs.saved_per_token,
+    for_cpu=CpuEncoder,
+)

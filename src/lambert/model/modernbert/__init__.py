@@ -1,0 +1,33 @@
+"""The ModernBERT family (Warner et al., "Smarter, Better, Faster, Longer", 2024), with Ettin and mmBERT.
+
+Rotary positions instead of a table, norms before attention and the feed-forward layer, which is gated, alternating
+local and global attention, and no biases. Read in this order: rotary, block, encoder, heads, folder.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from lambert.model.family import Family
+from lambert.model.modernbert import costs, folder, heads
+from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
+
+MODERNBERT = Family(
+    title="ModernBERT",
+    encoder=ModernBertEncoder,
+    heads=heads.HEADS,
+    pooler=heads.ModernPooler,
+    segments=False,
+    completed=partial(replace, segment_types=0),
+    initial_deviation=initial_deviation,
+    names=folder.NAMES,
+    layer=folder.LAYER,
+    current_name=folder.current_name,
+    tied=folder.TIED,
+    architectures=folder.ARCHITECTURES,
+    to_json=folder.to_json,
+    from_json=folder.from_json,
+    matrices=costs.matrices,
+    weight_count=costs.weight_count,
+    operations=costs.operations,
+    saved_per_token=costs.saved_per_token,
+)

@@ -1,0 +1,77 @@
+"""ModernBERT's heads. All have a layer with gelu and a norm before their logits; the heads of sentences apply it to the
+pooled state.
+
+Source: transformers, ModernBertPredictionHead.
+"""
+
+from torch import Tensor, nn
+
+from lambert.core.batch import Batch
+from lambert.core.compute import PLAIN, Compute
+from lambert.model.config import EncoderConfig
+from lambert.model.linear import project
+from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag, decoded, first_vectors, mean_vectors
+
+
+class _Transform(nn.Module):
+    """norm(gelu(dense(x)))."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden, bias=config.modern.head_bias)
+        self.norm = nn.LayerNorm(config.hidden, config.norm_eps, bias=config.modern.norm_bias)
+
+    def forward(self, rows_ND: Tensor, compute: Compute = PLAIN) -> Tensor:
+        out_ND: Tensor = self.norm(nn.functional.gelu(project(rows_ND, self.dense, compute=compute)))
+        return out_ND
+
+
+class ModernPooler(_Transform):
+    """Maps states [T, D] to one row per sequence [S, D]: the mean state or that of the first token, transformed."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.pooling = config.modern.pooling
+
+    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
+        pool = mean_vectors if self.pooling == "mean" else first_vectors
+        return super().forward(pool(states_TD, batch.bounds_S1).to(states_TD.dtype), batch.compute)
+
+
+class ModernPrediction(MaskedLanguageModel):
+    """Predicts the original ids of the masked tokens."""
+
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        self.transform = _Transform(config)
+        del self.dense, self.norm
+        if not config.modern.decoder_bias:
+            del self.bias
+            self.bias = None  # type: ignore[assignment]
+
+    def forward(
+        self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
+    ) -> Tensor:
+        assert words_VD is not None
+        rows_ND = self.transform(states_TD if at_N is None else states_TD[at_N], compute)
+        return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
+
+
+class _OfTokens(Head):
+    def __init__(self, config: EncoderConfig, labels: int) -> None:
+        super().__init__(config, labels)
+        self.transform = _Transform(config)
+
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
+        return super().forward(self.transform(states_TD if at_N is None else states_TD[at_N]))
+
+
+class ModernTag(_OfTokens, Tag):
+    """Predicts the class of each token."""
+
+
+class ModernSpan(_OfTokens, Span):
+    """Predicts where the answer starts and ends."""
+
+
+HEADS: dict[str, type[Head]] = {"mlm": ModernPrediction, "tag": ModernTag, "span": ModernSpan}

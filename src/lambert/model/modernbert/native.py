@@ -1,0 +1,165 @@
+"""ModernBERT's blocks by the compiled kernels of `lambert.native`: the function of `ModernBertBlock` without dropout of
+its outputs, with its own backward pass.
+
+Between two blocks there are the residual states and the output of the last feed-forward layer, which the kernel of the
+next norm adds. The residual states are bfloat16.
+"""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lambert.core.batch import Batch
+from lambert.model.linear import fast
+from lambert.model.modernbert.rotary import angles
+from lambert.model.packed import Gradients, packed
+from lambert.model.packed import usable as packed_usable
+from lambert.native import ops
+from lambert.native.ops import NOTHING, Drop
+
+if TYPE_CHECKING:
+    from lambert.model.modernbert.block import ModernBertBlock
+    from lambert.model.modernbert.encoder import ModernBertEncoder
+
+Turns = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles of all positions, float32 [., E / 2]."""
+
+
+def usable(encoder: "ModernBertEncoder", batch: Batch) -> bool:
+    """Returns whether the kernels can compute `encoder`: they have its sizes, products are in bfloat16, and neither
+    biases nor dropout of outputs are used."""
+    config, modern = encoder.config, encoder.config.modern
+    return (
+        config.hidden % 64 == 0
+        and config.hidden // config.heads % 32 == 0
+        and config.intermediate % 32 == 0
+        and not (modern.attention_bias or modern.mlp_bias)
+        and not (config.dropout and encoder.training)
+        and not batch.compute.float8
+        and fast(encoder.words.weight)
+        and packed_usable(encoder.words.weight, [layer.weight for layer in _layers(cast(Any, encoder.blocks[0]))])
+    )
+
+
+def native_states(encoder: "ModernBertEncoder", batch: Batch) -> Tensor:
+    """Computes `encoder(batch)` in bfloat16."""
+    states_TD: Tensor = encoder.embed(batch).bfloat16()
+    blocks: list[Any] = [*encoder.blocks]
+    turns = {theta: _turns(batch, encoder, theta) for theta in {block.theta for block in blocks}}
+    added_TD = None
+    for block in blocks:
+        states_TD, added_TD = _Block.apply(states_TD, added_TD, block, batch, turns[block.theta], *_parameters(block))  # type: ignore[no-untyped-call]
+    norm = encoder.final_norm
+    out_TD: Tensor = _Norm.apply(added_TD, states_TD, norm, batch, *norm.parameters())  # type: ignore[no-untyped-call]
+    return out_TD
+
+
+def _turns(batch: Batch, encoder: "ModernBertEncoder", theta: float) -> Turns:
+    places_M = torch.arange(batch.longest)
+    angles_ME = angles(places_M, encoder.config.hidden // encoder.config.heads, theta)
+    return angles_ME.cos(), angles_ME.sin()
+
+
+def _layers(block: "ModernBertBlock") -> list[nn.Linear]:
+    return [block.attention_in, block.attention_out, block.up, block.down]
+
+
+def _norms(block: "ModernBertBlock") -> list[nn.LayerNorm]:
+    return [norm for norm in (block.attention_norm, block.norm) if norm is not None]
+
+
+def _parameters(block: "ModernBertBlock") -> list[Tensor]:
+    parts = [layer.weight for layer in _layers(block)]
+    return parts + [parameter for norm in _norms(block) for parameter in norm.parameters()]
+
+
+class _Block(torch.autograd.Function):
+    """From the residual states and what is to be added to them, of the layer before, to both of this layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TD: Tensor, y_TD: Tensor | None, block: "ModernBertBlock", batch: Batch, turns: Turns,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        compute = batch.compute
+        weights = [packed([layer.weight], [], compute) for layer in _layers(block)]
+        drop = Drop.of(block.attention_dropout, block.training)
+        first: tuple[Tensor, ...] = ()
+        normed_TD = x_TD
+        if block.attention_norm is not None:
+            assert y_TD is not None
+            normed_TD, first = ops.add_norm(y_TD, x_TD, block.attention_norm, NOTHING)
+            x_TD = first[0]
+        qkv_T3HE = ops.linear(normed_TD, weights[0]).view(len(x_TD), 3, block.heads, -1)
+        ops.rotate_(qkv_T3HE, batch.positions_T, turns)
+        window = 0 if batch.longest <= block.window + 1 else block.window
+        mixed_THE, sums_TH = ops.attention(qkv_T3HE, batch.bounds_S1, drop, window)
+        middle_TD, second = ops.add_norm(ops.linear(mixed_THE.flatten(1), weights[1]), x_TD, block.norm, NOTHING)
+        both_TF = ops.linear(middle_TD, weights[2])
+        inner_TF = ops.gated(both_TF, block.approximate)
+        ctx.save_for_backward(normed_TD, qkv_T3HE, mixed_THE, sums_TH, middle_TD, both_TF, inner_TF, *second, *first)
+        ctx.block, ctx.batch, ctx.drop, ctx.packed = block, batch, drop, weights
+        ctx.turns, ctx.window = turns, window
+        return second[0], ops.linear(inner_TF, weights[3])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_x_TD: Tensor, grad_y_TD: Tensor) -> tuple[Tensor | None, ...]:
+        normed_TD, qkv_T3HE, mixed_THE, sums_TH, middle_TD, both_TF, inner_TF, *saved = ctx.saved_tensors
+        block, batch, (into, out, up, down) = ctx.block, ctx.batch, ctx.packed
+        grads = Gradients(batch.compute.gradients)
+        grad_y_TD = grad_y_TD.contiguous()
+
+        grads.linear(grad_y_TD, inner_TF, [block.down.weight], [])
+        both_grad_TF = ops.gated_backward(both_TF, ops.linear_input(grad_y_TD, down), block.approximate)
+        grads.linear(both_grad_TF, middle_TD, [block.up.weight], [])
+        grad_TD = _norm_backward(
+            ops.linear_input(both_grad_TF, up), saved[:3], block.norm, grad_x_TD.contiguous(), grads
+        )
+        grads.linear(grad_TD, mixed_THE.flatten(1), [block.attention_out.weight], [])
+        mixed_grad_TD = ops.linear_input(grad_TD, out)
+        grad_T3HE = ops.attention_backward(
+            qkv_T3HE, batch.bounds_S1, mixed_THE, sums_TH, mixed_grad_TD.view_as(mixed_THE), ctx.drop, ctx.window
+        )
+        qkv_grad_TF = ops.rotate_(grad_T3HE, batch.positions_T, ctx.turns, back=True).flatten(1)
+        grads.linear(qkv_grad_TF, normed_TD, [block.attention_in.weight], [])
+        before_TD: Tensor | None = None
+        if block.attention_norm is not None:
+            normed_grad_TD = ops.linear_input(qkv_grad_TF, into)
+            grad_TD = before_TD = _norm_backward(normed_grad_TD, saved[3:], block.attention_norm, grad_TD, grads)
+        elif ctx.needs_input_grad[0]:
+            grad_TD = ops.linear_input(qkv_grad_TF, into, grad_TD)
+        return grad_TD, before_TD, None, None, None, *(grads.returned.get(part) for part in _parameters(block))
+
+
+class _Norm(torch.autograd.Function):
+    """The norm of the sum of both inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y_TD: Tensor, x_TD: Tensor, norm: nn.LayerNorm, batch: Batch, *parameters: Tensor
+    ) -> Tensor:  # fmt: skip
+        out_TD, saved = ops.add_norm(y_TD, x_TD, norm, NOTHING)
+        ctx.save_for_backward(*saved)
+        ctx.norm, ctx.sink, ctx.parameters = norm, batch.compute.gradients, parameters
+        return out_TD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
+        grads = Gradients(ctx.sink)
+        sum_grad_TD = _norm_backward(grad_TD.contiguous(), [*ctx.saved_tensors], ctx.norm, None, grads)
+        return sum_grad_TD, sum_grad_TD, None, None, *(grads.returned.get(part) for part in ctx.parameters)
+
+
+def _norm_backward(
+    grad_TD: Tensor, saved: list[Tensor], norm: nn.LayerNorm, other_TD: Tensor | None, grads: Gradients
+) -> Tensor:
+    """Returns the gradient of the norm's input, plus `other_TD`."""
+    sum_TD, _, weight_D, bias_D = ops.add_norm_backward(grad_TD, saved, norm.weight, NOTHING, other_TD)
+    grads.add(norm.weight, weight_D)
+    if norm.bias is not None:
+        grads.add(norm.bias, bias_D)
+    return sum_TD

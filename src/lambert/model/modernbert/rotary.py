@@ -1,0 +1,47 @@
+"""Rotary positions: queries and keys are rotated by angles proportional to their positions, so that their products
+depend on the distance of two tokens.
+
+Source: Su et al., "RoFormer", 2021, equation 34, in the order of halves: element i is paired with element i + E / 2.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def angles(positions_T: Tensor, width: int, theta: float) -> Tensor:
+    """Returns the angles [T, E / 2], float32, of positions for heads of this width: position x theta^(-2 i / E)."""
+    powers = torch.arange(0, width, 2, dtype=torch.int64, device=positions_T.device).float() / width
+    return positions_T.float()[:, None] * (1.0 / theta**powers)
+
+
+def rotated(qkv_T3HE: Tensor, angles_TE: Tensor) -> Tensor:
+    """Returns queries, keys and values [T, 3, H, E] with rotated queries and keys, computed in float32 and rounded
+    once."""
+    out_T3HE: Tensor = _Rotate.apply(qkv_T3HE, angles_TE.cos(), angles_TE.sin())  # type: ignore[no-untyped-call]
+    return out_T3HE
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv_T3HE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_TE, sin_TE)
+        return _turned(qkv_T3HE, cos_TE, sin_TE)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_T3HE: Tensor) -> tuple[Tensor, None, None]:
+        cos_TE, sin_TE = ctx.saved_tensors
+        return _turned(grad_T3HE, cos_TE, -sin_TE), None, None  # the inverse of a rotation is its transpose
+
+
+def _turned(qkv_T3HE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    out_T3HE = qkv_T3HE.clone(memory_format=torch.contiguous_format)
+    first, second = qkv_T3HE[:, :2].float().chunk(2, dim=-1)
+    cos, sin = cos_TE[:, None, None], sin_TE[:, None, None]
+    half = qkv_T3HE.shape[-1] // 2
+    out_T3HE[:, :2, :, :half] = first * cos - second * sin
+    out_T3HE[:, :2, :, half:] = second * cos + first * sin
+    return out_T3HE

@@ -1,0 +1,137 @@
+"""Encoders of every family from raw text to answers, with tokenizers of their kinds, and their folders elsewhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+import lambert
+from lambert.corpus.tokens import roles
+from lambert.corpus.tokens import tokenizer as tokenizers
+
+Labelled = Callable[[str, str], Path]
+SHAPE = {
+    "model__layers": 3, "model__hidden": 32, "model__heads": 2, "model__intermediate": 48, "model__positions": 64,
+    "packing__sequence_length": 48, "packing__mode": "full", "train__steps": 3, "train__batch_size": 8,
+}  # fmt: skip
+KINDS = {
+    "modernbert": "bpe", "roberta": "bpe", "xlm-roberta": "unigram", "camembert": "unigram", "distilbert": "wordpiece",
+    "electra": "wordpiece",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpora(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The documents of the fixture `texts` prepared with a tokenizer of each kind."""
+    folder = tmp_path_factory.mktemp("corpora")
+    for kind, pieces in {"bpe": 300, "unigram": 120, "wordpiece": 160}.items():
+        lambert.prepare(
+            input=(texts,), out=folder / kind, documents="line", tokenizer_kind=kind, vocabulary=pieces, heldout=0.2,
+            workers=1,
+        )  # fmt: skip
+    return {kind: folder / kind for kind in ("bpe", "unigram", "wordpiece")}
+
+
+def of_roberta(corpus: Path, out: Path) -> Path:
+    """A tokenizer with RoBERTa's names and template, of the pieces of another one."""
+    values = tokenizers.described(tokenizers.load(corpus))
+    names = {"[CLS]": "<s>", "[SEP]": "</s>", "[PAD]": "<pad>", "[MASK]": "<mask>", "[UNK]": "<unk>"}
+    for token in values["added_tokens"]:
+        token["content"] = names[token["content"]]
+    vocabulary = values["model"]["vocab"]
+    values["model"]["vocab"] = {names.get(piece, piece): number for piece, number in vocabulary.items()}
+    values["post_processor"] = {
+        "type": "RobertaProcessing", "sep": ["</s>", vocabulary["[SEP]"]], "cls": ["<s>", vocabulary["[CLS]"]],
+        "trim_offsets": True, "add_prefix_space": False,
+    }  # fmt: skip
+    tokenizers.save(Tokenizer.from_str(tokenizers._serialised(values)), out)
+    return out
+
+
+@pytest.mark.parametrize("family", [*KINDS])
+def test_from_text_to_answers(
+    family: str, corpora: dict[str, Path], labelled: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = lambert.pretrain(
+        corpus=corpora[KINDS[family]], out=tmp_path / "run", model__block=family, **SHAPE,
+        **({"model__embedding": 16} if family == "electra" else {}),
+    )  # fmt: skip
+    folder = run.folder / "model"
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
+    assert theirs.config.model_type == family
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    assert words.mask_token == "[MASK]"
+    ours = lambert.load(folder, precision="float32")
+    text = "The old [MASK] walked slowly."
+    ids = words(text, return_tensors="pt")
+    with torch.no_grad():
+        logits = theirs(input_ids=ids["input_ids"], attention_mask=ids["attention_mask"]).logits[0]
+    at = ids["input_ids"][0].tolist().index(words.mask_token_id)
+    (found,) = ours(text)["masks"]
+    best = torch.softmax(logits[at], -1).sort(descending=True).values[: len(found)].tolist()
+    assert [candidate["probability"] for candidate in found] == pytest.approx(best, rel=1e-4)
+
+    rows = {"data": labelled("pair", "train"), "dev": labelled("pair", "dev")}
+    tuned = lambert.finetune(
+        init=folder, out=tmp_path / "tuned", **rows, task__max_length=40, train__steps=2, train__batch_size=8,
+        task__columns__text="one", task__columns__text_b="two",
+    )  # fmt: skip
+    model = lambert.load(tuned.folder, precision="float32")
+    net = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tuned.folder / "model", attn_implementation="eager"
+    ).eval()
+    words = transformers.AutoTokenizer.from_pretrained(tuned.folder / "model")
+    given = words("the river stone", "the green house", return_tensors="pt")
+    kept = {name: given[name] for name in given if name != "token_type_ids" or family == "electra"}
+    with torch.no_grad():
+        expected = torch.softmax(net(**kept).logits[0], -1)
+    answer = model({"one": "the river stone", "two": "the green house"})
+    probabilities = answer["probabilities"]
+    wanted = {net.config.id2label[number]: float(chance) for number, chance in enumerate(expected)}
+    assert probabilities == pytest.approx(wanted, abs=1e-5)
+    assert model.encode(["one text", "another"]).shape == (2, 32)
+    if family != "modernbert":
+        fast = lambert.load(tuned.folder, precision="bfloat16")
+        near = fast({"one": "the river stone", "two": "the green house"})["probabilities"]
+        assert near == pytest.approx(wanted, abs=0.02)
+
+
+def test_roberta_with_its_own_tokenizer(corpora: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+    tokenizer = of_roberta(corpora["bpe"], tmp_path / "tokenizer")
+    corpus = tmp_path / "corpus"
+    lambert.prepare(input=(texts,), out=corpus, documents="line", tokenizer=str(tokenizer), workers=1)
+    run = lambert.pretrain(corpus=corpus, out=tmp_path / "run", model__block="roberta", **SHAPE)
+    folder = run.folder / "model"
+    config = transformers.AutoConfig.from_pretrained(folder)
+    learnt = tokenizers.load(folder)
+    assert config.pad_token_id == roles.named(learnt, "pad")
+    assert config.max_position_embeddings == 64 + config.pad_token_id + 1
+    assert roles.template(learnt).between == 2
+    theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = lambert.load(folder, precision="float32")
+    given = words("the river stone", return_tensors="pt")
+    with torch.no_grad():
+        states = theirs(input_ids=given["input_ids"]).last_hidden_state[0]
+    np.testing.assert_allclose(ours.encode(["the river stone"])[0], states.mean(0).numpy(), atol=2e-5)
+    assert len(ours("the <mask> stone")["masks"]) == len(ours("the [MASK] stone")["masks"]) == 1
+
+
+def test_pairs_for_next_sentences_need_bert(corpora: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(lambert.UsageError, match=r'ModernBERT does not have. Set packing.mode = "full"'):
+        lambert.pretrain(
+            corpus=corpora["bpe"], out=tmp_path / "run", model__block="modernbert", **SHAPE | {"packing__mode": "pairs"}
+        )
+
+
+def test_learning_bytes_is_repeatable(texts: Path, corpora: dict[str, Path], tmp_path: Path) -> None:
+    lambert.prepare(
+        input=(texts,), out=tmp_path / "again", documents="line", tokenizer_kind="bpe", vocabulary=300, heldout=0.2,
+        workers=1,
+    )  # fmt: skip
+    first, second = ((folder / "tokenizer.json").read_bytes() for folder in (corpora["bpe"], tmp_path / "again"))
+    assert first == second
