@@ -203,7 +203,7 @@ def test_nothing_usable(tmp_path: Path, config: Make) -> None:
 def test_a_vocabulary_without_mask(tmp_path: Path, texts: Path, config: Make) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
-    with pytest.raises(DataError, match=r"vocab.txt has no piece \[MASK\]"):
+    with pytest.raises(DataError, match=r"vocab.txt has no mask token such as \[MASK\]"):
         prepare(config(texts, tokenizer=str(path)))
 
 

@@ -145,7 +145,7 @@ def test_what_cannot_be_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     other = weights.fresh(EncoderConfig(vocabulary=90, block="other"), {"span": 0})
     with monkeypatch.context() as able:
         able.setattr(frozen, "check", lambda kind: None)
-        with pytest.raises(UsageError, match="int8 supports the block 'bert'.* only, not OtherBlock"):
+        with pytest.raises(UsageError, match=r"int8 supports the block 'bert'.* only, not OtherBlock"):
             for_cpu(other, "int8")
 
 

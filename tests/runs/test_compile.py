@@ -131,7 +131,7 @@ def test_with_the_kernels_of_gpus_a_block_is_one_graph_for_all_shapes(
 ) -> None:
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr(attention, "kernel", lambda device, dtype, width: name)
+    monkeypatch.setattr(attention, "kernel", lambda device, dtype, width, window: name)
     encoder = replace(ENCODER, dropout=0.1, attention_dropout=0.1)
     block = torch.compile(BertBlock(encoder).to("meta", dtype), backend="aot_eager", dynamic=True, fullgraph=True)
     counters.clear()

@@ -58,7 +58,7 @@ def shape(progress, config):
 class Head(Plain):
     """A class of a sentence, from a state pooled as BERT's."""
 
-    pooled = True
+    reads = "pooled"
 
 
 class Opinion(Classify):

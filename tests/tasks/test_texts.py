@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
 from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.corpus.tokens.vocabulary import train_bytes
 from lambert.tasks import texts as module
 from lambert.tasks.texts import SPACES, TextEncoder, word_numbers
 
@@ -74,3 +75,15 @@ def test_a_text_with_nul_is_encoded_by_the_library(monkeypatch: pytest.MonkeyPat
 def test_words_are_divided_as_in_the_original() -> None:
     text = f"  a b{SPACES}c\u00a0d  "
     assert word_numbers(text).tolist() == [-1, -1, 0, 0, 1, *[1] * len(SPACES), 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("the river stone\twalked  near the river", 1), ("the river stone walked near the river", 9000)]
+)
+def test_words_of_pieces_that_begin_with_a_space(text: str, count: int) -> None:
+    tokenizer = train_bytes([text] * 9, vocabulary=300, lowercase=False)
+    found, words = TextEncoder(tokenizer).with_words([text] * count)  # many texts word by word, few by the library
+    pieces = [(tokenizer.decode([number]).strip(), int(word)) for number, word in zip(found[0], words, strict=False)]
+    assert {word for piece, word in pieces if piece} == set(range(7))
+    joined = ["".join(piece for piece, word in pieces if word == number) for number in range(7)]
+    assert joined == text.split()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from lambert.corpus.tokens.vocabulary import train_bytes
 from lambert.tasks.words import NONE, tokenised
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", *(f"n{number}" for number in range(10))]
@@ -64,3 +65,10 @@ def test_short_sentences_are_one_window_and_nothing_is_none(wordpiece: Callable[
     assert data.lengths_S.tolist() == [8, 2, 8, 8]
     assert data.counts == {"examples": 3, "divided_into_windows": 1}
     assert tokenised(tokenizer, [], 8).of_words(np.zeros(0, np.int64)).tolist() == []
+
+
+def test_words_of_byte_level_pieces_have_a_space_before_them() -> None:
+    tokenizer = train_bytes(["the river stone walked near the river stone"] * 9, vocabulary=290, lowercase=False)
+    words = ["the", "river", "stone", "walked"]
+    data = tokenised(tokenizer, [words], 40)
+    assert data.first.ids.tolist() == tokenizer.encode(" the river stone walked", add_special_tokens=False).ids

@@ -142,7 +142,7 @@ def of_another_shape(folder: Path) -> None:
 
 def of_another_kind(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "roberta"}))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mpnet"}))
 
 
 @pytest.mark.parametrize(
@@ -151,11 +151,11 @@ def of_another_kind(folder: Path) -> None:
         (cut, ["model.safetensors", "cut short"]),
         (armed, ["pytorch_model.bin", "unsafe"]),
         (armed_in_torchs_form, ["pytorch_model.bin", "unsafe"]),
-        (without_mask, ["vocab.txt has no piece [MASK]"]),
+        (without_mask, ["vocab.txt has no mask token such as [MASK]"]),
         (of_another_vocabulary, ["vocabulary does not match the weights"]),
         (without_a_tensor, ["bert.encoder.layer.0.output.dense.weight"]),
         (of_another_shape, ["intermediate.dense.weight", "[64, 32]", "[48, 32]"]),
-        (of_another_kind, ["model_type", "roberta"]),
+        (of_another_kind, ["model_type", "mpnet"]),
         (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
         (lambda folder: (folder / "config.json").write_text("{"), ["config.json", "JSON"]),
         (lambda folder: (folder / "model.safetensors").unlink(), ["No weights"]),

@@ -86,9 +86,9 @@ def test_from_text_to_answers(
     ).eval()
     words = transformers.AutoTokenizer.from_pretrained(tuned.folder / "model")
     given = words("the river stone", "the green house", return_tensors="pt")
-    kept = {name: given[name] for name in given if name != "token_type_ids" or family == "electra"}
+    assert ("token_type_ids" in given) == (family == "electra")
     with torch.no_grad():
-        expected = torch.softmax(net(**kept).logits[0], -1)
+        expected = torch.softmax(net(**given).logits[0], -1)
     answer = model({"one": "the river stone", "two": "the green house"})
     probabilities = answer["probabilities"]
     wanted = {net.config.id2label[number]: float(chance) for number, chance in enumerate(expected)}
@@ -135,3 +135,19 @@ def test_learning_bytes_is_repeatable(texts: Path, corpora: dict[str, Path], tmp
     )  # fmt: skip
     first, second = ((folder / "tokenizer.json").read_bytes() for folder in (corpora["bpe"], tmp_path / "again"))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "value"),
+    [
+        ("bert", "embedding", 16), ("bert", "position_offset", 2), ("bert", "segment_types", 0),
+        ("bert", "modern__window", 3), ("roberta", "embedding", 16), ("modernbert", "embedding", 16),
+    ],
+)  # fmt: skip
+def test_settings_of_other_families_are_refused(
+    family: str, setting: str, value: int, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = {**SHAPE, f"model__{setting}": value}
+    with pytest.raises(lambert.UsageError, match=r"model\.|\[model\]"):
+        lambert.pretrain(corpus=corpora["wordpiece"], out=tmp_path / "run", model__block=family, **settings)
+    assert not (tmp_path / "run" / "model").exists()

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lambert.core.errors import DataError
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
@@ -15,7 +17,7 @@ class Template:
     sep: int
     """Id of the token after each text."""
     between: int = 1
-    """Number of [SEP] between A and B: 1 in BERT, 2 in RoBERTa."""
+    """Number of [SEP] between A and B: 1 in BERT, 2 in RoBERTa; 0: other tokens, which is not supported."""
     second_type: int = 1
     """Segment type of B and the [SEP] after it; that of the tokens before is 0. 0 in RoBERTa."""
 
@@ -26,7 +28,12 @@ class Template:
 
     @property
     def pair(self) -> int:
-        """Number of special tokens around a pair of texts."""
+        """Number of special tokens around a pair of texts. Raises DataError if pairs are not supported."""
+        if not self.between:
+            raise DataError(
+                "The tokenizer puts other tokens between two texts than after one text: pairs of texts are not "
+                "supported with it."
+            )
         return 2 + self.between
 
 

@@ -77,7 +77,7 @@ def _check_split(corpus: Path, split: Split, entry: dict[str, Any], counts: dict
         "sentences": len(split.ends),
         "documents": last_document + 1,
         "tokens": last_end,
-        "unknown_rate": float(counts[split.name][unknown]) / max(last_end, 1),
+        "unknown_rate": (float(counts[split.name][unknown]) if unknown >= 0 else 0.0) / max(last_end, 1),
         "unigram_entropy": entropy(counts[split.name]),
         "unigram_cross_entropy": cross_entropy(counts[split.name], counts["train"]),
     }

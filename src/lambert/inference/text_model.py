@@ -22,6 +22,7 @@ from lambert.engine.precision import Precision
 from lambert.inference.config import InferenceConfig, Precisions
 from lambert.inference.outputs import load_task, outputs, ready
 from lambert.model.encoder import Encoder
+from lambert.model.families import reads_segments
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.objectives import first_vectors, mean_vectors
@@ -188,7 +189,10 @@ class TextModel:
             raise UsageError(f"{folder} exists: name another folder.")
         extra = {} if self._task.config.name == "mask" else self._task.model_config()
         files = {} if self._task.config.name == "mask" else model_files(self._task, self._model.config.hidden)
-        write = partial(tokenizers.save, self.tokenizer, longest=self._model.config.positions)
+        write = partial(
+            tokenizers.save, self.tokenizer, longest=self._model.config.positions,
+            segments=reads_segments(self._model.config),
+        )  # fmt: skip
         publish(self._model, Path(folder), write, extra, files=files)
         return Path(folder)
 

@@ -33,6 +33,11 @@ def predicts_next(config: EncoderConfig) -> bool:
     return any("nsp" in heads for heads in family_of(config).architectures.values())
 
 
+def reads_segments(config: EncoderConfig) -> bool:
+    """Returns whether the embeddings of a token depend on its segment."""
+    return config.segment_types > 1 and family_of(config).segments
+
+
 def takes_pairs(config: EncoderConfig) -> bool:
     """Returns whether the encoder can tell the two texts of a pair apart."""
     return config.segment_types > 1 or not family_of(config).segments

@@ -12,7 +12,7 @@ from lambert.core import settings
 from lambert.core.files import json_text, write_atomic
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.engine.progress import score_text
-from lambert.model.families import DEFAULT, family_of
+from lambert.model.families import DEFAULT, family_of, reads_segments
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.config import RunConfig
@@ -53,7 +53,7 @@ def publish_run(
     folder = config.out / "model"
     write_atomic(config.out / SCORES, json_text(dict(scores), indent=1) + "\n")
     text = card(model, config, scores, trained)
-    write = partial(tokenizers.save, tokenizer, longest=model.config.positions)
+    write = partial(tokenizers.save, tokenizer, longest=model.config.positions, segments=reads_segments(model.config))
     publish(model.cpu(), folder, write, extra, card=text, files=files, replace=True)
     return f"model  {folder}"
 

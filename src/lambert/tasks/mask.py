@@ -46,7 +46,7 @@ class Mask:
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, with_mask(tokenizer)
         self.piece = roles.piece(tokenizer, "mask")
-        self.mask = roles.mask_id(tokenizer)
+        self.mask, self.pieces = roles.mask_id(tokenizer), roles.size(tokenizer)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Masked]:
@@ -82,6 +82,7 @@ class Mask:
         found: list[Candidates] = []
         for batch in outputs:
             logits_NV = batch[self.head].detach().float().cpu().numpy().astype(np.float64)
+            logits_NV[:, self.pieces :] = -np.inf  # rows that pad the table
             chances_NV = softmax(logits_NV)
             best_NK = np.argsort(-logits_NV, axis=1, kind="stable")[:, : self.config.top]
             for best_K, chances_V in zip(best_NK, chances_NV, strict=True):

@@ -104,8 +104,11 @@ def word_numbers(text: str) -> Numbers:
 
 
 def _words_of(text: str, encoding: Any) -> Numbers:
-    firsts = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)[:, 0]
-    return word_numbers(text)[firsts] if len(firsts) else _NONE
+    firsts, ends = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    if not len(firsts):
+        return _NONE
+    spaced = np.array([text[first] in SPACES for first in firsts.tolist()]) & (ends - firsts > 1)
+    return word_numbers(text)[firsts + spaced]  # pieces of byte-level BPE begin with the space before a word
 
 
 def _lines(texts: Sequence[str], encoder: WordEncoder) -> bytes:

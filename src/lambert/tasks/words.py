@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
+from lambert.corpus.tokens import roles
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.segments import Cuts, Segments
@@ -71,8 +72,10 @@ def tokenised(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_leng
     of those that are divided."""
     ids, words, tokens = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)], [0]
     bounds_Q = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
+    # In byte-level BPE a word without a space before it is the inside of another word.
+    before = " " if roles.reads_spaces(tokenizer) else ""
     for at in range(0, len(sentences), _CHUNK):
-        block = [[word[:LONG] for word in sentence] for sentence in sentences[at : at + _CHUNK]]
+        block = [[before + word[:LONG] for word in sentence] for sentence in sentences[at : at + _CHUNK]]
         for number, found in enumerate(
             tokenizer.encode_batch(block, is_pretokenized=True, add_special_tokens=False), at
         ):  # fmt: skip

@@ -13,6 +13,7 @@ from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.families import reads_segments
 from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks import sentence_transformers
@@ -42,7 +43,9 @@ def _imported(config: ImportConfig) -> Iterator[str]:
     model, report = weights.load(config.source, vocabulary=pieces, code=config.code, pooler=True)
     yield from (*report.lines(), *report.warnings())
     extra, files = kept(config.source, model.config.hidden)
-    write_tokenizer = partial(tokenizers.save, tokenizer, longest=model.config.positions)
+    write_tokenizer = partial(
+        tokenizers.save, tokenizer, longest=model.config.positions, segments=reads_segments(model.config)
+    )
     yield publish(model, config.out, write_tokenizer, extra, files=files, replace=True, compare=True)
     yield f"model  {config.out}"
 

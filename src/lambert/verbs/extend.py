@@ -13,6 +13,7 @@ from lambert.engine.progress import progress
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.extension import extended
+from lambert.model.families import reads_segments
 from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
 from lambert.verbs.convert import kept
@@ -41,7 +42,11 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     division = Division(tokenizer, source)
     specials = roles.specials(tokenizer, source)
     pieces = tokenizer.get_vocab()
-    layout.check_vocabulary(shape, roles.size(tokenizer), folder)  # raises if it is another vocabulary
+    if roles.size(tokenizer) != len(pieces):
+        raise DataError(
+            f"{source} does not number its {len(pieces):,} pieces from 0 without gaps: it cannot be extended."
+        )
+    layout.check_vocabulary(shape, len(pieces), folder)  # raises if it is another vocabulary
     model, report = weights.load(folder, code=config.code, pooler=True)
     for warning in report.warnings():
         say(warning)
@@ -61,7 +66,10 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     files[ADDED] = "".join(
         f"{word.text}\t{word.count}\t{' '.join(map(tokenizer.id_to_token, word.ids))}\n" for word in chosen
     )
-    model, write = extended(model, len(pieces), rows), partial(tokenizers.save, larger, longest=shape.positions)
+    model, write = (
+        extended(model, len(pieces), rows),
+        partial(tokenizers.save, larger, longest=shape.positions, segments=reads_segments(shape)),
+    )
     say(publish(model, config.out, write, extra, files=files, replace=True, compare=True))
     say(f"model     {config.out}")
     scores = {"tokens_per_word_before": before.tokens_per_word, "tokens_per_word": after.tokens_per_word}

@@ -25,6 +25,7 @@ from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of, predicts_next, takes_pairs
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
@@ -148,6 +149,21 @@ def _heldout(config: PretrainConfig, documents: int, specials: Specials) -> Corp
     return CorpusSource(Split(config.corpus, "heldout"), packing, masking, specials, HELDOUT_SEED)
 
 
+def _check_storable(shape: EncoderConfig) -> None:
+    """Raises UsageError for settings that the family of the encoder does not have: its model folder could not store
+    them."""
+    family = family_of(shape)
+    try:
+        stored = dataclasses.replace(family.from_json(family.to_json(shape), Path("config.json")), block=shape.block)
+    except DataError as error:
+        raise UsageError(f"[model] describes no {family.title} model: {error}") from error
+    for field in dataclasses.fields(EncoderConfig):
+        if getattr(stored, field.name) != getattr(shape, field.name):
+            raise UsageError(
+                f"model.{field.name} = {getattr(shape, field.name)} is not a setting of {family.title}: leave it out."
+            )
+
+
 def _check_complete(config: PretrainConfig) -> None:
     """Raises UsageError that names all missing settings."""
     model = "No model: give its shape in [model] (layers, hidden, heads, ...), or a folder in init."
@@ -167,6 +183,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
             )
         shape = config.model.shape(pieces, roles.named(tokenizer, "pad") or 0)
         shape = family_of(shape).completed(shape)
+        _check_storable(shape)
         check_model(shape, config.train, config.optim.name, world)
         return weights.fresh(shape, objectives, config.seed)
     folder = model_folder(config.init)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from lambert.corpus.tokens import sentences
-from lambert.corpus.tokens import roles
+from lambert.corpus.tokens import roles, sentences
 from lambert.corpus.tokens import tokenizer as tk
 from lambert.corpus.tokens.encoding import Encoder
 from lambert.corpus.workers import ahead, encode

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from lambert.core.errors import DataError
-from lambert.corpus.tokens import expansion, sentences
-from lambert.corpus.tokens import roles
+from lambert.corpus.tokens import expansion, roles, sentences
 from lambert.corpus.tokens import tokenizer as tk
 from lambert.corpus.tokens.expansion import Division, Word
 

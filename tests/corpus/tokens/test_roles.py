@@ -1,6 +1,7 @@
 """Tokenizers of all kinds: their special tokens, what continues a word, and the ids of texts."""
 
 import random
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -108,6 +109,13 @@ def test_other_templates_are_named() -> None:
     )
     with pytest.raises(DataError, match="puts '<s>' around a text"):
         roles.template(tokenizer, "x")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> <s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    found = roles.template(tokenizer)
+    assert (found.cls, found.sep, found.single) == (0, 2, 2)
+    with pytest.raises(DataError, match="pairs of texts are not supported"):
+        assert found.pair
 
 
 def test_a_missing_token_is_named() -> None:
@@ -183,7 +191,22 @@ def test_without_a_division_at_spaces_single_spaces_are_needed() -> None:
     encoder = WordEncoder(tokenizer)
     assert encoder.takes(b"a b\nc d\n")
     assert not any(map(encoder.takes, [b"a  b\n", b" a\n", b"a \n", b"a\n b\n"]))
-    texts = [" ".join(text.split()) for text in [*TEXTS, *noise(300)]]
+    texts = [re.sub("[ \t\r]+", " ", text).strip(" ") for text in [*TEXTS, *noise(300)]]
+    texts = [text for text in texts if encoder.takes((text + "\n").encode())]
+    assert len(texts) > 60
+    (found,) = encoder(("\n".join(texts) + "\n").encode())
+    expected = [number for one in tokenizer.encode_batch(texts, add_special_tokens=False) for number in one.ids]
+    assert found.ids_T.tolist() == expected
+
+
+def test_tokens_of_several_spaces() -> None:
+    tokenizer = modern()
+    tokenizer.add_tokens([AddedToken(" " * count, normalized=False, special=False) for count in (2, 3)])
+    assert scheme(tokenizer) == "bytes"
+    encoder = WordEncoder(tokenizer)
+    assert encoder.takes(b"a b\n c d\n")
+    assert not encoder.takes(b"a  b\n")
+    texts = [" ".join(text.split(" ")).replace("  ", " ") for text in TEXTS]
     (found,) = encoder(("\n".join(texts) + "\n").encode())
     expected = [number for one in tokenizer.encode_batch(texts, add_special_tokens=False) for number in one.ids]
     assert found.ids_T.tolist() == expected

@@ -11,9 +11,8 @@ from tokenizers import Tokenizer, models
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.specials import Template
-from lambert.corpus.tokens import roles
+from lambert.corpus.tokens import roles, vocabulary
 from lambert.corpus.tokens import tokenizer as tk
-from lambert.corpus.tokens import vocabulary
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/tokenization.json").read_text(encoding="utf-8"))
 TRICKY = [

@@ -39,22 +39,21 @@ def template(tokenizer: Tokenizer, source: str = "the tokenizer") -> Template:
             missing = [_NAMED[role] for role, number in (("cls", cls), ("sep", sep)) if number is None]
             raise DataError(f"{source} has no piece {', '.join(missing)}, and no template with special tokens.")
         return Template(cls, sep)
+    if len(around) != 2:
+        shown = " ".join(str(tokenizer.id_to_token(number)) for number in around)
+        raise DataError(f"{source} puts {shown!r} around a text; Lambert needs one token before it and one after it.")
     rows = zip(pair.ids, pair.type_ids, pair.special_tokens_mask, strict=True)
     ids, types = zip(*[(number, kind) for number, kind, is_special in rows if is_special], strict=True)
-    cls, sep = around[0], around[-1]
-    if len(around) != 2 or ids[:2] != (cls, sep) or set(ids[1:]) != {sep} or len(ids) < 3:
-        shown = [" ".join(str(tokenizer.id_to_token(number)) for number in numbers) for numbers in (around, ids)]
-        raise DataError(
-            f"{source} puts {shown[0]!r} around a text and {shown[1]!r} around a pair; Lambert needs one token before "
-            "a text, and another one after each text."
-        )
-    return Template(cls, sep, len(ids) - 2, types[-1])
+    cls, sep = around
+    usual = len(ids) >= 3 and ids[0] == cls and set(ids[1:]) == {sep}
+    return Template(cls, sep, len(ids) - 2 if usual else 0, types[-1])
 
 
 def named(tokenizer: Tokenizer, role: str) -> int | None:
     """Returns the id of the token for a role (mask, pad, unk, cls or sep) that its name tells, such as <mask> or
     <|mask|>; None if there is none."""
-    for number, token in sorted(tokenizer.get_added_tokens_decoder().items()):
+    added = sorted(tokenizer.get_added_tokens_decoder().items(), key=lambda entry: (not entry[1].special, entry[0]))
+    for number, token in added:
         if re.sub(r"[\W_]", "", token.content.lower()) == role:
             return int(number)
     names = [_NAMED[role], f"<{role}>"]
@@ -102,7 +101,8 @@ def continuations(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
     """Returns for each id whether its piece continues the word of the preceding piece, bool [V].
 
     In WordPiece, pieces with ## do. In byte-level BPE and SentencePiece's kinds, pieces without the mark of a space do,
-    but not punctuation and characters of scripts without spaces, which are words of their own, as in BERT.
+    but not punctuation and characters of scripts without spaces, which begin a word. A word after punctuation, without
+    a space between them, continues it.
     """
     pieces: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     continuation_V = np.zeros(1 + max(pieces.values()), dtype=np.bool_)

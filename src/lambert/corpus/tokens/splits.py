@@ -48,9 +48,9 @@ class Sink:
         self, folder: Path, vocabulary: int, seed: int, threshold: float, min_tokens: int, unknown: int,
         files: int = 1, keep: Path | None = None,
     ) -> None:  # fmt: skip
-        """`unknown` is the id of [UNK], `files` the number of input files. `keep` is a folder for what `save` keeps
-        besides the splits. If `save` was called before for both folders, this object continues from there. Raises
-        DataError if their files were changed since."""
+        """`unknown` is the id of [UNK], -1 without one, `files` the number of input files. `keep` is a folder for what
+        `save` keeps besides the splits. If `save` was called before for both folders, this object continues from there.
+        Raises DataError if their files were changed since."""
         self._seed, self._threshold, self._min_tokens = seed, threshold, min_tokens
         self._keep = keep
         state = read_state(keep) if keep else None
@@ -224,7 +224,8 @@ class Sink:
         entries: dict[str, dict[str, Any]] = {}
         for name, writer, counts_V in zip(SPLITS, self._writers, self._counts, strict=True):
             entry = writer.close()
-            entry["unknown_rate"] = float(counts_V[self._unknown]) / max(entry["tokens"], 1)
+            unknown = float(counts_V[self._unknown]) if self._unknown >= 0 else 0.0
+            entry["unknown_rate"] = unknown / max(entry["tokens"], 1)
             entry["unigram_entropy"] = entropy(counts_V)
             entry["unigram_cross_entropy"] = cross_entropy(counts_V, train_V)
             entries[name] = entry

@@ -210,9 +210,14 @@ def _lowercases(values: dict[str, Any]) -> bool | None:
     return bool(normalizer["lowercase"]) if normalizer.get("type") == "BertNormalizer" else None
 
 
-def save(tokenizer: Any, folder: Path, longest: int = 512) -> None:
+def save(tokenizer: Any, folder: Path, longest: int = 512, *, segments: bool = True) -> None:
     """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, as AutoTokenizer expects
-    them. `longest` is the number of tokens to which other libraries shorten a text when they are asked to."""
+    them.
+
+    Args:
+        longest: Number of tokens to which other libraries shorten a text when they are asked to.
+        segments: Whether the model reads segment types, which they then give to it.
+    """
     values = described(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / JSON).write_text(_serialised(values), encoding="utf-8")
@@ -231,8 +236,9 @@ def save(tokenizer: Any, folder: Path, longest: int = 512) -> None:
         except DataError:
             continue  # a vocabulary without it
     config["model_max_length"] = longest
+    config["model_input_names"] = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    if values["model"].get("type") == "WordPiece":
-        ids = tokenizer.get_vocab(with_added_tokens=True)
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    if values["model"].get("type") == "WordPiece" and roles.size(tokenizer) == len(ids):  # a line for each id
         lines = "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__))
         (folder / VOCABULARY).write_text(lines, encoding="utf-8", newline="\n")

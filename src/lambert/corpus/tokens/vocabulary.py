@@ -143,7 +143,10 @@ def train_unigram(texts: Iterable[str], *, vocabulary: int, lowercase: bool) -> 
     trainer = trainers.UnigramTrainer(
         vocab_size=vocabulary, special_tokens=[*SPECIAL_PIECES], unk_token="[UNK]", show_progress=False
     )
-    learner.train_from_iterator(texts, trainer)
+    try:
+        learner.train_from_iterator(texts, trainer)
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(f"vocabulary = {vocabulary} is too small or too large for the text: {error}.") from error
     return _with_template(learner)
 
 
@@ -201,7 +204,8 @@ def learn(
     size, lowers, least = config.vocabulary, config.lowers, config.min_frequency
     with spool.open(encoding="utf-8", newline="\n") as lines:
         if config.tokenizer_kind == "bpe":
-            learnt = train_bytes(lines, vocabulary=size, lowercase=lowers, min_frequency=least)
+            spaced = (" " + line.rstrip("\n") for line in lines)  # as sentences are encoded
+            learnt = train_bytes(spaced, vocabulary=size, lowercase=lowers, min_frequency=least)
         elif config.tokenizer_kind == "unigram":
             learnt = train_unigram(lines, vocabulary=size, lowercase=lowers)
         else:

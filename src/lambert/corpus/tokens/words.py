@@ -102,7 +102,8 @@ class WordEncoder:
         self._kinds = bytes(kinds.get(byte, JOINED) for byte in range(256))
         lower = marks and values["normalizer"]["lowercase"]
         self._folds = bytes(range(256)).lower() if lower else bytes(range(256))
-        self._single_spaces = self.scheme == "spaces" and "WhitespaceSplit" not in roles.kinds(tokenizer)
+        whole = self.scheme == "spaces" and "WhitespaceSplit" not in roles.kinds(tokenizer)
+        self._refused: tuple[bytes, ...] = _AROUND if whole else (b"  ",) if _blanks(values) else ()
         self._forget()
 
     def _forget(self) -> None:
@@ -112,11 +113,9 @@ class WordEncoder:
         self._lexicon.add([b"\n"], np.array([self._used << HALF]))
 
     def takes(self, lines: bytes) -> bool:
-        """Returns whether these lines can be encoded by words: some tokenizers also encode the spaces around a line,
-        and further spaces between words."""
-        return not self._single_spaces or not any(
-            spaces in lines or lines.startswith(b" ") for spaces in (b"  ", b" \n", b"\n ")
-        )
+        """Returns whether these lines can be encoded by words: some tokenizers also encode the spaces around a line, or
+        have tokens of several spaces."""
+        return not any(spaces in b"\n" + lines for spaces in self._refused)
 
     def __call__(self, lines: bytes) -> Iterator[EncodedWords]:
         """Yields some lines at a time, of UTF-8 text with a newline after each line."""
@@ -172,19 +171,16 @@ def scheme(tokenizer: Tokenizer) -> Scheme:
     """Returns what divides a text into words that the tokenizer treats independently."""
     values = described(tokenizer)
     loose = any(
-        token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"]
+        token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"].strip(" ")
         for token in values["added_tokens"]
         if not token["special"]
     )
     if loose or roles.size(tokenizer) != tokenizer.get_vocab_size(with_added_tokens=True):
         return ""
     normalizer, before, model = ((values[part] or {}) for part in ("normalizer", "pre_tokenizer", "model"))
-    if [part.get("type") for part in (normalizer, before, model)] == [
-        "BertNormalizer",
-        "BertPreTokenizer",
-        "WordPiece",
-    ]:
-        return "marks"
+    types = (normalizer.get("type"), before.get("type"), model.get("type"))
+    if types == ("BertNormalizer", "BertPreTokenizer", "WordPiece"):
+        return "" if _blanks(values) else "marks"
     if before.get("type") == "ByteLevel" and before.get("use_regex", True) and model.get("type") == "BPE":
         return "bytes" if _types_of(normalizer) <= {"NFC", "Lowercase"} else ""
     parts = before.get("pretokenizers", [before])
@@ -192,6 +188,17 @@ def scheme(tokenizer: Tokenizer) -> Scheme:
     if not spaced or model.get("type") not in ("Unigram", "BPE") or not _prepends(parts[-1]):
         return ""
     return "spaces" if _types_of(normalizer) <= _PER_WORD else ""
+
+
+_AROUND = (
+    b"  ", b" \n", b"\n ", b"\xc2\xa0", b"\xc2\xb4", b"\xe1\x9a\x80", b"\xe2\x80", b"\xe2\x81\x9f", b"\xe3\x80\x80",
+)  # fmt: skip
+"""Spaces beside spaces and ends of lines, and characters that a normalizer may turn into a space."""
+
+
+def _blanks(values: dict[str, Any]) -> bool:
+    """Returns whether the tokenizer has tokens of spaces that are added to its vocabulary, as ModernBERT's has."""
+    return any(token["content"].startswith(" ") or token["content"].endswith(" ") for token in values["added_tokens"])
 
 
 _PER_WORD = {"Precompiled", "Replace", "NFC", "NFKC", "NFKD", "NFD", "Lowercase", "StripAccents", "Strip"}

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import torch
 
 from lambert.model.config import EncoderConfig
+from lambert.native import library
 
 
 def matrices(config: EncoderConfig) -> tuple[tuple[int, int], ...]:
@@ -40,9 +41,9 @@ def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.dev
     # Queries, keys and values before and after the rotation, the output of attention; both halves of the feed-forward
     # layer, the activated one and the product.
     products = 7 * width + 4 * config.intermediate
-    if device.type == "cpu":
-        everywhere = 1 / config.modern.global_every
-        products += round(config.heads * (everywhere * longest + (1 - everywhere) * 4 * config.modern.window))
+    if device.type == "cpu" and not (dtype == torch.bfloat16 and library() is not None):
+        everywhere, near = 1 / config.modern.global_every, min(longest, 3 * config.modern.window)
+        products += round(config.heads * (everywhere * longest + (1 - everywhere) * near))
     residuals = 4 * width  # inputs and outputs of two norms
     copies = 2 * width * size if size < wide else 0  # rounded outputs of the norms, for the products
     return (config.layers + 2) * (products * size + residuals * wide + copies) + 3 * width * wide

@@ -100,7 +100,7 @@ def to_json(config: EncoderConfig) -> dict[str, Any]:
 
 def from_json(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
     """Returns the encoder that `settings`, the config.json at `path`, describes. Raises as BERT's."""
-    check_fixed(settings, {"tie_word_embeddings": True, "classifier_activation": "gelu"}, path)
+    check_fixed(settings, {"tie_word_embeddings": True, "classifier_activation": "gelu", "rope_scaling": None}, path)
     found = numbers(settings, _KEYS, _DEFAULTS, path)
     biases = {ours: settings.get(theirs, default) for ours, (theirs, default) in _BIASES.items()}
     for ours, value in biases.items():
@@ -127,6 +127,8 @@ def _theta(settings: Mapping[str, Any], kind: str, older: str, default: float, p
     """Returns the base of the rotary angles of a kind of layers."""
     newer = settings.get("rope_parameters")
     value: object = settings.get(older)
+    if newer and not (isinstance(newer, dict) and (_FULL in newer or _LOCAL in newer)):
+        raise DataError(f"{path} has rope_parameters = {shown(newer)}; they must be those of {_FULL} and {_LOCAL}.")
     if isinstance(newer, dict) and isinstance(newer.get(kind), dict):
         if newer[kind].get("rope_type", "default") != "default":
             raise DataError(f"{path} has rope_type = {shown(newer[kind]['rope_type'])}; only 'default' is supported.")

@@ -227,8 +227,8 @@ def _add_coverage(page: CorpusPage, split: Split, learnt: Any) -> None:
         ("Pieces that occur", [f"{used:,} ({used / split.vocabulary:.1%}{share})"]),
         ("Pieces that occur fewer than 10 times", [f"{np.count_nonzero((counts_V < 10) & (counts_V > 0)):,}"]),
         ("Most frequent pieces that are half of the tokens", [f"{half:,}"]),
-        ("Tokens that continue a word (##)", [f"{counts_V[specials.continuation_V].sum() / total:.1%}"]),
-        ("Tokens that are unknown", [f"{counts_V[specials.unk] / total:.3%}"]),
+        ("Tokens that continue a word", [f"{counts_V[specials.continuation_V].sum() / total:.1%}"]),
+        ("Tokens that are unknown", [f"{counts_V[specials.unk] / total if specials.unk >= 0 else 0:.3%}"]),
     ]
     page.pieces = [
         (str(learnt.id_to_token(int(piece))), f"{counts_V[piece] / total:.2%}")
