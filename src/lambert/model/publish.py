@@ -100,9 +100,7 @@ def _sample(model: Model) -> Batch:
     """Returns two sequences of random pieces in two segments, with every token a masked-LM target."""
     lengths = np.array([min(48, model.config.positions), min(17, model.config.positions)])
     ids = below(words(key(0, 0), int(lengths.sum())), model.config.vocabulary)
-    ids[ids == model.config.pad] = (
-        model.config.pad + 1
-    ) % model.config.vocabulary  # no padding
+    ids[ids == model.config.pad] = (model.config.pad + 1) % model.config.vocabulary  # no padding
     types = np.concatenate([np.arange(n) * 2 // n for n in lengths]) % max(1, model.config.segment_types)
     everywhere = torch.arange(int(lengths.sum()))
     return flat_batch(ids, types, lengths, {"mlm": Target(everywhere, torch.from_numpy(ids))})
