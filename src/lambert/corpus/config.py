@@ -4,7 +4,7 @@ import hashlib
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from lambert.core.errors import UsageError, shown
 from lambert.core.registry import nearest
@@ -23,7 +23,7 @@ from lambert.corpus.tokens.sentences import LINES
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
-KINDS = ("wordpiece", "bpe", "unigram")
+Kind = Literal["wordpiece", "bpe", "unigram"]
 STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
 """The steps of preparation, in their order."""
 
@@ -77,7 +77,7 @@ class PrepareConfig:
     tokenizer: str = "train"
     """`train` learns a vocabulary from the corpus. Otherwise the path of a vocab.txt, of a tokenizer.json, or of a
     folder that holds one."""
-    tokenizer_kind: str = "wordpiece"
+    tokenizer_kind: Kind = "wordpiece"
     """Kind of tokenizer to learn (tokenizer = "train"): BERT's WordPiece; byte-level BPE as in RoBERTa and ModernBERT,
     which can express every text; or Unigram as in XLM-R, for languages that do not put spaces between words (not
     repeatable to the bit)."""
@@ -193,7 +193,7 @@ class PrepareConfig:
             _check_out(self)
         elif self.stages and not self.peek and self.folder.resolve() in _with_parents(self.work_folder.resolve()):
             raise UsageError(f"work = {self.work_folder} is in the output folder {self.out}: choose another work.")
-        choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES, "tokenizer_kind": KINDS}
+        choices: dict[str, tuple[str, ...]] = {"documents": DOCUMENTS, "lines": LINES, "tokenizer_kind": get_args(Kind)}
         if ":" not in self.format:
             choices["format"] = ("auto", *READERS)
         for name, allowed in choices.items():

@@ -157,11 +157,9 @@ def _check_storable(shape: EncoderConfig) -> None:
         stored = dataclasses.replace(family.from_json(family.to_json(shape), Path("config.json")), block=shape.block)
     except DataError as error:
         raise UsageError(f"[model] describes no {family.title} model: {error}") from error
-    for field in dataclasses.fields(EncoderConfig):
-        if getattr(stored, field.name) != getattr(shape, field.name):
-            raise UsageError(
-                f"model.{field.name} = {getattr(shape, field.name)} is not a setting of {family.title}: leave it out."
-            )
+    for name in ("segment_types", "position_offset", "embedding", "modern"):
+        if getattr(stored, name) != getattr(shape, name):
+            raise UsageError(f"model.{name} = {getattr(shape, name)} is not a setting of {family.title}: leave it out.")
 
 
 def _check_complete(config: PretrainConfig) -> None:
