@@ -6,15 +6,12 @@ Where BERT has a pooler with tanh, it has one with relu, which belongs to the he
 from dataclasses import replace
 from functools import partial
 
-from lambert.model.bert import costs
-from lambert.model.bert.cpu import CpuEncoder
-from lambert.model.bert.encoder import BertEncoder
+from lambert.model.bert import BERT
 from lambert.model.distilbert import folder, heads
-from lambert.model.family import Family
 
-DISTILBERT = Family(
+DISTILBERT = replace(
+    BERT,
     title="DistilBERT",
-    encoder=BertEncoder,
     heads=heads.HEADS,
     pooler=heads.ReluPooler,
     segments=False,
@@ -26,9 +23,4 @@ DISTILBERT = Family(
     architectures=folder.ARCHITECTURES,
     to_json=folder.to_json,
     from_json=folder.from_json,
-    matrices=costs.matrices,
-    weight_count=costs.weight_count,
-    operations=costs.operations,
-    saved_per_token=costs.saved_per_token,
-    for_cpu=CpuEncoder,
 )

@@ -4,21 +4,20 @@ The encoder is BERT's without segments, and its table of positions begins with u
 the state of its first token, by two layers of the head.
 """
 
+from dataclasses import replace
 from functools import partial
 
-from lambert.model.bert import costs
+from lambert.model.bert import BERT
 from lambert.model.bert import folder as bert
-from lambert.model.bert.cpu import CpuEncoder
-from lambert.model.bert.encoder import BertEncoder
 from lambert.model.family import Family
 from lambert.model.roberta import folder, heads
 
 
 def _family(title: str, prefix: str) -> Family:
     """Returns a family with the names of its architectures, which begin with `prefix`."""
-    return Family(
+    return replace(
+        BERT,
         title=title,
-        encoder=BertEncoder,
         heads=heads.HEADS,
         segments=False,
         completed=folder.completed,
@@ -29,11 +28,6 @@ def _family(title: str, prefix: str) -> Family:
         architectures={prefix + name: its for name, its in folder.ARCHITECTURES.items()},
         to_json=folder.to_json,
         from_json=folder.from_json,
-        matrices=costs.matrices,
-        weight_count=costs.weight_count,
-        operations=costs.operations,
-        saved_per_token=costs.saved_per_token,
-        for_cpu=CpuEncoder,
     )
 
 
