@@ -123,6 +123,14 @@ def test_roberta_with_its_own_tokenizer(corpora: dict[str, Path], texts: Path, t
     assert len(ours("the <mask> stone")["masks"]) == len(ours("the [MASK] stone")["masks"]) == 1
 
 
+def test_an_encoder_with_fewer_layers_than_kinds_of_layers(corpora: dict[str, Path], tmp_path: Path) -> None:
+    shape = SHAPE | {"model__layers": 2, "model__block": "modernbert"}
+    run = lambert.pretrain(corpus=corpora["bpe"], out=tmp_path / "run", **shape)
+    assert lambert.load(run.folder).model.config.modern.global_every == 3
+    (found,) = lambert.load(run.folder)("The old [MASK] walked.")["masks"]
+    assert not any("\u0120" in candidate["token"] for candidate in found)
+
+
 def test_pairs_for_next_sentences_need_bert(corpora: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(lambert.UsageError, match=r'ModernBERT does not have. Set packing.mode = "full"'):
         lambert.pretrain(

@@ -92,11 +92,20 @@ class Mask:
 
     def rows(self, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Row]:
         """Returns rows with `masks`: for each [MASK], the candidates {"token", "probability"}."""
-        piece = self.tokenizer.id_to_token
         return [
-            {"masks": [[{"token": piece(token), "probability": chance} for token, chance in best] for best in example]}
-            for example in predictions
+            {
+                "masks": [
+                    [{"token": self._shown(token), "probability": chance} for token, chance in best] for best in each
+                ]
+            }
+            for each in predictions
         ]
+
+    def _shown(self, token: int) -> str:
+        """Returns a piece as text; pieces of WordPiece with their ##."""
+        if roles.prefix(self.tokenizer):
+            return str(self.tokenizer.id_to_token(token))
+        return str(self.tokenizer.decode([token], skip_special_tokens=False)).strip()
 
     def write(self, path: Path, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Path]:
         """Writes JSON lines."""

@@ -150,8 +150,9 @@ def _whole(settings: Mapping[str, Any], key: str, default: int, path: Path) -> i
 def _global_every(settings: Mapping[str, Any], layers: int, path: Path) -> int:
     """Returns every how many layers one is global, from the first one. Raises DataError for another order."""
     kinds = settings.get("layer_types")
-    if kinds is None:
-        return _whole(settings, "global_attn_every_n_layers", 3, path)
+    declared = _whole(settings, "global_attn_every_n_layers", 3, path)
+    if kinds is None or kinds == [_LOCAL if number % declared else _FULL for number in range(layers)]:
+        return declared
     full = [number for number, kind in enumerate(kinds) if kind == _FULL] if isinstance(kinds, list) else []
     every = full[1] if len(full) > 1 else layers
     if len(full) == 0 or len(kinds) != layers or full != [*range(0, layers, every)] or {*kinds} - {_FULL, _LOCAL}:
