@@ -15,6 +15,7 @@ from patience import HANGS, patient
 
 from lambert.core.batch import Target, flat_batch
 from lambert.core.errors import DataError, UsageError
+from lambert.data.batch_sizes import BatchSizes
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import balanced, micro_bounds, sequential, split, stream
@@ -78,6 +79,17 @@ def test_epochs_follow_one_another_each_sequence_once(shuffle):
     assert (seen == sorted(seen)) is not shuffle
     if shuffle:
         assert [index for _, index in epochs[0]] != [index for _, index in epochs[3]]
+
+
+def test_a_ramp_takes_the_same_sequences_in_smaller_updates():
+    sizes = BatchSizes(8, 2, 6)
+    ramped = stream(Numbered([11, 12]), batch_size=sizes, micro_tokens=30, seed=5, stop=9)
+    found = [sequences([batch]) for batch in ramped]
+    assert [len(each) for each in found] == [2, 2, 4, 4, 6, 6, 8, 8, 8]
+    flat = [pair for each in found for pair in each]
+    assert flat == sequences(stream(Numbered([11, 12]), batch_size=1, micro_tokens=30, seed=5, stop=48))
+    later = stream(Numbered([11, 12]), batch_size=sizes, micro_tokens=30, seed=5, start=4, stop=9)
+    assert [sequences([batch]) for batch in later] == found[4:]
 
 
 @given(

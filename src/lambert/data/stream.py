@@ -1,7 +1,7 @@
 """The stream: assigns sequences to updates, micro-batches and ranks.
 
-Sequence k of a run is a pure function of k and the seed. It belongs to update k // batch_size, and each epoch is
-ordered by a keyed permutation. No position is saved: a run resumes by starting the stream at another update.
+Sequence k of a run is a pure function of k and the seed. The sizes of the updates say to which one it belongs, and each
+epoch is ordered by a keyed permutation. No position is saved: a run resumes by starting the stream at another update.
 """
 
 import threading
@@ -17,6 +17,7 @@ import numpy as np
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.errors import DataError, UsageError
 from lambert.core.randomness import Stream, key, permuted
+from lambert.data.batch_sizes import BatchSizes
 
 Item = TypeVar("Item")
 
@@ -55,7 +56,7 @@ class GlobalBatch:
 def stream(
     source: Source,
     *,
-    batch_size: int,
+    batch_size: int | BatchSizes,
     micro_tokens: int,
     seed: int,
     start: int = 0,
@@ -74,7 +75,7 @@ def stream(
 
     Args:
         source: The sequences of each epoch.
-        batch_size: Sequences per update over all ranks.
+        batch_size: Sequences per update over all ranks, or those of each update.
         micro_tokens: Maximum tokens of a micro-batch; a longer sequence forms a micro-batch of its own.
         seed: Determines the order of the sequences.
         start: The first update.
@@ -89,21 +90,22 @@ def stream(
         UsageError: `batch_size` or `micro_tokens` is below 1.
         DataError: An epoch has no sequences.
     """
-    if batch_size < 1:
-        raise UsageError(f"batch_size = {batch_size} sequences is too few: choose 1 or more.")
+    sizes = BatchSizes(batch_size) if isinstance(batch_size, int) else batch_size
+    if sizes.last < 1:
+        raise UsageError(f"batch_size = {sizes.last} sequences is too few: choose 1 or more.")
     if micro_tokens < 1:
         raise UsageError(f"micro_tokens = {micro_tokens} tokens is too few: choose 1 or more.")
-    places = _places(source, batch_size, seed, start=start, shuffle=shuffle, stop=stop)
+    places = _places(source, sizes, seed, start=start, shuffle=shuffle, stop=stop)
     return _prefetched(
         _assembled(source, epochs, indices, micro_tokens, rank=rank, world=world, shares=shares)
         for epochs, indices in places
     )
 
 
-def places(source: Source, batch_size: int, seed: int, update: int) -> tuple[Ints, Ints]:
+def places(source: Source, sizes: BatchSizes, seed: int, update: int) -> tuple[Ints, Ints]:
     """Returns the epochs and indices [S] of the sequences of one update of a shuffled `stream`, as arguments for
-    `source.collate`. Updates count from 0; the first sequence is number `update` * `batch_size` of the run."""
-    return next(_places(source, batch_size, seed, start=update, shuffle=True, stop=update + 1))
+    `source.collate`. Updates count from 0."""
+    return next(_places(source, sizes, seed, start=update, shuffle=True, stop=update + 1))
 
 
 def sequential(
@@ -138,13 +140,13 @@ def micro_bounds(lengths_S: Ints, micro_tokens: int) -> list[int]:
 
 
 def _places(
-    source: Source, batch_size: int, seed: int, *, start: int, shuffle: bool, stop: int | None
+    source: Source, sizes: BatchSizes, seed: int, *, start: int, shuffle: bool, stop: int | None
 ) -> Iterator[tuple[Ints, Ints]]:
     """Yields for each update the epochs and indices [S] of its sequences."""
     epoch = base = 0
-    update = start
+    update, high = start, sizes.before(start)
     while stop is None or update < stop:
-        low, high = update * batch_size, (update + 1) * batch_size
+        low, high = high, high + sizes.of(update)
         epochs, indices = [], []
         while low < high:
             size = source.size(epoch)

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import check
+from lambert.data.batch_sizes import BatchSizes
 from lambert.distributed.config import TIMEOUT_SECONDS, ExchangeConfig
 from lambert.engine.guard import GuardConfig
 from lambert.optim.config import OptimConfig
@@ -18,6 +19,11 @@ class TrainConfig:
 
     batch_size: int = 256
     """Sequences of one update, over all micro-batches and devices together."""
+    first_batch_size: int = 0
+    """Sequences of the first update, a divisor of batch_size; the number grows by it until it is batch_size, as in
+    ModernBERT's training (Warner et al., 2024). 0: all updates have batch_size."""
+    ramp_steps: int = 0
+    """Updates over which the number of sequences grows from first_batch_size."""
     steps: int | None = None
     """Updates of the run; with epochs too, whichever ends first."""
     epochs: float | None = None
@@ -74,6 +80,12 @@ class TrainConfig:
         )  # fmt: skip
         if self.deterministic_parts & (self.deterministic_parts - 1):
             raise UsageError(f"train.deterministic_parts = {self.deterministic_parts} must be a power of two.")
+        if bool(self.first_batch_size) != bool(self.ramp_steps):
+            raise UsageError("train.first_batch_size and train.ramp_steps need each other: set both, or neither.")
+        if self.first_batch_size and self.batch_size % self.first_batch_size:
+            raise UsageError(
+                f"train.first_batch_size = {self.first_batch_size} must divide train.batch_size = {self.batch_size}."
+            )
         if self.keep_best and not self.evaluate_every:
             raise UsageError(
                 f"train.keep_best = {self.keep_best!r} needs train.evaluate_every, the number of updates between "
@@ -88,10 +100,15 @@ class TrainConfig:
         """Returns the number of updates of a run with `sequences` sequences per epoch."""
         ends = [] if self.steps is None else [self.steps]
         if self.epochs is not None:
-            ends.append(math.ceil(self.epochs * sequences / self.batch_size))
+            ends.append(self.sizes.updates(math.ceil(self.epochs * sequences)))
         if self.open_question:
             raise UsageError(self.open_question)
         return min(ends)
+
+    @property
+    def sizes(self) -> BatchSizes:
+        """The sequences of each update."""
+        return BatchSizes(self.batch_size, self.first_batch_size, self.ramp_steps)
 
     @property
     def open_question(self) -> str:
@@ -106,14 +123,14 @@ class TrainConfig:
         may continue with the ranks that are left."""
         if done and not self.deterministic:
             return
-        whole, what = (
-            (self.deterministic_parts, "deterministic_parts") if self.deterministic else (self.batch_size, "batch_size")
-        )
+        what = "first_batch_size" if self.first_batch_size else "batch_size"
+        what = "deterministic_parts" if self.deterministic else what
+        whole: int = getattr(self, what)
         if whole % ranks:
             fitting = [n for n in range(1, whole + 1) if whole % n == 0]
             below, above = max(n for n in fitting if n < ranks or n == 1), [n for n in fitting if n > ranks][:1]
             sizes = [ranks * (whole // ranks), ranks * (whole // ranks + 1)]
-            other = "" if self.deterministic else f", or a batch_size of {' or '.join(str(n) for n in sizes if n)}"
+            other = "" if self.deterministic else f", or a {what} of {' or '.join(str(n) for n in sizes if n)}"
             raise UsageError(
                 f"{ranks} ranks cannot share train.{what} = {whole} evenly: start "
                 f"{' or '.join(map(str, [below, *above]))}{other}."

@@ -95,7 +95,7 @@ def run_updates(
     source = source if teacher is None else WithRelations(source)
     with numerics(world, threads=options.threads, deterministic=options.deterministic) as outer:
         run = Run.begin(config, model, world, steps)
-        run.guard.record = Incidents(out, partial(places, source, options.batch_size, config.seed), world).add
+        run.guard.record = Incidents(out, partial(places, source, options.sizes, config.seed), world).add
         done, logged = run.resume()
         lost = last_update(out / METRICS) if world.is_first and not done else 0
         options.check_ranks(world.size, done)
@@ -301,6 +301,6 @@ def _batches(run: Run, source: Source, start: int, stop: int | None = None) -> G
     options, world = run.config.train, run.world
     parts = options.deterministic_parts if options.deterministic else 0
     return stream(
-        source, batch_size=options.batch_size, micro_tokens=run.microbatch.tokens, seed=run.config.seed, start=start,
+        source, batch_size=options.sizes, micro_tokens=run.microbatch.tokens, seed=run.config.seed, start=start,
         rank=world.rank, world=world.size, stop=stop, shares=parts,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from lambert.core.errors import DataError
 from lambert.core.shards import Split
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
+from lambert.data.batch_sizes import BatchSizes
 from lambert.verbs.report import corpus, corpus_inputs, corpus_packing, corpus_sample, histogram
 
 HOSTILE = "<script>alert(1)</script> <img src=x> {{ 7 * 7 }}"
@@ -210,10 +211,9 @@ def test_the_recipes_are_those_of_the_folder() -> None:
         values = tomllib.loads(path.read_text())
         if "corpus" in values and "steps" in values["train"]:  # else the recipe says the epochs
             packing, train = values["packing"], values["train"]
+            sizes = BatchSizes(train["batch_size"], train.get("first_batch_size", 0), train.get("ramp_steps", 0))
             found.add(
-                corpus_packing.Recipe(
-                    path.stem, packing["mode"], packing["sequence_length"], train["batch_size"], train["steps"]
-                )
+                corpus_packing.Recipe(path.stem, packing["mode"], packing["sequence_length"], sizes, train["steps"])
             )
     assert found == set(corpus_packing.RECIPES)
 

@@ -27,6 +27,7 @@ from lambert.core.shards import Split
 from lambert.core.world import World
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.data.batch_sizes import BatchSizes
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import places
@@ -125,7 +126,8 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
     split, specials = Split(config.corpus), roles.specials(tokenizers.load(config.corpus), str(config.corpus))
     packing = PackingConfig(mode=config.packing, sequence_length=config.length)
     source = CorpusSource(split, packing, MaskingConfig(whole_word=config.whole_word), specials, config.seed)
-    updates = [source.collate(*places(source, config.sequences, config.seed, n)) for n in range(config.updates)]
+    sizes = BatchSizes(config.sequences)
+    updates = [source.collate(*places(source, sizes, config.seed, n)) for n in range(config.updates)]
     masked = [batch.targets["mlm"] for batch in updates]
     starts_U = np.cumsum([0, *(batch.tokens for batch in updates[:-1])])
     lengths_US = np.stack([batch.bounds_S1.diff().numpy() for batch in updates]).astype(np.int64)
@@ -141,7 +143,8 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
     )
     encoder = replace(batches.encoder_of(config), vocabulary=specials.vocabulary)
     encoder = replace(encoder, init_range=init_range(encoder.hidden))  # as the run's own default
-    (folder / MODEL).write_text(json.dumps(family_of(encoder).to_json(encoder)), encoding="utf-8")
+    described = {"model_type": encoder.block} | family_of(encoder).to_json(encoder)
+    (folder / MODEL).write_text(json.dumps(described), encoding="utf-8")
     operations = sum(
         flops.training(encoder, batch.bounds_S1.diff().tolist(), batches.counts(batch)) for batch in updates[1:]
     )
@@ -165,7 +168,8 @@ def fastest(config: BenchConfig, name: str, command: Command, folder: Path) -> i
 def own_command(config: BenchConfig, encoder: EncoderConfig, out: Path) -> list[str]:
     """Returns the command of Lambert's side."""
     settings = {
-        "corpus": config.corpus, "out": out, "seed": config.seed, "model.layers": encoder.layers,
+        "corpus": config.corpus, "out": out, "seed": config.seed, "model.block": encoder.block,
+        "model.norm-eps": encoder.norm_eps, "model.layers": encoder.layers,
         "model.hidden": encoder.hidden, "model.heads": encoder.heads, "model.intermediate": encoder.intermediate,
         "model.positions": encoder.positions, "model.dropout": encoder.dropout,
         "model.attention-dropout": encoder.attention_dropout, "packing.mode": config.packing,

@@ -1,6 +1,6 @@
 """What pre-training makes of a prepared corpus: sequences, padding, updates and epochs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ import numpy as np
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError
 from lambert.core.shards import Split
+from lambert.data.batch_sizes import BatchSizes
 from lambert.data.config import PackingConfig
 from lambert.data.packing import FullPlan, Outline
 from lambert.data.pairs import PairPlan
@@ -29,19 +30,22 @@ class Recipe:
     name: str
     mode: str
     length: int
-    batch_size: int
+    sizes: BatchSizes
     steps: int
 
 
 RECIPES = (
-    Recipe("bert-base-128", "pairs", 128, 256, 900_000),
-    Recipe("bert-base-512", "pairs", 512, 256, 100_000),
-    Recipe("bert-large-128", "pairs", 128, 256, 900_000),
-    Recipe("bert-large-512", "pairs", 512, 256, 100_000),
-    Recipe("lamb-large-128", "pairs", 128, 65_536, 7_038),
-    Recipe("lamb-large-512", "pairs", 512, 32_768, 1_563),
-    Recipe("mini-laptop", "full", 128, 128, 1_200),
-    Recipe("modernbert-mini", "full", 512, 64, 2_000),
+    Recipe("bert-base-128", "pairs", 128, BatchSizes(256), 900_000),
+    Recipe("bert-base-512", "pairs", 512, BatchSizes(256), 100_000),
+    Recipe("bert-large-128", "pairs", 128, BatchSizes(256), 900_000),
+    Recipe("bert-large-512", "pairs", 512, BatchSizes(256), 100_000),
+    Recipe("lamb-large-128", "pairs", 128, BatchSizes(65_536), 7_038),
+    Recipe("lamb-large-512", "pairs", 512, BatchSizes(32_768), 1_563),
+    Recipe("mini-laptop", "full", 128, BatchSizes(128), 1_200),
+    Recipe("modernbert-base-1024", "full", 1024, BatchSizes(4608, 96, 21_200), 374_900),
+    Recipe("modernbert-base-8192", "full", 8192, BatchSizes(576), 53_000),
+    Recipe("modernbert-base-decay", "full", 8192, BatchSizes(576), 10_600),
+    Recipe("modernbert-mini", "full", 512, BatchSizes(64), 2_000),
 )
 """The recipes for pre-training in recipes/."""
 
@@ -93,14 +97,14 @@ class Packed:
         rows = []
         for recipe in (*RECIPES, *(found for run in runs if (found := _recipe(run)))):
             if size := self.sequences(recipe.mode, recipe.length):
-                epochs = recipe.steps * recipe.batch_size / size
+                epochs = recipe.sizes.before(recipe.steps) / size
                 rows.append(
-                    [recipe.name, recipe.mode, recipe.length, f"{recipe.batch_size:,}", f"{recipe.steps:,}",
-                     f"{size:,}", _short(size / recipe.batch_size), _short(epochs)]
+                    [recipe.name, recipe.mode, recipe.length, f"{recipe.sizes.last:,}", f"{recipe.steps:,}",
+                     f"{size:,}", _short(size / recipe.sizes.last), _short(epochs)]
                 )  # fmt: skip
         columns = ["Recipe", "Mode", "Length", "Batch", "Updates", "Sequences of an epoch", "Updates of an epoch",
                    "Epochs of the run"]  # fmt: skip
-        note = "Updates x batch / sequences of an epoch. The recipes are those of the folder recipes/."
+        note = "Sequences of the run / sequences of an epoch. The recipes are those of the folder recipes/."
         return table("Epochs of this corpus in a run", columns, rows) | {"note": note}
 
 
@@ -128,6 +132,10 @@ def _short(value: float) -> str:
 
 def _recipe(run: Run) -> Recipe | None:
     names = ("packing.mode", "packing.sequence_length", "train.batch_size", "train.steps")
-    values: Sequence[Any] = [run.config.get(name) for name in names]
-    numbers = all(type(value) is int and value > 0 for value in values[1:])
-    return Recipe(run.name, *values) if values[0] in ("pairs", "balanced", "full") and numbers else None
+    mode, *values = (run.config.get(name) for name in names)
+    if mode not in ("pairs", "balanced", "full") or not all(type(value) is int and value > 0 for value in values):
+        return None
+    length, last, steps = cast(list[int], values)
+    first, ramp = (run.config.get(name, 0) for name in ("train.first_batch_size", "train.ramp_steps"))
+    ramped = type(first) is int and type(ramp) is int and first > 0 and ramp > 0 and last % first == 0
+    return Recipe(run.name, mode, length, BatchSizes(last, first, ramp) if ramped else BatchSizes(last), steps)

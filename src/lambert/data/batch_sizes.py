@@ -1,0 +1,45 @@
+"""The number of sequences of each update: constant, or growing."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """The sequences of each update of a run: `last` of them, after a ramp from `first`.
+
+    During the ramp the sizes are the multiples of `first`, each for about equally many updates. The tokens of a size
+    are therefore proportional to it, as in ModernBERT's training (Warner et al., 2024; AnswerDotAI/ModernBERT,
+    sequence_packer.py).
+    """
+
+    last: int
+    first: int = 0
+    """Size of the first update, a divisor of `last`; 0: no ramp."""
+    ramp: int = 0
+    """Updates before the first one with `last` sequences."""
+
+    def of(self, update: int) -> int:
+        """Returns the sequences of an update, counted from 0."""
+        if update >= self.ramp:
+            return self.last
+        return self.first * (1 + self._sizes * update // self.ramp)
+
+    def before(self, update: int) -> int:
+        """Returns the sequences of all updates before this one."""
+        multiples = 1 + self._sizes * np.arange(min(update, self.ramp)) // max(self.ramp, 1)
+        return self.first * int(multiples.sum()) + self.last * max(update - self.ramp, 0)
+
+    def updates(self, sequences: int) -> int:
+        """Returns the smallest number of updates that have at least so many sequences together."""
+        beyond = sequences - self.before(self.ramp)
+        if beyond >= 0:
+            return self.ramp + -(-beyond // self.last)
+        multiples = 1 + self._sizes * np.arange(self.ramp) // self.ramp
+        return int(np.searchsorted(self.first * np.cumsum(multiples), sequences)) + 1
+
+    @property
+    def _sizes(self) -> int:
+        """Number of sizes of the ramp, all below `last`."""
+        return self.last // self.first - 1 if self.first else 0
