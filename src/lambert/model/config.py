@@ -121,3 +121,19 @@ SIZES: dict[str, dict[str, Any]] = {
     "large": _size(24, 1024, 16),
 }
 """Fields of EncoderConfig for each published size."""
+
+
+def _modern(layers: int, hidden: int, heads: int, intermediate: int) -> dict[str, Any]:
+    shape = {"layers": layers, "hidden": hidden, "heads": heads, "intermediate": intermediate}
+    return shape | {"block": "modernbert", "segment_types": 0, "norm_eps": 1e-5}
+
+
+MODERN_SIZES: dict[str, dict[str, Any]] = {
+    # JHU-CLSP/ettin-encoder-vs-decoder, 17M, 32M and 68M; Warner et al., 2024, table 3
+    "mini": _modern(7, 256, 4, 384),
+    "small": _modern(10, 384, 6, 576),
+    "medium": _modern(19, 512, 8, 768),
+    "base": _modern(22, 768, 12, 1152),
+    "large": _modern(28, 1024, 16, 2624),
+}
+"""Fields of EncoderConfig for the published sizes of ModernBERT."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError
 from lambert.core.registry import choose
-from lambert.model.config import SIZES, EncoderConfig
+from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
 from lambert.model.families import family_of
 from lambert.verbs.bench.work import Shape
 from lambert.verbs.settings.bench import BenchConfig
@@ -29,12 +29,13 @@ logarithm 0.372, 1.2% full; the dev file's 10,833 windows: mean 178.5, median 16
 
 def encoder_of(config: BenchConfig) -> EncoderConfig:
     """Returns the encoder of a published size with BERT's vocabulary."""
+    sizes = MODERN_SIZES if config.block == "modernbert" else SIZES
     return EncoderConfig(
         vocabulary=VOCABULARY,
         positions=max(512, config.length),
         dropout=config.dropout or 0.0,
         attention_dropout=config.dropout or 0.0,
-        **choose(SIZES, config.size, "size"),
+        **choose(sizes, config.size, "size"),
     )
 
 

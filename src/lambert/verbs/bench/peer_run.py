@@ -2,9 +2,9 @@
 
     python peer_run.py FOLDER --out FILE --form expert --micro-tokens 4096
 
-Imports nothing of Lambert. Reads FOLDER/model.json, arguments of BertConfig, and FOLDER/sequences.npz, the sequences of
-every update with their masks. Appends a line of JSON to FILE after each update: the time in seconds since 1970, and the
-loss.
+Imports nothing of Lambert. Reads FOLDER/model.json, the configuration of a BERT or ModernBERT, and
+FOLDER/sequences.npz, the sequences of every update with their masks. Appends a line of JSON to FILE after each update:
+the time in seconds since 1970, and the loss.
 
 form = expert: micro-batches of sequences sorted by length, padded to their longest; logits at the masked positions
 only. form = stock: micro-batches in the order of the data; the model's own loss, from logits at all positions. Both
@@ -37,8 +37,10 @@ class Expert(nn.Module):
         self, ids: Tensor, types: Tensor, inside: Tensor | None, at: Tensor, labels: Tensor, nsp: Tensor, counts: Tensor
     ) -> Tensor:
         """Returns the summed losses, divided by the `counts` [2] of masked tokens and sequences of the update."""
-        found = self.model.bert(input_ids=ids, token_type_ids=types, attention_mask=inside)
-        logits = self.model.cls.predictions(found.last_hidden_state.flatten(0, 1).index_select(0, at))
+        more = {"token_type_ids": types} if hasattr(self.model, "bert") else {}
+        found = self.model.base_model(input_ids=ids, attention_mask=inside, **more)
+        states = found.last_hidden_state.flatten(0, 1).index_select(0, at)
+        logits = self.model.cls.predictions(states) if more else self.model.decoder(self.model.head(states))
         loss = functional.cross_entropy(logits.float(), labels, reduction="sum") / counts[0]
         if len(nsp):
             logits = self.model.cls.seq_relationship(found.pooler_output)
@@ -106,8 +108,8 @@ class Sequences:
             labels[row, self.at[masked] - start] = self.labels[masked]
         nsp = self.nsp[numbers] if len(self.nsp) else self.nsp
         if self.form == "stock":
-            made = {"input_ids": ids, "token_type_ids": types, "attention_mask": inside, "labels": labels}
-            return {**made, "next_sentence_label": nsp} if len(nsp) else made
+            made = {"input_ids": ids, "attention_mask": inside, "labels": labels}
+            return {**made, "token_type_ids": types, "next_sentence_label": nsp} if len(nsp) else made
         at = (labels.ravel() != IGNORED).nonzero()[:, 0]
         mask = None if inside.all() else inside
         return {"ids": ids, "types": types, "inside": mask, "at": at, "labels": labels.ravel()[at], "nsp": nsp}
@@ -125,9 +127,12 @@ def train(options: argparse.Namespace) -> None:
     updates = min(options.updates or data.updates, data.updates)
     # Assembled in advance: the peer never waits for its data.
     batches = [[_moved(part, device) for part in data.update(number)] for number in range(updates)]
-    kind = transformers.BertForPreTraining if len(data.nsp) else transformers.BertForMaskedLM
+    kind = transformers.AutoModelForPreTraining if len(data.nsp) else transformers.AutoModelForMaskedLM
     settings = json.loads((options.folder / "model.json").read_text())
-    model = kind(transformers.BertConfig(**settings, attn_implementation="sdpa"))
+    config = transformers.AutoConfig.for_model(**settings)
+    if settings["model_type"] == "modernbert":
+        config.sparse_prediction = True  # its own loss takes the logits of masked tokens only
+    model = kind.from_config(config, attn_implementation="sdpa")
     called: Any = {"expert": Expert, "stock": Stock}[options.form](model).to(device).train()
     if options.compile:
         called = torch.compile(called, dynamic=True)

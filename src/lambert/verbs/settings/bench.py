@@ -15,12 +15,14 @@ DRAWN = ("wikipedia", "squad", "full")
 LENGTHS_OF = {"finetune": "squad", "inference": "squad", "run": ""}
 """Default lengths by work; "wikipedia" for the others. Those of a run are the corpus's."""
 SEQUENCES_OF = {"loader": 256, "run": 64}
-DROPOUT_OF = {"run": 0.1}
+DROPOUT_OF = {("run", "bert"): 0.1}
+"""Dropout by work and block; 0 for the others. Sources: Devlin et al., 2018, appendix A.2; ModernBERT's config.json."""
 LONGEST = {"squad": 384}
 """Default `length` by kind of lengths; 512 for the others. Sources: google-research/bert, run_squad (384); Devlin et
 al., 2018, appendix A.2 (512)."""
 Padding = Literal["longest", "length"]
 BenchPrecision = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8"]
+Block = Literal["bert", "modernbert"]
 Packing = Literal["pairs", "balanced", "full", "google"]
 Optim = Literal["lamb", "adamw"]
 
@@ -33,7 +35,9 @@ class BenchConfig:
     """pretrain, finetune, run (`lambert pretrain` as a whole), inference, loader, tokenizer, optimizer, or
     "package.module:name"."""
     size: str = "mini"
-    """tiny, mini, small, medium, base or large."""
+    """tiny (of BERT only), mini, small, medium, base or large."""
+    block: Block = "bert"
+    """run: the family of the encoder, bert or modernbert; modernbert needs packing = "full"."""
     sequences: int = 0
     """Sequences per step; 0: 8, for run 64, for the loader 256."""
     length: int = 0
@@ -48,7 +52,7 @@ class BenchConfig:
     """Precision of the matrix products on all sides. auto: as train.precision. int8 is for inference only, float8 for
     pretrain and finetune only; a peer without them computes in bfloat16."""
     dropout: float | None = None
-    """Dropout of states and attention weights, on all sides. Unset: 0.1 for run, else 0."""
+    """Dropout of states and attention weights, on all sides. Unset: 0.1 for run with BERT's block, else 0."""
     accumulate: int = 1
     """pretrain, finetune: micro-batches per update, each of `sequences`; a round is an update."""
     optimizer: bool = False
@@ -99,7 +103,8 @@ class BenchConfig:
             threads="[0, 1024]", rounds="[1, inf)", accumulate="[1, 1000000]", dropout="[0, 1)", seed=_SEEDS,
             updates="[2, 100000]",
         )  # fmt: skip
-        for name, kind in (("padding", Padding), ("packing", Packing), ("precision", BenchPrecision), ("optim", Optim)):
+        choices = {"padding": Padding, "packing": Packing, "precision": BenchPrecision, "optim": Optim, "block": Block}
+        for name, kind in choices.items():
             value, known = getattr(self, name), [*get_args(kind)]
             if value not in known:
                 raise UsageError(f"{name} = {value!r} is unknown.{nearest(value, known)}")
@@ -112,6 +117,8 @@ class BenchConfig:
                 raise UsageError(f"{name} is for the works pretrain and finetune, not for {self.work}.")
         if self.work == "run":
             self._check_run()
+        elif self.block != "bert":
+            raise UsageError(f"block = {self.block!r} is for the work run, not for {self.work}.")
         if self.profile is not None and self.profile.is_dir():
             raise UsageError(f"profile = {self.profile} is a folder: name a file for the trace.")
         if 0 < self.length < 16:
@@ -125,6 +132,8 @@ class BenchConfig:
             raise UsageError("work = run needs --corpus: make one by `lambert prepare --input TEXTS --out CORPUS`.")
         if self.precision not in ("auto", "float32", "bfloat16"):
             raise UsageError(f"precision = {self.precision!r} is not for the work run: take bfloat16 or float32.")
+        if self.block == "modernbert" and self.packing != "full":
+            raise UsageError(f'packing = {self.packing!r} makes pairs, which ModernBERT has not: set packing = "full".')
         for name in ("lengths", "profile", "only_memory"):
             if getattr(self, name):
                 raise UsageError(f"{name} is not for the work run: its sequences are those of --corpus.")
@@ -134,7 +143,7 @@ class BenchConfig:
         lengths = self.lengths or LENGTHS_OF.get(self.work, "wikipedia")
         sequences = self.sequences or SEQUENCES_OF.get(self.work, 8)
         length = self.length or LONGEST.get(lengths, 512)
-        dropout = DROPOUT_OF.get(self.work, 0.0) if self.dropout is None else self.dropout
+        dropout = DROPOUT_OF.get((self.work, self.block), 0.0) if self.dropout is None else self.dropout
         return replace(self, lengths=lengths, length=length, sequences=sequences, dropout=dropout)
 
     def peers(self) -> list[str]:
