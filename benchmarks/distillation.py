@@ -10,11 +10,13 @@ with three evenly spaced layers of MINILM is fine-tuned on the same rows, for th
     soft        with the teacher's predictions (distil.share 0.9, distil.temperature 2)
     relations   with the labels and the self-attention relations of the teacher's last layer
     both        with the teacher's predictions and its relations; only with --arms
+    texts       with the teacher's predictions, on these rows and `--texts` more, whose labels are not read: the teacher
+                predicts them
 
 All runs are whole commands. GLUE is a folder with SST-2/ and MRPC/, whose files may be compressed (.gz). Prints a line
 of JSON for each run, and at the end a table: mean and standard deviation of the headline score over seeds, size of the
 weights, median seconds of a whole run, and examples predicted per second on the dev file, in the same precision.
-`--out` must be new. The default has 20 runs.
+`--out` must be new. The default has 26 runs.
 """
 
 import argparse
@@ -23,16 +25,18 @@ import json
 import os
 import resource
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from adaptation import spread
 from finetune import thinned, trained
 from vectors import measured
 
 FILES = {
     "sst2": ("SST-2", "train.tsv", "dev.tsv", "accuracy"),
-    "mrpc": ("MRPC", "msr_paraphrase_train.txt", "msr_paraphrase_test.txt", "f1"),
+    "mrpc": ("MRPC", "msr_paraphrase_train.txt", "msr_paraphrase_test.txt", "accuracy"),
 }
 """Of each task: its folder, the training and dev files, and the score in the table."""
 ROWS = {"sst2": 3000, "mrpc": 1200}
@@ -42,6 +46,7 @@ ARMS: dict[str, dict[str, float]] = {
     "soft": {"distil.share": 0.9},
     "relations": {"distil.share": 0, "distil.relations": 1},
     "both": {"distil.share": 0.9, "distil.relations": 1},
+    "texts": {"distil.share": 0.9},
 }
 """Settings of the students; `labels` has no teacher."""
 PREDICT = """
@@ -87,6 +92,28 @@ def tuned(args: argparse.Namespace, task: str, data: tuple[Path, Path], out: Pat
     return {**found, "seconds": round(seconds, 2), "file_mb": round(size / 1e6, 1), score: scores[score]}
 
 
+def with_more_texts(args: argparse.Namespace, task: str, data: tuple[Path, Path], teacher: Path) -> tuple[Path, Path]:
+    """The data of a task with more training rows, whose labels are those that the teacher predicts."""
+    label = {"sst2": "label", "mrpc": "Quality"}[task]
+    header, *known = data[0].read_text(encoding="utf-8-sig").splitlines()
+    names = header.split("\t")
+    every = (data[0].parent / "all.tsv").read_text(encoding="utf-8-sig").splitlines()[1:]
+    others = sorted({*every} - {*known})
+    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in spread(others, args.texts)]
+    asked = "".join(json.dumps({**row, label: None}) + "\n" for row in rows)
+    command = [sys.executable, "-m", "lambert", "predict", "--model", str(teacher), "--precision", args.precision]
+    done = subprocess.run(command, input=asked, check=True, stdout=subprocess.PIPE, text=True)
+    for row, line in zip(rows, done.stdout.splitlines(), strict=True):
+        row[label] = json.loads(line)["label"]
+    kept = [dict(zip(names, line.split("\t"), strict=True)) for line in known]
+    numbers = {"0": "negative", "1": "positive"} if task == "sst2" else {"0": "not_equivalent", "1": "equivalent"}
+    for row in kept:
+        row[label] = numbers[row[label]]
+    lines = ["\t".join(row[name] for name in names) for row in (*kept, *rows)]
+    (path := data[0].parent / "texts.tsv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return path, data[1]
+
+
 def speed(args: argparse.Namespace, run: Path, dev: Path) -> float:
     """Examples per second of a model, without reading and tokenising."""
     found = measured([sys.executable, "-c", PREDICT, str(run), str(dev), args.precision])
@@ -106,7 +133,8 @@ def compared(args: argparse.Namespace, task: str) -> list[dict[str, Any]]:
             if side != "teacher":
                 flags |= {"distil.student-layers": args.layers, **ARMS[side]}
                 flags |= {"distil.teacher": folder / "teacher-1"} if ARMS[side] else {}
-            results.append(tuned(args, task, data, folder / f"{side}-{seed}", **flags))
+            used = with_more_texts(args, task, data, folder / "teacher-1") if side == "texts" else data
+            results.append(tuned(args, task, used, folder / f"{side}-{seed}", **flags))
             print(json.dumps({"task": task, "side": side, "seed": seed, **results[-1]}), flush=True)
         values = [result[score] for result in results]
         rows.append(
@@ -127,7 +155,8 @@ def main() -> None:
     for name in ("init", "glue", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--tasks", nargs="+", choices=FILES, default=[*FILES])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["labels", "soft", "relations"])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["labels", "soft", "relations", "texts"])
+    parser.add_argument("--texts", type=int, default=9000, help="more texts of the arm texts")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3)

@@ -108,7 +108,7 @@ def theirs(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[
     command += ["--lr", str(args.lr), "--batch-size", str(args.batch_size), "--epochs", str(args.epochs)]
     command += ["--length", str(args.length), "--text", args.text, "--text-b", args.text_b, "--label", args.label]
     command += ["--bf16"] if args.precision == "bfloat16" else []
-    command += ["--threads", str(args.threads)]
+    command += ["--threads", str(args.threads), "--group", str(args.group)]
     began = time.perf_counter()
     done = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **allocator.settings()}
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--group", type=int, default=50, help="batches that the peer sorts by length together")
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--text-b", default="")
     parser.add_argument("--label", default="label")

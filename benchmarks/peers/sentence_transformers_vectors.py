@@ -3,11 +3,11 @@
     python benchmarks/peers/sentence_transformers_vectors.py train --model MODEL --texts pairs.jsonl --out OUT
     python benchmarks/peers/sentence_transformers_vectors.py encode --model MODEL --texts texts.jsonl --out vectors.npy
 
-Training is a plain loop around its losses, without the Trainer: random batches, each column padded to its longest
-text, sdpa attention, autocast where asked, torch's fused AdamW, a linear schedule, gradients clipped at 1.
-`--loss plain` is MultipleNegativesRankingLoss, `cached` CachedMultipleNegativesRankingLoss with mini-batches of 32, its
-default. `encode` sorts the texts by length, as the library does. Prints a line of JSON with the seconds of training or
-encoding.
+Training is a plain loop around its losses, without the Trainer: random batches, each column padded to its longest text,
+sdpa attention, autocast where asked, torch's fused AdamW, a linear schedule, gradients clipped at 1. `--loss plain` is
+MultipleNegativesRankingLoss, `cached` CachedMultipleNegativesRankingLoss with mini-batches of 32, its default; the
+columns are query and passage. `cosent` is CoSENTLoss, of sentence1, sentence2 and score. `encode` sorts the texts by
+length, as the library does. Prints a line of JSON with the seconds of training or encoding.
 """
 
 import argparse
@@ -32,9 +32,11 @@ def train(args: argparse.Namespace) -> None:
     kinds = {
         "plain": losses.MultipleNegativesRankingLoss,
         "cached": losses.CachedMultipleNegativesRankingLoss,
+        "cosent": losses.CoSENTLoss,
     }
     loss = kinds[args.loss](model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0, fused=True)
+    columns = ("sentence1", "sentence2") if args.loss == "cosent" else ("query", "passage")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, eps=1e-6, weight_decay=0.0, fused=True)
     steps = -(-len(rows) // args.batch_size)
     warm = max(1, round(0.1 * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -45,9 +47,10 @@ def train(args: argparse.Namespace) -> None:
     began, value = time.perf_counter(), torch.zeros(())
     for step in range(steps):
         part = rows[step * args.batch_size : (step + 1) * args.batch_size]
-        features = [model.tokenize([row[name] for row in part]) for name in ("query", "passage")]
+        features = [model.preprocess([row[name] for row in part]) for name in columns]
+        scores = torch.tensor([row["score"] for row in part]) if args.loss == "cosent" else None
         with cast:
-            value = loss(features, None)
+            value = loss(features, scores)
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -80,7 +83,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--loss", choices=("plain", "cached"), default="plain")
+    parser.add_argument("--loss", choices=("plain", "cached", "cosent"), default="plain")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -5,10 +5,10 @@
     python benchmarks/peers/transformers_finetune.py tag --init MODEL --train train.jsonl --dev dev.jsonl --out OUT
 
 As an expert writes it: the fast tokenizer in batches, sdpa attention, bfloat16 autocast where asked, batches of
-sequences of similar length padded to their longest (grouped as by transformers' Trainer), torch's fused AdamW; scoring
-in bfloat16 weights, sorted by length, without gradients. Writes OUT/predictions.json (SQuAD: {id: text}, from offsets,
-best span per question; else a label, or a list of labels, for each row) and prints one line of JSON with the seconds of
-reading, training and scoring.
+sequences of similar length padded to their longest (grouped as by transformers' Trainer; not with `--group 1`), torch's
+fused AdamW; scoring in bfloat16 weights, sorted by length, without gradients. Writes OUT/predictions.json (SQuAD: {id:
+text}, from offsets, best span per question; else a label, or a list of labels, for each row) and prints one line of
+JSON with the seconds of reading, training and scoring.
 """
 
 import argparse
@@ -24,8 +24,6 @@ import numpy as np
 import torch
 import transformers
 
-GROUPED = 50
-"""Batches that are sorted by length together, as in transformers' Trainer."""
 IGNORED = -100
 Rows = list[dict[str, Any]]
 
@@ -130,13 +128,15 @@ def padded(rows: Rows, pad: int) -> dict[str, torch.Tensor]:
     return made
 
 
-def batches(rows: Rows, size: int, generator: torch.Generator) -> list[Rows]:
-    """Batches of rows of similar length in random order: shuffled, and sorted within GROUPED batches."""
+def batches(rows: Rows, size: int, group: int, generator: torch.Generator) -> list[Rows]:
+    """Batches of rows of similar length in random order: shuffled, and sorted within `group` batches."""
     order = torch.randperm(len(rows), generator=generator).tolist()
     found = []
-    for at in range(0, len(order), GROUPED * size):
-        group = sorted(order[at : at + GROUPED * size], key=lambda i: -len(rows[i]["input_ids"]))
-        found += [[rows[i] for i in group[low : low + size]] for low in range(0, len(group), size)]
+    for at in range(0, len(order), group * size):
+        similar = order[at : at + group * size]
+        if group > 1:
+            similar.sort(key=lambda i: -len(rows[i]["input_ids"]))
+        found += [[rows[i] for i in similar[low : low + size]] for low in range(0, len(similar), size)]
     return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
 
 
@@ -151,7 +151,7 @@ def train(model: Any, rows: Rows, args: argparse.Namespace, pad: int) -> None:
     done = 0
     model.train()
     while done < updates:
-        for batch in batches(rows, args.batch_size, generator)[: updates - done]:
+        for batch in batches(rows, args.batch_size, args.group, generator)[: updates - done]:
             with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
                 loss = model(**padded(batch, pad)).loss
             loss.backward()
@@ -189,6 +189,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=384)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--group", type=int, default=50, help="batches sorted by length together; transformers has 50")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--text-b", default="")
