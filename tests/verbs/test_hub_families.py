@@ -11,6 +11,7 @@ from processors import needs_fast
 from tokenizers import Tokenizer
 
 import lambert
+from lambert.core.errors import UsageError
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 
@@ -161,3 +162,18 @@ def test_settings_of_other_families_are_refused(
     with pytest.raises(lambert.UsageError, match=r"model\.|\[model\]"):
         lambert.pretrain(corpus=corpora["wordpiece"], out=tmp_path / "run", model__block=family, **settings)
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_later_phase_changes_what_no_weight_depends_on(corpora: dict[str, Path], tmp_path: Path) -> None:
+    block = {"model__block": "modernbert", "model__dropout": 0.0, "model__attention_dropout": 0.0}
+    shape = SHAPE | block | {"model__modern__theta": 10_000.0}
+    first = lambert.pretrain(corpus=corpora["bpe"], out=tmp_path / "first", **shape)
+    longer = shape | {"model__positions": 96, "packing__sequence_length": 96, "model__modern__theta": 160_000.0}
+    more = {"init": first.folder, "corpus": corpora["bpe"], "keep_moments": True}
+    second = lambert.pretrain(out=tmp_path / "second", **longer, **more)
+    config = transformers.AutoConfig.from_pretrained(second.folder / "model")
+    assert config.max_position_embeddings == 96
+    assert config.rope_parameters["full_attention"]["rope_theta"] == 160_000
+    assert config.rope_parameters["sliding_attention"]["rope_theta"] == 10_000
+    with pytest.raises(UsageError, match=r"model\.modern\.window = 8"):
+        lambert.pretrain(out=tmp_path / "third", **longer, **more, model__modern__window=8)

@@ -389,3 +389,47 @@ def test_a_negative_seed_is_a_seed(corpus: Path, small: dict[str, object], tmp_p
         rows = map(json.loads, (tmp_path / str(seed) / "metrics.jsonl").read_text().splitlines())
         losses.append([row["loss"] for row in rows if "loss" in row])
     assert len({tuple(loss) for loss in losses}) == 3
+
+
+def test_a_ramp_is_continued_where_it_was_stopped(
+    corpus: Path, small: dict[str, object], tmp_path: Path, lambert: Lambert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ramp = {"train__batch_size": 8, "train__first_batch_size": 2, "train__ramp_steps": 6, "train__steps": 8}
+    flags = {**small, **ramp, "corpus": corpus, "log__every": 1}
+    assert lambert("pretrain", out=tmp_path / "whole", **flags).code == 0
+    assert [row["sequences"] for row in rows(tmp_path / "whole") if "loss" in row] == [2, 4, 8, 12, 18, 24, 32, 40]
+    with monkeypatch.context() as patch:
+        interrupted(patch, 4, signal.SIGINT)
+        assert lambert("pretrain", out=tmp_path / "cut", **flags).code == 130
+    assert lambert("pretrain", out=tmp_path / "cut", **flags).code == 0
+    assert learnt(tmp_path / "cut") == learnt(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("ramp", "message"),
+    [
+        ({"train__first_batch_size": 2}, "need each other"),
+        ({"train__first_batch_size": 3, "train__ramp_steps": 4}, "must divide"),
+    ],
+)
+def test_ramps_that_are_none(
+    ramp: dict[str, object], message: str, corpus: Path, small: dict[str, object], tmp_path: Path, lambert: Lambert
+) -> None:
+    last_line(lambert("pretrain", corpus=corpus, out=tmp_path / "run", **{**small, **ramp}), 2, message)
+
+
+def test_raw_text_is_prepared_with_the_tokenizer_of_the_model(
+    texts: Path, pretrained: Path, second: dict[str, object], tmp_path: Path, lambert: Lambert
+) -> None:
+    flags = {**second, "corpus": tmp_path / "corpus", "text": texts, "out": tmp_path / "run", "packing__mode": "full"}
+    first = lambert("pretrain", **flags)
+    assert first.code == 0, first.err
+    own = json.loads((tmp_path / "corpus" / "tokenizer.json").read_text(encoding="utf-8"))
+    assert own["model"] == json.loads((pretrained / "model" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    again = lambert("pretrain", **flags)
+    assert again.code == 0
+    assert "already prepared" in again.out + again.err
+    other = tmp_path / "other.txt"
+    other.write_text("Another text.\n", encoding="utf-8")
+    last_line(lambert("pretrain", **{**flags, "text": other}), 2, "other inputs")
+    last_line(lambert("pretrain", corpus=tmp_path / "c", out=tmp_path / "d", text=texts, model__layers=1), 2, "init")

@@ -21,6 +21,9 @@ Product = Callable[..., nn.Module]
 _MOST = 2**31 - 1
 """The largest whole number in config.json. A size that differs from that of the weights is found by their shapes."""
 
+ADJUSTABLE = frozenset({"dropout", "attention_dropout"})
+"""Settings on which no weight depends in any family."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -36,6 +39,8 @@ class Family:
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
     completed: Callable[[EncoderConfig], EncoderConfig] = lambda config: config
     """Function that returns the settings of a fresh encoder with what the family determines."""
+    adjustable: frozenset[str] = ADJUSTABLE
+    """Settings, by dotted names, on which no weight depends: a run that starts from a model may change them."""
     initial_deviation: Callable[[EncoderConfig, str], float] = lambda config, name: config.init_range
     """Function from (config, name of a parameter of `heads.Model`) to the standard deviation of its initial weights."""
     segments: bool = True

@@ -54,11 +54,12 @@ def run(config: PrepareConfig, say: Say = silent) -> Result:
     elif config.url:
         status, again = "; a corpus that is complete in work is kept, and what is copied", CONTINUE
     with graceful_stop(status, again):
-        _prepare(config, say)
+        to_corpus(config, say)
     return Result(config.folder if config.makes_corpus else config.work_folder)
 
 
-def _prepare(config: PrepareConfig, say: Say) -> None:
+def to_corpus(config: PrepareConfig, say: Say) -> None:
+    """Makes the corpus, if it is not complete already, and says what was kept and dropped."""
     started = time.monotonic()
     phases: set[str] = set()
     with progress(None, "reading", unit="MB", quiet=say is silent, summary=False) as bar:

@@ -30,6 +30,8 @@ from lambert.model.families import family_of, predicts_next, takes_pairs
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
+from lambert.runs.config import TrainConfig
+from lambert.runs.defaults import FreshEncoderConfig
 from lambert.runs.distillation import keep_layers, relation_teacher
 from lambert.runs.folder import CONFIG, INITIAL_WEIGHTS, fingerprints, open_run
 from lambert.runs.microbatch import check_model
@@ -59,8 +61,10 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     config = dataclasses.replace(config, optim=config.optim.at_batch(config.train.batch_size))
     with detect(config.train.device, config.train.timeout) as world:
-        with world.together("reading its data"):
+        with world.together("preparing its corpus"):
             _check_complete(config)
+            _prepare_text(config, world, say)
+        with world.together("reading its data"):
             manifest = read_manifest(config.corpus)
             tokenizer = tokenizers.load(config.corpus)
             check_corpus(config.corpus, whole=config.verify)
@@ -126,7 +130,7 @@ def texts(run: Path, step: int) -> list[str]:
     packing, masking = PackingConfig(**recipe["packing"]), MaskingConfig(**recipe["masking"])
     specials = roles.specials(tokenizer, str(tokenizers.file_in(corpus)))
     source = _source(corpus, packing, masking, specials, seed)
-    batch = source.collate(*places(source, recipe["train"]["batch_size"], seed, step - 1))
+    batch = source.collate(*places(source, TrainConfig(**recipe["train"]).sizes, seed, step - 1))
     masked, ids_T = batch.targets["mlm"], batch.ids_T.clone()
     ids_T[masked.at_N] = masked.labels_N
     rows = (ids_T[low:high].tolist() for low, high in pairwise(batch.bounds_S1.tolist()))
@@ -170,6 +174,19 @@ def _check_complete(config: PretrainConfig) -> None:
         raise UsageError(" ".join(lacking))
 
 
+def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
+    """Converts the raw text of the run, if it has any, to its corpus."""
+    if not config.text or (world.size > 1 and config.corpus.is_dir()):
+        return
+    if world.size > 1:
+        raise UsageError(f"text is converted by one process, not {world.size}: run `lambert prepare` first.")
+    from lambert.verbs import prepare  # most runs need no part of it
+
+    assert config.init is not None  # by PretrainConfig
+    tokenizer = str(model_folder(config.init))
+    prepare.to_corpus(prepare.PrepareConfig(input=config.text, out=config.corpus, tokenizer=tokenizer), say)
+
+
 def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Model:
     objectives = {"mlm": 0} if config.packing.mode == "full" else {"mlm": 0, "nsp": 0}
     pieces = roles.size(tokenizer)
@@ -197,16 +214,25 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     kept_layers = keep_layers(model, config.distil.student_layers)
     for line in filter(None, [*report.warnings(), kept_layers]) if world.is_first else ():
         say(line)
-    if config.model is not None:
-        kept = config.model.init_range or model.config.init_range
-        given = dataclasses.replace(config.model, vocabulary=pieces, init_range=kept)
-        for name in (f.name for f in dataclasses.fields(given)):
-            if getattr(given, name) != getattr(model.config, name):
-                own = getattr(model.config, name)
-                raise UsageError(
-                    f"model.{name} = {getattr(given, name)}, but {folder} has {own}. With init, leave [model] out."
-                )
-    return model
+    return model if config.model is None else _adjusted(model, config.model, folder)
+
+
+def _adjusted(model: Model, given: FreshEncoderConfig, folder: Path) -> Model:
+    """Returns the model of a folder with the settings of [model]. Raises UsageError if weights depend on one that
+    differs."""
+    own, family = model.config, family_of(model.config)
+    shape = dataclasses.replace(given, init_range=given.init_range or own.init_range).shape(own.vocabulary, own.pad)
+    shape = family.completed(shape)
+    stored, wanted = (settings.dotted(settings.as_dict(config)) for config in (own, shape))
+    for name in (name for name in wanted if wanted[name] != stored[name] and name not in family.adjustable):
+        raise UsageError(
+            f"model.{name} = {wanted[name]}, but {folder} has {stored[name]}. With init, leave [model] out."
+        )
+    if shape == own:
+        return model
+    adjusted = weights.built(shape, model.labels, model.pooler is not None)
+    weights.assign(adjusted, weights.state(model), share=True)
+    return adjusted
 
 
 def _init_run(config: PretrainConfig) -> Path:

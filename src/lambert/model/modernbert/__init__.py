@@ -7,7 +7,7 @@ local and global attention, and no biases. Read in this order: rotary, block, en
 from dataclasses import replace
 from functools import partial
 
-from lambert.model.family import Family
+from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.modernbert import costs, folder, heads
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 
@@ -18,6 +18,7 @@ MODERNBERT = Family(
     pooler=heads.ModernPooler,
     segments=False,
     completed=partial(replace, segment_types=0),
+    adjustable=ADJUSTABLE | {"positions", "modern.theta", "modern.local_theta"},
     initial_deviation=initial_deviation,
     names=folder.NAMES,
     layer=folder.LAYER,

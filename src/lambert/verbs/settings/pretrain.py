@@ -13,7 +13,7 @@ from lambert.runs.config import LogConfig, RelationConfig, TrainConfig, check_to
 from lambert.runs.defaults import FreshEncoderConfig
 
 COMMON = (
-    "corpus", "out", "init", "seed", "model.layers", "model.hidden", "model.heads", "model.intermediate",
+    "corpus", "out", "init", "text", "seed", "model.layers", "model.hidden", "model.heads", "model.intermediate",
     "packing.mode", "packing.sequence_length", "masking.rate", "optim.name", "optim.lr", "optim.weight_decay",
     "optim.schedule", "optim.warmup_ratio", "train.batch_size", "train.steps", "train.epochs", "train.precision",
     "train.device", "train.evaluate_every", "train.save_every",
@@ -27,11 +27,14 @@ class PretrainConfig:
     the run."""
 
     corpus: Path
-    """Folder that `lambert prepare` wrote."""
+    """Folder that `lambert prepare` wrote, or that this run writes from `text`."""
     out: Path
     """Run folder: settings, metrics, checkpoints, and the encoder in model/."""
     init: Path | None = None
     """Model folder or run folder to start from. Unset: fresh weights in the shape of [model]."""
+    text: tuple[str, ...] = ()
+    """Files, folders and globs of raw text, which `lambert prepare` first converts to `corpus` with the tokenizer of
+    `init`. If `corpus` holds them already, nothing is converted."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
     keep_moments: bool = False
@@ -57,5 +60,7 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         check(self, seed=SEEDS)
         check_together(self)
+        if self.text and self.init is None:
+            raise UsageError("text needs init, whose tokenizer it is converted with. Otherwise run `lambert prepare`.")
         if self.distil.student_layers and self.init is None:
             raise UsageError("distil.student_layers needs init, the model whose layers are taken; see model.layers.")
