@@ -48,7 +48,7 @@ class Case:
 
 
 CASES = {
-    "squad": Case("squad", "squad/train-v1.1.json", "squad/dev-v1.1.json", "f1", 3000, 2000, {"epochs": 1}),
+    "squad": Case("squad", "squad/train-v1.1.json", "squad/dev-v1.1.json", "f1", 3000, 1000),
     "mrpc": Case(
         "classify", "glue/MRPC/msr_paraphrase_train.txt", "glue/MRPC/msr_paraphrase_test.txt", "accuracy",
         settings={"text": "#1 String", "text_b": "#2 String", "label": "Quality", "length": 128},
