@@ -35,6 +35,7 @@ from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import (
     TaskConfig,
+    described,
     model_files,
     needed_roles,
     resolved,
@@ -164,15 +165,15 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
 
 def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:
-    """Loads the teacher whose predictions are learnt; None if there is none. Raises UsageError if it was fine-tuned for
-    something else or, for question answering, if it divides paragraphs into other windows."""
+    """Loads the teacher whose predictions are learnt, which reads the training file by the columns of the student; None
+    if there is none. Raises UsageError if it was fine-tuned for something else or, for question answering, if it
+    divides paragraphs into other windows."""
     if config.distil.teacher is None or not config.distil.share:
         return None
-    columns = config.task.columns
-    own = OtherColumns(text=columns.text, text_b=columns.text_b, label=columns.label, header=columns.header)
+    folder = model_folder(config.distil.teacher)
+    check_teacher(task.config, described(layout.read_config(folder), source=folder / layout.CONFIG))
     inference = InferenceConfig(device=str(world.device))
-    teacher = TextModel(config.distil.teacher, "", config.code, inference, world, own)
-    check_teacher(task.config, teacher.task.config)
+    teacher = TextModel(config.distil.teacher, "", config.code, inference, world, task.config.columns)
     if task.config.name == "squad":
         if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
