@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.core.world import World
 from lambert.corpus.tokens import roles
@@ -44,10 +44,10 @@ from lambert.tasks import (
     tuned,
 )  # fmt: skip
 from lambert.tasks.cache import FeatureCache
-from lambert.tasks.config import OtherColumns
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
+from lambert.tasks.sentences import Sentences
 from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
 
@@ -97,7 +97,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             model, report = weights.load(folder, heads, pieces, config.seed, config.code)
             check_positions(task.config.max_length, model)
             check_segments(task.config, model)
-            _check_batch_size(data, config.train.batch_size)
+            _check_examples(config, data)
             notes += filter(None, [keep_layers(model, config.distil.student_layers)])
             if config.random_init:
                 model = weights.fresh(model.config, heads, config.seed)
@@ -231,11 +231,22 @@ def _counts(path: Path, data: Any, task: TaskConfig) -> str:
     return f"{path}  {', '.join(counts)}"
 
 
-def _check_batch_size(data: Any, sequences: int) -> None:
-    """Raises UsageError if an update has too few examples for a loss that compares examples with each other."""
-    least = getattr(data, "least_batch", 1)
+def _check_examples(config: FinetuneConfig, data: Any) -> None:
+    """Raises DataError if all texts of the training file are empty or, for a loss that compares examples with each
+    other, if it has too few of them; UsageError if an update has too few."""
+    sequences, least = config.train.batch_size, getattr(data, "least_batch", 1)
+    if isinstance(data, Sentences) and not data.first.lengths_S.any():
+        name = config.task.columns.text
+        raise DataError(
+            f"{config.data}: every text (column {name!r}) is empty. Set task.columns.text to another column."
+        )
     if sequences < least:
         raise UsageError(
             f"train.batch_size = {sequences} is too small: the texts of an example are compared with those of the "
             f"other examples of the update. Use {least} or more."
+        )
+    if data.size(0) < least:
+        raise DataError(
+            f"{config.data} has 1 example, and the texts of an example are compared with those of the others: it needs "
+            f"{least} or more."
         )
