@@ -19,6 +19,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PAGES += sorted((ROOT / "benchmarks").rglob("*.md"))
 BLOCK = re.compile(r"(?P<above>[^\n]*)\n(?P<indent> *)```(?P<kind>\w+)\n(?P<code>.*?)\n(?P=indent)```", re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: .{4,} -->")
+WALKTHROUGHS = {"finetune": "From a CSV file to a model in use", "vectors": "From a folder of texts to a search"}
+SHORT = ["--train.steps", "2", "--task.max-length", "48"]
 KINDS = {"python", "sh", "json", "toml", "diff"}
 
 
@@ -56,6 +58,7 @@ def folder(
     for split in ("train", "dev"):
         shutil.copy(labelled("classify", split), tmp_path / f"{split}.tsv")
         (tmp_path / f"{split}.conll").write_text("Peter B-PER\nBlackburn I-PER\n\nfell O\nhere O\n")
+    (tmp_path / "mine.csv").write_text((tmp_path / "train.tsv").read_text().replace("\t", ","))
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     recipe = (pretrained / "config.toml").read_text().replace(str(corpus), "corpus")
     (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")
@@ -94,3 +97,27 @@ def test_commands_have_flags_that_exist(page: Path, folder: Path) -> None:
             assert cli.call(words, run=lambda config, *_, **__: config) is not None, words
             words = words[inner:]  # noqa: PLW2901
         assert cli.settings(words) is not None, words
+
+
+@pytest.mark.parametrize("page", WALKTHROUGHS)
+def test_walkthroughs(page: str, folder: Path, lambert: Callable[..., Any]) -> None:
+    """All blocks of a section, in order, with short training and two seeds."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    section = text.partition(f"## {WALKTHROUGHS[page]}\n")[2].partition("\n## ")[0]
+    names: dict[str, Any] = {}
+    for block in BLOCK.finditer(section):
+        if block["kind"] == "python":
+            exec(compile(block["code"], page, "exec"), names)
+            continue
+        for line in block["code"].splitlines():
+            given, _, command = line.rpartition("lambert ")
+            words, _, read = command.replace("1 2 3", "1 2").partition(" < ")
+            arguments = shlex.split(words, comments=True)
+            stdin = Path(read).read_text() if read else given.removeprefix("echo '").removesuffix("' | ")
+            done = lambert(*arguments, *(SHORT if arguments[0] == "finetune" else ()), stdin=stdin)
+            assert done.code == 0, (line, done.err)
+    if page == "finetune":
+        assert sum(names["calibrated"].values()) == pytest.approx(1.0)
+        assert len(names["rows"]) == 48
+    else:
+        assert names["vectors"].shape[0] == len(names["texts"]) == 40

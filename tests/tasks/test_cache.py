@@ -199,6 +199,46 @@ def test_of_processes_that_start_together_one_builds(words: Tokenizer, tmp_path:
     assert len(files(tmp_path / "cache")) == 1
 
 
+def _learn_together(words: str, folder: Path, path: Path, barrier: Any, results: Any) -> None:
+    """Builds the features only if another process builds some at the same time."""
+
+    def build(*arguments: Any) -> Any:
+        barrier.wait(timeout=20)
+        return learn(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache.tasks, "learn", build)
+        FeatureCache(folder, Tokenizer.from_str(words), "1").learn(classify(path)[0].resolved(), path / "x.jsonl")
+    results.put(path.name)
+
+
+def _read_and_cut(file: Path) -> None:
+    found = features.read(file)
+    file.write_bytes(b"")
+    assert plain(found)
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_different_files_are_built_at_the_same_time_and_none_is_mapped(words: Tokenizer, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+    processes = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        classify(tmp_path / name)
+        arguments = (words.to_str(), tmp_path / "cache", tmp_path / name, barrier, results)
+        processes.append(context.Process(target=_learn_together, args=arguments))
+        processes[-1].start()
+    assert sorted(results.get(timeout=30) for _ in processes) == ["a", "b"]
+    for process in processes:
+        process.join()
+    file, _ = files(tmp_path / "cache")
+    reader = context.Process(target=_read_and_cut, args=(file,))
+    reader.start()
+    reader.join()
+    assert reader.exitcode == 0  # a mapped file would end it by SIGBUS
+
+
 def test_the_files_that_were_not_used_for_longest_are_deleted(
     words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,10 +15,12 @@ from tokenizers import Tokenizer, normalizers
 
 from lambert.core.batch import Batch, SoftTarget, Target
 from lambert.core.errors import UsageError
+from lambert.inference.outputs import load_task
+from lambert.inference.text_model import load
 from lambert.model.config import EncoderConfig
 from lambert.model.objectives import Label, Span
 from lambert.runs.config import DistilConfig
-from lambert.tasks import TaskConfig
+from lambert.tasks import Columns, TaskConfig
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.tag import Tag
 
@@ -150,6 +152,7 @@ def test_values_are_mixed() -> None:
         ),
         (TaskConfig(), TaskConfig(name="regress"), "was fine-tuned for the task 'regress', not 'classify'"),
         (TaskConfig(labels=("a", "b")), TaskConfig(labels=("a", "c")), "same labels: 'b' differs"),
+        (TaskConfig(columns=Columns(text_b="b")), TaskConfig(long_text="mean"), "reads single texts .* has pairs"),
     ],
 )
 def test_a_teacher_of_something_else_is_refused(own: TaskConfig, teacher: TaskConfig, message: str) -> None:
@@ -176,7 +179,7 @@ def flags(
 
 @pytest.mark.parametrize(
     ("task", "score"),
-    [("classify", "accuracy"), ("regress", "pearson"), ("tag", "accuracy"), ("squad", "exact_match")],
+    [("classify", "accuracy"), ("regress", "pearson"), ("tag", "f1"), ("squad", "exact_match")],
 )
 def test_a_student_learns_from_a_teacher(
     task: str, score: str, flags: Callable[[str], dict[str, object]], tmp_path: Path, lambert: Lambert
@@ -197,6 +200,25 @@ def test_a_teacher_of_another_task_is_one_line(
     one_line(lambert("finetune", out=tmp_path / "run", **found), 2, "fine-tuned for the task 'regress'")
     done = lambert("finetune", out=tmp_path / "run", **found, distil__share=0, distil__relations=1)
     assert done.code == 0, done.err
+
+
+def test_a_teacher_reads_the_training_file_by_the_columns_of_the_student(
+    flags: Callable[[str], dict[str, object]], tuned: Callable[[str], Path], tmp_path: Path, lambert: Lambert
+) -> None:
+    """The teacher's own file had no header, a template, groups and another separator."""
+    folder = tmp_path / "teacher"
+    shutil.copytree(tuned("classify") / "model", folder)
+    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    own = {"text": "{1}: {2}", "label": "3", "group": "4", "separator": "|", "choices": ["5", "6"], "header": False}
+    config["lambert"]["task"]["columns"] = own
+    (folder / "config.json").write_text(json.dumps(config))
+    found = flags("classify") | {"distil__teacher": folder}
+    done = lambert("finetune", out=tmp_path / "run", **found)
+    assert done.code == 0, done.err
+    accuracy = load(tuned("classify")).evaluate(str(found["data"]))["accuracy"]
+    assert f"teacher  {folder}, accuracy {accuracy:.4f} on the training file" in done.out
+    assert load_task(folder, "", (), Columns())[2].config.columns == Columns()
 
 
 def test_answers_need_the_same_tokens(

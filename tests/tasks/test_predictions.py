@@ -16,6 +16,7 @@ from lambert.tasks import Columns, TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.files import digest
 from lambert.tasks.formulas import Formula, value
+from lambert.tasks.multirc import answer_rows
 from lambert.tasks.predictions import scored_file, task_of
 
 LABELS = ("land", "sea", "air")
@@ -115,6 +116,84 @@ def test_other_tasks(name: str, truth: list[Any], found: list[Any], expected: di
     }  # fmt: skip
     kept = like(gold, truth, {metric: formulas[metric] for metric in expected})
     assert scores(scored_file(path, gold, TaskConfig(name=name), kept)) == pytest.approx(expected)
+
+
+MULTILABEL = [["a", "b"], [], ["c"], []]
+
+
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        (".txt", "b,a\n\nc\n\n"),
+        (".tsv", "prediction\nb,a\n\nc\n\n"),
+        (".csv", 'labels\n"b,a"\n\nc\n\n'),
+        (".tsv", "index\tprediction\n0\tb,a\n1\t\n2\tc\n3\t\n"),
+        (".jsonl", '{"labels": ["a", "b"]}\n{"labels": []}\n{"labels": ["c"]}\n{"labels": []}\n'),
+    ],
+)
+def test_a_text_without_a_label(ending: str, text: str, tmp_path: Path) -> None:
+    gold, path = tmp_path / "dev.jsonl", tmp_path / f"p{ending}"
+    gold.write_text(lines([{"text": "a", "label": labels} for labels in MULTILABEL]))
+    kept = like(gold, MULTILABEL, {"exact_match": Formula("mean", ("correct",))})
+    path.write_text(text)
+    assert scores(scored_file(path, gold, TaskConfig(name="multilabel"), kept)) == {"exact_match": 1.0}
+    if ending == ".txt":
+        path.write_text(text + "\n")
+        with pytest.raises(DataError, match=r"numbers of rows differ: 5 in .*, 4 in "):
+            scored_file(path, gold, TaskConfig(name="multilabel"), kept)
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("columns", [Columns(), Columns("1", label="2"), Columns("1", label="2", header=False)])
+def test_the_header_of_the_labelled_file_is_recognised(header: bool, columns: Columns, tmp_path: Path) -> None:
+    """The settings of a run, or the lack of them beside a file of scored examples, may say otherwise."""
+    gold, path = tmp_path / "dev.tsv", tmp_path / "p.txt"
+    gold.write_text("text\tlabel\n" * header + "".join(f"{label}\t{label}\n" for label in TRUTH))
+    path.write_text("".join(f"{label}\n" for label in FOUND))
+    config = TaskConfig(name="classify", labels=LABELS, columns=columns)
+    assert scores(scored_file(path, gold, config, like(gold)))["accuracy"] == accuracy_score(TRUTH, FOUND)
+
+
+def test_numbers_need_the_order_of_the_labels(gold: Path, tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text("".join(f"{LABELS.index(label)}\n" for label in FOUND))
+    with pytest.raises(DataError, match=r"p\.txt:1: label '\d' is a number, and .* name the run folder instead\.$"):
+        scored_file(path, gold, TaskConfig(name="classify"), like(gold))
+
+
+PARAGRAPHS = [
+    {"idx": number, "passage": {"text": "p", "questions": [
+        {"question": "q", "idx": 2 * number + question, "answers": [
+            {"text": "a", "idx": 4 * number + 2 * question + answer, "label": (number + answer) % 2}
+            for answer in range(2)
+        ]} for question in range(2)
+    ]}} for number in range(3)
+]  # fmt: skip
+
+
+def test_answers_of_multirc(tmp_path: Path) -> None:
+    """Rows in order, rows with the numbers of the answers in any order, and the file of predictions for SuperGLUE."""
+    gold, path = tmp_path / "val.jsonl", tmp_path / "p.jsonl"
+    gold.write_text(lines(PARAGRAPHS))
+    config = TaskConfig(name="classify", labels=("False", "True"), columns=Columns("paragraph", "{question} {answer}"))
+    rows = [row for paragraph in PARAGRAPHS for row in answer_rows(paragraph, "x")]
+    truth = [config.labels[row["label"]] for row in rows]
+    kept = like(gold, truth, {"accuracy": Formula("mean", ("correct",))})
+    said = [{"idx": row["idx"], "label": 1 - row["label"] if n == 5 else row["label"]} for n, row in enumerate(rows)]
+    bare = json.loads(json.dumps(PARAGRAPHS))
+    bare[1]["passage"]["questions"][0]["answers"][1]["label"] = said[5]["label"]
+    for paragraph in bare:
+        del paragraph["passage"]["text"]
+        for question in paragraph["passage"]["questions"]:
+            del question["question"]
+    for found in (
+        [{"label": str(bool(row["label"])), "probability": 0.5} for row in said], said, said[::-1], bare, bare[::-1],
+    ):  # fmt: skip
+        path.write_text(lines(found))
+        assert [row["correct"] for row in scored_file(path, gold, config, kept).rows] == [n != 5 for n in range(12)]
+    path.write_text(lines(said[1:]))
+    with pytest.raises(DataError, match="no prediction for the id 'answer 0, paragraph 0, question 0' of"):
+        scored_file(path, gold, config, kept)
 
 
 CONLL = "Ann B-PER\nlives O\n\nRome B-LOC\nfell O\n"

@@ -31,7 +31,7 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.tasks import Task, TaskConfig, create, described, needed_roles, sentence_transformers
-from lambert.tasks.config import Language, OtherColumns
+from lambert.tasks.config import Columns, Language, OtherColumns
 from lambert.tasks.files import digest
 
 _PARTS = 8
@@ -45,7 +45,7 @@ def load_task(
     path: Path,
     name: str,
     code: Collection[str] = (),
-    columns: OtherColumns | None = None,
+    columns: Columns | OtherColumns | None = None,
     language: Language | None = None,
 ) -> tuple[Model, Any, Task[Any, Any], str]:
     """Loads a model that was fine-tuned for a task, or a Hugging Face folder with a task head.
@@ -54,7 +54,7 @@ def load_task(
         path: Run folder or model folder.
         name: The expected task; empty: the task that the folder describes.
         code: Names of code from outside that the folder may import.
-        columns: Columns of the data, where they differ from those that the model was fine-tuned on.
+        columns: Columns of the data; OtherColumns: where they differ from those that the model was fine-tuned on.
         language: Language of the answers of the data, where it differs from that of the model's task.
 
     Returns:

@@ -28,7 +28,7 @@ from lambert.model.heads import Model
 from lambert.model.objectives import first_vectors, mean_vectors
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, answers, model_files, scored
-from lambert.tasks.config import SHORTEST, Language, OtherColumns
+from lambert.tasks.config import SHORTEST, Columns, Language, OtherColumns
 from lambert.tasks.mismatch import using_a_model
 from lambert.tasks.segments import concatenated
 from lambert.tasks.sentences import tokenised
@@ -75,11 +75,11 @@ class TextModel:
         code: Sequence[str],
         inference: InferenceConfig,
         world: World,
-        columns: OtherColumns | None = None,
+        columns: Columns | OtherColumns | None = None,
         language: Language | None = None,
     ) -> None:
-        """Loads the model. `columns` and `language` are those of the data, where they differ from the model's. With
-        several ranks (`world`), each computes a share, and all ranks must call every method."""
+        """Loads the model. `columns` and `language` are those of the data; of OtherColumns, those that are not set are
+        the model's. With several ranks (`world`), each computes a share, and all ranks must call every method."""
         self.path, self.folder = path, model_folder(path)
         """The given path, and the model folder that it names or contains."""
         self.tokenizer: Any

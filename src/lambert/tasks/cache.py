@@ -83,7 +83,7 @@ class FeatureCache:
         file = self._folder / (self._name(use, config, path) + _SUFFIX)
         with contextlib.suppress(FileNotFoundError, Damaged):
             return self._read(file, path)
-        with self._locked():  # by one process at a time; the others find the file
+        with self._locked(file):  # by one process at a time; the others find the file
             try:
                 return self._read(file, path)
             except FileNotFoundError:
@@ -119,20 +119,24 @@ class FeatureCache:
         return found
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The kernel releases the lock when its process ends. On a file system without locks there is none: then each
-        process writes the same file."""
-        assert self._folder is not None
+    def _locked(self, file: Path) -> Iterator[None]:
+        """A context that one process at a time is in for a file: a byte of `lock` is locked, whose position follows
+        from the file's name. The kernel releases the lock when its process ends. On a file system without locks there
+        is none: then each process writes the same file."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
-                lock = stack.enter_context((self._folder / "lock").open("a"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                lock = stack.enter_context((file.parent / "lock").open("a"))
+                fcntl.lockf(lock, fcntl.LOCK_EX, 1, int(file.stem[:8], 16))
             yield
 
     def _bound(self, newest: Path) -> None:
-        """Deletes the files that were not used for the longest time. A process that has mapped one keeps it."""
+        """Deletes the files that were not used for the longest time."""
         assert self._folder is not None
-        found = [(path.stat().st_mtime, path.stat().st_size, path) for path in self._folder.glob(f"*{_SUFFIX}")]
+        found = []
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total > _MOST_BYTES and path != newest:

@@ -62,6 +62,10 @@ class Columns:
         if not self.choices:
             raise UsageError("task.columns.choices is empty: name the column of the choices, or a column for each.")
 
+    def over(self, columns: Self) -> Self:
+        """Returns these columns: unlike OtherColumns, nothing is taken from `columns`."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class OtherColumns:

@@ -97,6 +97,11 @@ def check_teacher(config: TaskConfig, teacher: TaskConfig) -> None:
         )
     if teacher.name != config.name:
         raise UsageError(f"distil.teacher was fine-tuned for the task {teacher.name!r}, not {config.name!r}.")
+    if teacher.long_text != "cut" and config.columns.text_b:
+        raise UsageError(
+            f"distil.teacher reads single texts (its task.long_text is {teacher.long_text!r}), and the training file "
+            "has pairs (task.columns.text_b): take a teacher that was fine-tuned on pairs."
+        )
     if missing := sorted({*config.labels} ^ {*teacher.labels}):
         raise UsageError(f"distil.teacher and the training file do not have the same labels: {missing[0]!r} differs.")
 

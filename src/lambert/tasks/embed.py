@@ -89,7 +89,7 @@ class Embed:
             return self._judged(path)
         if training:
             return self._examples(path, find_layout(path, self.config))
-        layout = find_layout(path, replace(self.config, embed=replace(self.embed, loss="")))  # scores, if it has some
+        layout = _scored_layout(self.config, path)
         rows, scores, counts = read_examples(path, layout, self.config)
         data, texts_NG = self._numbered(rows, counts, TextVectors)
         data.texts_NG, data.scores_N = texts_NG, np.array(scores, dtype=np.float64) if layout.score else None
@@ -214,6 +214,16 @@ class Embed:
         kept = np.minimum(found.lengths, self.config.max_length - 2)
         counts = {"examples": len(rows), **counts, "cut": int((kept < found.lengths).sum())}
         return kind(self.tokenizer, Cuts(found.ids, found.bounds[:-1], kept), None, counts), texts_NG
+
+
+def scores_pairs(config: TaskConfig, path: Path) -> bool:
+    """Returns whether a labelled file that is scored has scored pairs; otherwise its scores are those of a search."""
+    return not retrieval.is_judgements(path) and bool(_scored_layout(config, path).score)
+
+
+def _scored_layout(config: TaskConfig, path: Path) -> Layout:
+    """Returns the columns of a file that is scored: with those of scores if it has some, whatever the loss."""
+    return find_layout(path, replace(config, embed=replace(config.embed, loss="")))
 
 
 def _key(config: TaskConfig) -> str:

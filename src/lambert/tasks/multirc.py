@@ -12,8 +12,9 @@ from lambert.tasks.task import Row
 
 def answer_rows(row: Row, place: str) -> Iterator[Row]:
     """Yields a row for each answer of a paragraph of MultiRC, with the columns of the Hugging Face Hub: paragraph,
-    question, answer, label if there is one, and idx with the numbers of all three. Other rows are yielded as they are.
-    Raises DataError if a part of the paragraph is missing."""
+    question, answer, label if there is one, and idx with the numbers of all three. A paragraph without its text is one
+    of a file of predictions, whose rows have only idx and label. Other rows are yielded as they are. Raises DataError
+    if a part of the paragraph is missing."""
     passage = row.get("passage")
     if not isinstance(passage, Mapping) or "questions" not in passage:
         yield row
@@ -21,14 +22,17 @@ def answer_rows(row: Row, place: str) -> Iterator[Row]:
     try:
         for question in passage["questions"]:
             for answer in question["answers"]:
-                yield {
-                    "paragraph": passage["text"], "question": question["question"], "answer": answer["text"],
-                    "idx": {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]},
-                    **_label(answer),
-                }  # fmt: skip
+                numbers = {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]}
+                yield {**_texts(passage, question, answer), "idx": numbers, **_label(answer)}
     except (KeyError, TypeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{place} is not a paragraph of MultiRC as in SuperGLUE: {what}.") from error
+
+
+def _texts(passage: Mapping[str, Any], question: Mapping[str, Any], answer: Mapping[str, Any]) -> Row:
+    if "text" not in passage:
+        return {}
+    return {"paragraph": passage["text"], "question": question["question"], "answer": answer["text"]}
 
 
 def _label(answer: Mapping[str, Any]) -> Row:

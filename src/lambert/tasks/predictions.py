@@ -26,7 +26,7 @@ from lambert.tasks.multilabel import labels_of
 from lambert.tasks.spans import tag_examples
 from lambert.tasks.squad_score import answer_examples
 from lambert.tasks.squad_text import read_squad
-from lambert.tasks.table import TABLES, label_cell, numbered, ordered, read_rows, unknown_label, value_cell
+from lambert.tasks.table import TABLES, label_cell, line_cells, numbered, ordered, read_rows, unknown_label, value_cell
 from lambert.tasks.tag import completed, reader_of
 from lambert.tasks.task import Row, keys_found
 
@@ -112,9 +112,8 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples) -> Example
             f"The run was scored on {like.data} (SHA-256 {like.data_sha256[:12]}), which is not {gold}: name the same "
             "file as --gold, or score the run on it: lambert evaluate --data FILE --examples FILE."
         )
-    ids = [_id(row) for _, row in read_rows(gold, config.columns)]
-    _check_count(gold, len(ids), len(like.rows), Path(like.data), "rows")
-    rows = _matched(path, gold, ids)
+    ids = _gold_ids(gold, like)
+    rows = _matched(path, gold, ids, config.name == "multilabel")
     read = _READERS[config.name](config, like)
     made = []
     for (place, row), old in zip(rows, like.rows, strict=True):
@@ -128,6 +127,16 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples) -> Example
     return Examples(made, formulas)
 
 
+def _gold_ids(gold: Path, like: Examples) -> list[str | None]:
+    """Returns the ids of the rows of the labelled file. A table has a header if it has one line more than the file has
+    examples, whatever the settings of the run say, which may have been scored with others."""
+    rows = [row for _, row in read_rows(gold, Columns("1", label="2", header=False))]
+    if kind(gold) in TABLES and len(rows) == len(like.rows) + 1:
+        rows = [dict(zip(map(str, rows[0].values()), row.values(), strict=True)) for row in rows[1:]]
+    _check_count(gold, len(rows), len(like.rows), Path(like.data), "rows")
+    return [_id(row) for row in rows]
+
+
 Reader = Callable[[Any, Row, str, str], Row]
 """From the truth, a row of predictions, the column of the prediction and the place to the values of an example."""
 
@@ -135,9 +144,15 @@ Reader = Callable[[Any, Row, str, str], Row]
 def _classify(config: TaskConfig, like: Examples) -> Reader:
     labels = config.labels or ordered([str(row["truth"]) for row in like.rows])
     numbers = numbered(labels)
+    unordered = not config.labels and not any(label.isdecimal() for label in labels)
 
     def read(truth: Any, row: Row, key: str, place: str) -> Row:
         label = label_cell(row, key, place)
+        if unordered and label.isdecimal():
+            raise DataError(
+                f"{place}: label {shown(label)} is a number, and a file of scored examples does not say the order of "
+                "the labels: name the run folder instead."
+            )
         if label not in numbers:
             raise unknown_label(label, labels, place)
         found = labels[numbers[label]]
@@ -184,9 +199,10 @@ _READERS: Mapping[str, Callable[[TaskConfig, Examples], Reader]] = {
 }  # fmt: skip
 
 
-def _matched(path: Path, gold: Path, ids: Sequence[str | None]) -> list[tuple[str, Row]]:
-    """Returns the rows of predictions in the order of the labelled file, whose rows have these ids."""
-    rows = _read(path)
+def _matched(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> list[tuple[str, Row]]:
+    """Returns the rows of predictions in the order of the labelled file, whose rows have these ids. With `blank`, a
+    blank line of a table of one column is a row too."""
+    rows = _read(path, blank)
     own = [_id(row) for _, row in rows]
     if None in own:
         _check_count(path, len(rows), len(ids), gold, "rows")
@@ -203,9 +219,9 @@ def _matched(path: Path, gold: Path, ids: Sequence[str | None]) -> list[tuple[st
     return [found[name] for name in names]
 
 
-def _read(path: Path) -> list[tuple[str, Row]]:
+def _read(path: Path, blank: bool) -> list[tuple[str, Row]]:
     if kind(path) in TABLES:
-        return _table(path)
+        return _table(path, blank)
     if kind(path) == ".json" and (found := _json(path, lines=True)) is not None:
         named = isinstance(found, dict)
         pairs = found.items() if named else enumerate(found, 1)
@@ -214,9 +230,11 @@ def _read(path: Path) -> list[tuple[str, Row]]:
     return list(read_rows(path, Columns()))
 
 
-def _table(path: Path) -> list[tuple[str, Row]]:
+def _table(path: Path, blank: bool) -> list[tuple[str, Row]]:
     """Returns the rows of a table, whose first line may have the names of the columns."""
     rows = list(read_rows(path, Columns("1", label="2", header=False)))
+    if blank and len(rows[0][1]) == 1:
+        rows = [(f"{path}:{number}", {"1": cells[0] if cells else ""}) for number, cells in line_cells(path)]
     cells = [str(cell) for cell in rows[0][1].values()]
     if {*cells} & {*_PREDICTIONS, *_IDS}:
         return [(place, dict(zip(cells, row.values(), strict=True))) for place, row in rows[1:]]
@@ -240,7 +258,14 @@ def _json(path: Path, *, lines: bool = False) -> Any:
 
 
 def _id(row: Row) -> str | None:
-    return next((str(row[name]) for name in _IDS if isinstance(row.get(name), str | int)), None)
+    """Returns the id of a row, None if it has none. The answers of MultiRC have several numbers."""
+    for name in _IDS:
+        value = row.get(name)
+        if isinstance(value, Mapping) and value:
+            return ", ".join(f"{key} {value[key]}" for key in sorted(value))
+        if isinstance(value, str | int):
+            return str(value)
+    return None
 
 
 def _check_ids(path: Path, found: Mapping[str, Any], ids: Sequence[str], gold: Path) -> None:

@@ -87,20 +87,20 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
     return text.removeprefix("\ufeff") if number == 1 else text
 
 
-def _cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line, cells). TSV has no quoting, as in GLUE. CSV has quoting, so a row may span several lines."""
+def line_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line, cells) of every row; a blank line has no cells. TSV has no quoting, as in GLUE. CSV has quoting, so
+    a row may span several lines."""
     if kind(path) != ".csv":
         for number, line in lines(path):
-            if text := line.rstrip("\r\n"):
-                yield number, text.split("\t")
+            text = line.rstrip("\r\n")
+            yield number, text.split("\t") if text else []
         return
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with opened(path) as file:
         reader = csv.reader(io.TextIOWrapper(cast(Any, file), encoding="utf-8-sig", newline=""), strict=True)
         try:
             for row in reader:
-                if row:
-                    yield reader.line_num, row
+                yield reader.line_num, row
         except csv.Error as error:
             raise DataError(f"{path}:{reader.line_num} is not CSV: {error}.") from error
         except UnicodeDecodeError:
@@ -116,7 +116,9 @@ def _read_table(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
     numbered = all(name.isdecimal() for name in given)
     header = columns.header if columns.header is not None else not numbered
     names: list[str] | None = None
-    for number, cells in _cells(path):
+    for number, cells in line_cells(path):
+        if not cells:
+            continue
         if names is None:
             names = cells if header and not numbered else [str(column + 1) for column in range(len(cells))]
             if len(set(names)) < len(names):

@@ -33,8 +33,8 @@ _LISTED = 100
 
 
 class Tag:
-    """One label for each word. Scores: accuracy, and f1, micro-averaged over all labels except "O"; if the labels mark
-    spans, also those of `tasks.spans.span_scores`."""
+    """One label for each word. Scores: f1, micro-averaged over all labels except "O", and accuracy; if the labels mark
+    spans, before them those of `tasks.spans.span_scores`."""
 
     head = "tag"
 
@@ -137,7 +137,7 @@ class Tag:
         def scores(rows: Ints) -> dict[str, float]:
             words, right, tagged_right, tagged_truth, tagged_found = cells_S5[rows].sum(0).tolist()
             both = tagged_truth + tagged_found
-            return {"accuracy": right / words if words else 0.0, "f1": 2.0 * tagged_right / both if both else 0.0}
+            return {"f1": 2.0 * tagged_right / both if both else 0.0, "accuracy": right / words if words else 0.0}
 
         found = scores(np.arange(len(predictions)))
         errors = metrics.bootstrap_errors(scores, len(predictions))
@@ -216,6 +216,13 @@ def completed(config: TagConfig, counts: Mapping[str, int], sentences: Iterable[
     each tag."""
     suffix = has_suffixes(counts) if config.suffix is None else config.suffix
     return replace(config, scheme=config.scheme or recognised(counts, sentences, suffix=suffix), suffix=suffix)
+
+
+def marks_spans(config: TaskConfig, path: Path) -> bool:
+    """Returns whether the tags of a training file mark spans of words, so that spans are scored."""
+    sentences = list(read_sentences(path, config.columns, config.labels))
+    found = completed(config.tag, _tags(sentences)[1], (sentence.tags for sentence in sentences))
+    return found.scheme != "none"
 
 
 def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Mapping[str, int], path: Path) -> Mismatch:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.core.world import World
 from lambert.corpus.tokens import roles
@@ -35,6 +35,7 @@ from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import (
     TaskConfig,
+    described,
     model_files,
     needed_roles,
     resolved,
@@ -43,10 +44,10 @@ from lambert.tasks import (
     tuned,
 )  # fmt: skip
 from lambert.tasks.cache import FeatureCache
-from lambert.tasks.config import OtherColumns
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
+from lambert.tasks.sentences import Sentences
 from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
 
@@ -96,7 +97,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             model, report = weights.load(folder, heads, pieces, config.seed, config.code)
             check_positions(task.config.max_length, model)
             check_segments(task.config, model)
-            _check_batch_size(data, config.train.batch_size)
+            _check_examples(config, data)
             notes += filter(None, [keep_layers(model, config.distil.student_layers)])
             if config.random_init:
                 model = weights.fresh(model.config, heads, config.seed)
@@ -164,15 +165,15 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
 
 def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:
-    """Loads the teacher whose predictions are learnt; None if there is none. Raises UsageError if it was fine-tuned for
-    something else or, for question answering, if it divides paragraphs into other windows."""
+    """Loads the teacher whose predictions are learnt, which reads the training file by the columns of the student; None
+    if there is none. Raises UsageError if it was fine-tuned for something else or, for question answering, if it
+    divides paragraphs into other windows."""
     if config.distil.teacher is None or not config.distil.share:
         return None
-    columns = config.task.columns
-    own = OtherColumns(text=columns.text, text_b=columns.text_b, label=columns.label, header=columns.header)
+    folder = model_folder(config.distil.teacher)
+    check_teacher(task.config, described(layout.read_config(folder), source=folder / layout.CONFIG))
     inference = InferenceConfig(device=str(world.device))
-    teacher = TextModel(config.distil.teacher, "", config.code, inference, world, own)
-    check_teacher(task.config, teacher.task.config)
+    teacher = TextModel(config.distil.teacher, "", config.code, inference, world, task.config.columns)
     if task.config.name == "squad":
         if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
@@ -230,11 +231,22 @@ def _counts(path: Path, data: Any, task: TaskConfig) -> str:
     return f"{path}  {', '.join(counts)}"
 
 
-def _check_batch_size(data: Any, sequences: int) -> None:
-    """Raises UsageError if an update has too few examples for a loss that compares examples with each other."""
-    least = getattr(data, "least_batch", 1)
+def _check_examples(config: FinetuneConfig, data: Any) -> None:
+    """Raises DataError if all texts of the training file are empty or, for a loss that compares examples with each
+    other, if it has too few of them; UsageError if an update has too few."""
+    sequences, least = config.train.batch_size, getattr(data, "least_batch", 1)
+    if isinstance(data, Sentences) and not data.first.lengths_S.any():
+        name = config.task.columns.text
+        raise DataError(
+            f"{config.data}: every text (column {name!r}) is empty. Set task.columns.text to another column."
+        )
     if sequences < least:
         raise UsageError(
             f"train.batch_size = {sequences} is too small: the texts of an example are compared with those of the "
             f"other examples of the update. Use {least} or more."
+        )
+    if data.size(0) < least:
+        raise DataError(
+            f"{config.data} has 1 example, and the texts of an example are compared with those of the others: it needs "
+            f"{least} or more."
         )

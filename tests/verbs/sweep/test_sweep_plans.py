@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lambert.core.errors import UsageError
+from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.tasks import TaskConfig, learn
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.sweep import metric, search
 from lambert.verbs.sweep.result import Row, Table
@@ -81,6 +83,38 @@ def test_the_names_of_scores_are_those_of_the_runs(pretrained: Path, tuned: Call
         assert metric.SCORES[task][0] in names
         own = {name for name in names if not name.endswith(("_se", "examples", "temperature"))}
         assert own <= set(metric.SCORES[task])
+
+
+SPANS = "ann B-PER\nlives O\n\nbob B-PER\nin O\n"
+FIRST = {
+    "tags of spans": ("tag", "x.conll", SPANS),
+    "tags of words": ("tag", "x.conll", SPANS.replace("B-PER", "NNP").replace(" O", " VB")),
+    "a search": ("embed", "x.jsonl", '{"anchor": "ann", "positive": "bob"}\n{"anchor": "eve", "positive": "rome"}\n'),
+    "scored pairs": ("embed", "x.csv", "sentence1,sentence2,score\nann,bob,0.5\neve,bob,1\nann,eve,0.2\n"),
+    "a label": ("classify", "x.csv", "text,label\nann,a\nbob,b\n"),
+    "several labels": ("multilabel", "x.csv", "text,label\nann,a\nbob,b\n"),
+    "a value": ("regress", "x.csv", "text,label\nann,1\nbob,2\neve,4\n"),
+    "choices": ("choice", "x.jsonl", '{"text": "ann", "choices": ["a", "b"], "label": 1}\n' * 2),
+}
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_the_default_is_the_first_score_of_the_task(case: str, pretrained: Path, tmp_path: Path) -> None:
+    name, file, content = FIRST[case]
+    path = tmp_path / file
+    path.write_text(content)
+    config = TaskConfig(name=name).resolved()
+    task, _ = learn(config, tokenizers.load(pretrained / "model"), path)
+    data = task.read(path)
+    draw = np.random.default_rng(1)
+    predictions: list[Any] = {
+        "tag": lambda: [[0, 1], [0, 1]],
+        "embed": lambda: list(draw.normal(size=(len(data.texts_NG), 2, 4))),
+        "regress": lambda: draw.normal(size=3).tolist(),
+        "choice": lambda: [np.array([0.2, 0.8])] * 2,
+    }.get(name, lambda: list(np.array([[0.4, 0.6], [0.1, 0.9]])))()
+    first = next(iter(task.score(data, predictions)))
+    assert metric.metric_of("", "", name, metric.headline(config, path, path)) == (first, False)
 
 
 WRONG = {

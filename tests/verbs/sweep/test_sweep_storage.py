@@ -36,21 +36,23 @@ def test_a_storage_that_is_lost_is_restored(
     assert len(results(tmp_path / "sweep")) == 3
 
 
+@pytest.mark.parametrize(("kind", "said"), [("journal", "the.study was removed"), ("sqlite", "cannot be used")])
 def test_a_storage_that_disappears_is_one_line(
-    write: Callable[..., Path], tmp_path: Path, lambert: Lambert, pretend: Any
+    kind: str, said: str, write: Callable[..., Path], tmp_path: Path, lambert: Lambert, pretend: Any
 ) -> None:
     removed: list[int] = []
+    path = tmp_path / "the.study"
+    own = f"trials = 3\nstorage = '{'sqlite:///' * (kind == 'sqlite')}{path}'\n"
 
     def score(config: RunConfig) -> float:
         if not removed:
             removed.append(1)
-            (tmp_path / "sweep" / "study.journal").unlink()
+            path.unlink()
         return 0.5
 
     pretend(score)
-    done = lambert("sweep", write("trials = 3"))
-    one_line(done, 4, "study.journal was removed", "sweep.json")
-    assert lambert("sweep", write("trials = 3")).code == 0
+    one_line(lambert("sweep", write(own)), 4, said, "the.study", "sweep.json")
+    assert lambert("sweep", write(own)).code == 0
     assert len(found(tmp_path / "sweep")["trials"]) == 3
 
 

@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.engine.progress import COUNTS
 from lambert.runs.best import lower_is_better
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.embed import scores_pairs
+from lambert.tasks.tag import marks_spans
 
 SCORES = {
     "": ("mlm", "mlm_accuracy", "nsp", "nsp_accuracy"),
@@ -18,7 +22,8 @@ SCORES = {
     "tag": ("f1", "accuracy", "span_f1", "span_precision", "span_recall", "strict_span_f1"),
     "embed": ("ndcg_10", "mrr_10", "recall_10", "recall_100", "accuracy_1", "map_100", "spearman", "pearson"),
 }
-"""The scores of Lambert's tasks, the default first; "" is pre-training."""
+"""The scores of Lambert's tasks, the default first; "" is pre-training. The default of tag and embed depends on the
+labelled files (`headline`)."""
 
 
 class NoSuchScore(UsageError):
@@ -26,8 +31,8 @@ class NoSuchScore(UsageError):
 
 
 def metric_of(name: str, direction: str, task: str, first: Sequence[str] = ()) -> tuple[str, bool]:
-    """Returns the metric, and whether it is minimized. Without a `name` it is the first score of `first` (task.metrics)
-    that the task has, else the default of the task.
+    """Returns the metric, and whether it is minimized. Without a `name` it is the first score of `first` that the task
+    has, else the default of the task.
 
     Raises UsageError if Lambert's `task` has no such score, or if `name` is empty and the task is not Lambert's.
     """
@@ -41,6 +46,16 @@ def metric_of(name: str, direction: str, task: str, first: Sequence[str] = ()) -
         raise UsageError(f"Set sweep.metric: the task {task} has no default score.")
     name = name or next((score for score in first if score in (known or ())), (known or ("",))[0])
     return name, direction == "minimize" if direction else lower_is_better(name)
+
+
+def headline(task: TaskConfig, data: Path, dev: Path) -> tuple[str, ...]:
+    """Returns the scores of which the first that the task has is the default: those of task.metrics, and the first
+    score of the task if it depends on the labelled files. Raises DataError if they cannot be read."""
+    if task.name == "tag":
+        return (*task.metrics, "span_f1" if marks_spans(task, data) else "f1")
+    if task.name == "embed":
+        return (*task.metrics, "spearman" if scores_pairs(task, dev) else "ndcg_10")
+    return task.metrics
 
 
 def value_of(scores: Mapping[str, float], metric: str) -> tuple[float, float | None]:

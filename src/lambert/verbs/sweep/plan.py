@@ -8,12 +8,12 @@ from typing import Any
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.runs.folder import FREE
-from lambert.tasks import TaskConfig, resolved
+from lambert.tasks import resolved
 from lambert.tasks.files import training_and_dev
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
-from lambert.verbs.sweep.metric import metric_of
+from lambert.verbs.sweep.metric import headline, metric_of
 from lambert.verbs.sweep.space import Dimension, dimensions, nested
 
 Read = Callable[[list[str], Mapping[str, Any], str], Any]
@@ -75,11 +75,11 @@ def planned(config: SweepConfig, read: Read) -> Plan:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
     plan = Plan(config, space, False, read)
     first = _settings(plan)
-    task = _task(first) if isinstance(first, FinetuneConfig) else None
+    task, headlines = "", tuple[str, ...]()
+    if isinstance(first, FinetuneConfig):
+        task, headlines = _task(first, config.metric)
     _check_ends(plan)
-    metric, minimized = metric_of(
-        config.metric, config.direction, task.name if task else "", task.metrics if task else ()
-    )
+    metric, minimized = metric_of(config.metric, config.direction, task, headlines)
     study = config.study or config.out.absolute().name
     return replace(
         plan,
@@ -88,15 +88,17 @@ def planned(config: SweepConfig, read: Read) -> Plan:
     )
 
 
-def _task(config: FinetuneConfig) -> TaskConfig:
-    """Returns the task of the runs; of the name of a data set, the ordinary task with the official scores. Raises
-    UsageError if the runs compute no scores, or if each is to have several seeds."""
+def _task(config: FinetuneConfig, metric: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the name of the task of the runs, of a data set that of the ordinary task; and without a `metric` the
+    scores that are its headline (`metric.headline`). Raises UsageError if the runs compute no scores, or if each is to
+    have several seeds."""
     if config.seeds:
         raise UsageError("seeds is a setting of finetune alone: give the seeds as sweep.seeds.")
     path, dev = training_and_dev(config.data, config.dev)
     if dev is None:
         raise UsageError("A sweep compares the scores on held-out data: set dev.")
-    return resolved(config.task, path)
+    task = resolved(config.task, path)
+    return task.name, () if metric else headline(task, path, dev)
 
 
 def _settings(plan: Plan) -> Any:
