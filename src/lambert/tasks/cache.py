@@ -130,7 +130,7 @@ class FeatureCache:
             yield
 
     def _bound(self, newest: Path) -> None:
-        """Deletes the files that were not used for the longest time."""
+        """Deletes the files that were not used for the longest time. A process that has mapped one keeps it."""
         assert self._folder is not None
         found = []
         for path in self._folder.glob(f"*{_SUFFIX}"):

@@ -4,15 +4,14 @@
     {"value": ..., "arrays": [[dtype, shape, offset], ...]}     JSON; offsets are from the end of the header
     arrays                                                      each from a multiple of 64 bytes
 
-The value is JSON in which {"array": N}, {"tuple": [...]} and the like stand for what JSON has not. The file is read
-into memory, not mapped: on a network file system, a mapped file that another machine deletes ends the process (SIGBUS).
-Only dataclasses and sources of `lambert.tasks` are made from a file.
+The value is JSON in which {"array": N}, {"tuple": [...]} and the like stand for what JSON has not. Arrays are mapped
+when the file is read, so processes share them. Only dataclasses and sources of `lambert.tasks` are made from a file.
 """
 
 import hashlib
 import importlib
 import json
-import os
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
@@ -76,11 +75,11 @@ _OF_DAMAGE = (
 
 
 def read(path: Path) -> Any:
-    """Returns what `write` has written. Raises FileNotFoundError, and Damaged, which says why."""
+    """Returns what `write` has written. Arrays are copied where they are written to. Raises FileNotFoundError, and
+    Damaged, which says why."""
     try:
         with path.open("rb") as file:
-            data = bytearray(os.fstat(file.fileno()).st_size)
-            file.readinto(data)
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         begin = data.find(b"\n") + 1
         first = json.loads(data[:begin])
         if first["lambert_features"] != FORMAT:
@@ -90,7 +89,7 @@ def read(path: Path) -> Any:
                 raise Damaged("its SHA-256 is another")
         at = begin + int(first["header"])
         header = json.loads(data[begin:at])
-        return _Reader([_array(data, at, *one) for one in header["arrays"]]).value(header["value"])
+        return _Reader([_mapped(data, at, *one) for one in header["arrays"]]).value(header["value"])
     except (FileNotFoundError, Damaged):
         raise
     except _OF_DAMAGE as error:
@@ -204,7 +203,7 @@ def _class(name: str) -> Any:
     return found
 
 
-def _array(data: bytearray, begin: int, dtype: str, shape: list[int], offset: int) -> _Array:
+def _mapped(data: mmap.mmap, begin: int, dtype: str, shape: list[int], offset: int) -> _Array:
     kind = np.dtype(dtype)
     if kind.hasobject or offset < 0:
         raise Damaged(f"it has an array of {dtype} at {offset}")
