@@ -159,7 +159,7 @@ def test_a_cut_index_is_refused_wherever_it_ends(tmp_path: Path) -> None:
             Checkpoint(tmp_path / "x")
         if size < len(blocks):
             (tmp_path / "x.index").write_bytes(blocks[:size] + footer)
-            with pytest.raises(DataError, match="is damaged: .* Fetch it again"):
+            with pytest.raises(DataError, match=r"is damaged: .* Fetch it again"):
                 Checkpoint(tmp_path / "x")
 
 

@@ -7,13 +7,12 @@ Polynomials have their bits reversed, as in RFC 3720, appendix B.4: bit 31 is th
 """
 
 from functools import cache
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
-_Polynomials = TypeVar("_Polynomials", int, Words)
 
 _POLYNOMIAL = 0x82F63B78
 _ONES = 0xFFFFFFFF
@@ -44,8 +43,9 @@ def crc32c(data: bytes | NDArray[np.uint8]) -> int:
     while lanes > 1:
         lanes //= 2
         states = _times(states[:lanes], _power(32 * lanes)) ^ states[lanes:]
-    remainder = _times(int(states[0]), _power(32))
-    return remainder ^ _times(_ONES, _power(8 * len(bytes_N))) ^ _ONES
+    remainder: int = _times(int(states[0]), _power(32))
+    start: int = _times(_ONES, _power(8 * len(bytes_N)))  # the register is all ones before the first byte
+    return remainder ^ start ^ _ONES
 
 
 @cache
@@ -67,8 +67,8 @@ def _power(exponent: int) -> int:
     return result
 
 
-def _times(values: _Polynomials, factor: int) -> _Polynomials:
-    """Returns the products of polynomials with a polynomial."""
+def _times(values: Any, factor: int) -> Any:
+    """Returns the product of a polynomial, or of each in an array of uint32, with another one."""
     products = values & 0
     for bit in range(31, -1, -1):
         products = products ^ (values >> bit & 1) * factor
