@@ -179,7 +179,7 @@ QUERY = "bert/encoder/layer_0/attention/self/query/kernel"
         (flipped, ["bert_model.ckpt.data-00000-of-00001 is damaged", "does not have the CRC-32C"]),
         (without(".data"), ["bert_model.ckpt.data-00000-of-00001 is missing", "Fetch all files"]),
         (without(".index"), ["bert_model.ckpt.index is missing", "Fetch all files"]),
-        (without("bert_config"), ["neither config.json nor bert_config.json"]),
+        (without("bert_config"), ["no config.json or bert_config.json"]),
         (without("vocab"), ["No tokenizer", "vocab.txt"]),
         (objects, ["bert_model.ckpt.index is a checkpoint of the objects of TensorFlow 2"]),
         (renamed(bert__encoder__layer_0="bert/encoder/transformer/group_0/inner_group_0"), ["of ALBERT"]),

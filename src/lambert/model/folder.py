@@ -106,7 +106,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _config_file(folder: Path) -> Path:
     path = next((folder / name for name in (CONFIG, GOOGLE_CONFIG) if (folder / name).is_file()), None)
     if path is None:
-        raise DataError(f"No model at {folder} (neither {CONFIG} nor {GOOGLE_CONFIG}).")
+        raise DataError(f"No model at {folder} (no {CONFIG} or {GOOGLE_CONFIG}).")
     return path
 
 
