@@ -48,6 +48,20 @@ def test_every_weight_comes_back(
     assert (tmp_path / "out" / "tokenizer.json").read_text() == (model / "tokenizer.json").read_text()
 
 
+def test_an_imported_classifier_predicts_the_same(
+    tuned: Callable[[str], Path], tmp_path: Path, lambert: Lambert
+) -> None:
+    """Without the names of its labels, which a checkpoint does not have."""
+    model = tuned("classify") / "model"
+    imported(lambert, written.google_folder(model, tmp_path / "google"), tmp_path / "out")
+    text = '{"text": "the king found a river near the old road"}\n'
+    theirs, ours = (lambert("predict", model=folder, stdin=text) for folder in (model, tmp_path / "out"))
+    assert (theirs.code, ours.code) == (0, 0), ours.err
+    names = json.loads((model / "config.json").read_text())["id2label"]
+    expected, found = json.loads(theirs.out), json.loads(ours.out)
+    assert names[found["label"].removeprefix("LABEL_")] == expected["label"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_become_float32(dtype: torch.dtype, pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
     source = written.google_folder(pretrained / "model", tmp_path / "google")
