@@ -82,7 +82,10 @@ VERBS = {
     ),
     "predict": Verb("predict", "settings.predict:PredictConfig", "JSON lines in, JSON lines out, streaming.", takes=""),
     "import": Verb(
-        "convert", "settings.convert:ImportConfig", "A Hugging Face folder to a model folder, verified.", takes=""
+        "convert",
+        "settings.convert:ImportConfig",
+        "A Hugging Face folder, or Google's, to a model folder, verified.",
+        takes="",
     ),
     "export": Verb("convert", "settings.convert:ExportConfig", "A model folder to another format, verified.", takes=""),
     "extend": Verb(

@@ -51,7 +51,11 @@ def test_a_run_without_a_model_says_how_far_it_is(given: str, tmp_path: Path) ->
         (("m.zip",), "m.zip", r"m\.zip is an archive, .* Unpack it"),
         (("m.tar.gz",), "m.tar.gz", "is an archive"),
         (("model.safetensors",), "model.safetensors", "is a file. Give the folder that holds it"),
-        (("bert_model.ckpt.index", "bert_config.json"), "", "is a TensorFlow checkpoint, which is not supported yet"),
+        (
+            ("bert_model.ckpt.index", "bert_config.json"),
+            "",
+            "is a TensorFlow checkpoint. Convert it first: lambert import --from",
+        ),
         (("bert_model.ckpt.index",), "bert_model.ckpt", "is a TensorFlow checkpoint"),
         (("model.ckpt-9.index",), "model.ckpt-9.data-00000-of-00001", "is a TensorFlow checkpoint"),
     ],

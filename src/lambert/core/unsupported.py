@@ -41,26 +41,10 @@ NOT_DOWNLOADED = (
 
 
 def refuse_model(path: Path) -> None:
-    """Raises DataError if the path is a model in another form than a Hugging Face folder: an archive, a file or a
-    TensorFlow checkpoint."""
+    """Raises DataError if the path is a model in another form than a folder: an archive or a file."""
     refuse_archive(path)
-    if _is_tensorflow(path):
-        raise DataError(
-            f"{path} is a TensorFlow checkpoint, which is not supported yet. Use the same model in the layout of "
-            "Hugging Face (config.json, model.safetensors, vocab.txt), or convert it with the script "
-            "convert_bert_original_tf_checkpoint_to_pytorch of transformers 4."
-        )
     if path.is_file():
         raise DataError(f"{path} is a file. Give the folder that holds it, with config.json and the tokenizer.")
-
-
-def _is_tensorflow(path: Path) -> bool:
-    """Returns whether the path is a folder that contains only a TensorFlow checkpoint, one of its files, or the common
-    prefix of their names."""
-    if path.is_dir():
-        return any(path.glob("*.ckpt*.index")) and not any((*path.glob("*.safetensors"), *path.glob("*.bin")))
-    prefix = f"{path.name.partition('.ckpt')[0]}.ckpt"
-    return prefix in path.name and any(file.name.startswith(prefix) for file in path.parent.glob("*.index"))
 
 
 CONLL = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2")

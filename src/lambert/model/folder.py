@@ -16,8 +16,10 @@ from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
 from lambert.model.files import json_object
 from lambert.model.heads import Model
+from lambert.model.tensorflow import checkpoint
 
 CONFIG = "config.json"
+GOOGLE_CONFIG = "bert_config.json"
 BLOCK = "lambert_block"
 """Key of config.json for a kind of block that Hugging Face does not know."""
 OWN_TYPE = "lambert"
@@ -74,6 +76,11 @@ def config_of(model: Model) -> dict[str, Any]:
 def model_folder(path: Path) -> Path:
     """Returns the model folder `path`, or that of the run folder `path`. Raises DataError if there is none."""
     folder = path / "model" if (path / "model").is_dir() else path
+    if checkpoint.prefixes(folder):
+        raise DataError(
+            f"{folder} is a TensorFlow checkpoint. Convert it first: lambert import --from {folder} --out FOLDER, and "
+            "give that folder."
+        )
     refuse_model(folder)
     _refuse_unfinished(path.parent if path.name == "model" and not path.exists() else path)
     if not folder.is_dir():
@@ -97,9 +104,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _config_file(folder: Path) -> Path:
-    path = next((folder / name for name in (CONFIG, "bert_config.json") if (folder / name).is_file()), None)
+    path = next((folder / name for name in (CONFIG, GOOGLE_CONFIG) if (folder / name).is_file()), None)
     if path is None:
-        raise DataError(f"No model at {folder} (no {CONFIG}).")
+        raise DataError(f"No model at {folder} (no {CONFIG} or {GOOGLE_CONFIG}).")
     return path
 
 

@@ -212,6 +212,7 @@ def load(
     code: Collection[str] = (),
     pooler: bool = False,
     share: bool = False,
+    stored: tuple[files.Tensors, Path] | None = None,
 ) -> tuple[Model, Report]:
     """Returns the model in a Hugging Face folder, and how it differs from the folder's tensors.
 
@@ -225,6 +226,7 @@ def load(
         pooler: Whether to keep a pooler of the folder that no head reads.
         share: Whether the weights stay in the mapped file, instead of a copy. Changes of the weights are not written to
             the file. The file must not be written to or truncated while the model exists; it may be replaced.
+        stored: Tensors and the path of their file, in place of the folder's.
 
     Raises DataError for a folder that is damaged, lacks tensors of the encoder, or contradicts its config.json or
     `vocabulary`; UsageError for code that is not in `code`.
@@ -232,21 +234,21 @@ def load(
     folder = Path(folder)
     with ThreadPoolExecutor(1, "lambert-sums") as pool:
         checked = pool.submit(check_sums, folder)  # reads the files while this thread does
-        loaded = _loaded(folder, heads, vocabulary, seed, code, pooler, share)
+        loaded = _loaded(folder, heads, vocabulary, seed, code, pooler, share, stored)
         checked.result()  # last, because the errors above say more
     return loaded
 
 
 def _loaded(
     folder: Path, heads: Mapping[str, int] | None, vocabulary: int | None, seed: int, code: Collection[str],
-    pooler: bool, share: bool,
+    pooler: bool, share: bool, stored: tuple[files.Tensors, Path] | None,
 ) -> tuple[Model, Report]:  # fmt: skip
     """Returns what `load` returns, without a comparison with SHA256SUMS."""
-    stored, path = files.read(folder)
+    read, path = files.read(folder) if stored is None else stored
     settings = layout.read_config(folder)
     config = layout.encoder_config(settings, folder, code)
     family = family_of(config)
-    tensors, untied = current(family, stored), _untied(family, stored)
+    tensors, untied = current(family, read), _untied(family, read)
     if vocabulary is not None:
         layout.check_vocabulary(config, vocabulary, path)
     heads = layout.heads_of(settings, tensors, folder) if heads is None else heads

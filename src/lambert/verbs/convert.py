@@ -1,11 +1,13 @@
 """`lambert import` and `lambert export`: convert model folders and verify the outputs before a folder appears."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_new_folder
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
@@ -13,8 +15,11 @@ from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.bert import tensorflow
 from lambert.model.families import reads_segments
+from lambert.model.heads import Model
 from lambert.model.publish import publish
+from lambert.model.tensorflow.checkpoint import Checkpoint, find
 from lambert.runs.result import Result, Say, silent
 from lambert.tasks import sentence_transformers
 from lambert.verbs.settings.convert import ExportConfig, ImportConfig
@@ -32,22 +37,60 @@ def run_import(config: ImportConfig, say: Say = silent) -> Result:
 
 
 def _imported(config: ImportConfig) -> Iterator[str]:
-    refuse_model(config.source)
-    if not config.source.is_dir():
-        raise DataError(f"No such folder: {config.source}. {NOT_DOWNLOADED}")
+    prefix = find(config.source)
+    folder = config.source if prefix is None else prefix.parent
+    if prefix is None:
+        refuse_model(folder)
+    if not folder.is_dir():
+        raise DataError(f"No such folder: {folder}. {NOT_DOWNLOADED}")
     check_new_folder(config.out)
-    layout.check_family(layout.read_config(config.source), config.source)
-    tokenizer = tokenizers.load(config.source, lowercase=config.lowercase)
-    roles.specials(tokenizer, str(tokenizers.file_in(config.source)))  # raises if a special piece is missing
+    checkpoint = None if prefix is None else tensorflow.opened(prefix)
+    layout.check_family(layout.read_config(folder), folder)
+    tokenizer = tokenizers.load(folder, lowercase=config.lowercase)
+    path = tokenizers.file_in(folder)
+    roles.specials(tokenizer, str(path))  # raises if a special piece is missing
     pieces = roles.size(tokenizer)
-    model, report = weights.load(config.source, vocabulary=pieces, code=config.code, pooler=True)
+    if checkpoint is None:
+        model, report = weights.load(folder, vocabulary=pieces, code=config.code, pooler=True)
+    else:
+        if config.lowercase is None and not (folder / tokenizers.CONFIG).is_file():
+            _check_case(tokenizer, path)
+        model, report = _google(checkpoint, folder, pieces)
     yield from (*report.lines(), *report.warnings())
-    extra, files = kept(config.source, model.config.hidden)
+    extra, files = kept(folder, model.config.hidden)
     write_tokenizer = partial(
         tokenizers.save, tokenizer, longest=model.config.positions, segments=reads_segments(model.config)
     )
     yield publish(model, config.out, write_tokenizer, extra, files=files, replace=True, compare=True)
     yield f"model  {config.out}"
+
+
+def _google(checkpoint: Checkpoint, folder: Path, pieces: int) -> tuple[Model, weights.Report]:
+    """Returns the model of a checkpoint of google-research/bert, and how it differs from the checkpoint."""
+    tensors, aside = tensorflow.tensors(checkpoint)
+    settings = layout.read_config(folder)
+    if tensorflow.CLASSIFIER in tensors:
+        settings = {"architectures": ["BertForSequenceClassification"], **settings}
+    heads, stored = layout.heads_of(settings, tensors, folder), (tensors, checkpoint.path)
+    model, report = weights.load(folder, heads, pieces, pooler=True, share=True, stored=stored)
+    if lost := [name for name in report.unexpected if name.startswith("bert.")]:
+        raise DataError(
+            f"{checkpoint.path} holds {lost[0]}, which the model that {folder / layout.GOOGLE_CONFIG} describes does "
+            "not have. Correct that file."
+        )
+    return model, replace(report, unexpected=(*report.unexpected, *aside))
+
+
+def _check_case(tokenizer: Any, path: Path) -> None:
+    """Raises UsageError if the name of the folder, such as uncased_L-12_H-768_A-12, contradicts what the pieces of the
+    vocabulary say about capitals."""
+    named = re.search(r"(?:^|[_-])(un|)cased(?:[_-]|$)", path.resolve().parent.name.lower())
+    lowercase = tokenizers.lowercases(tokenizer)
+    if named is not None and lowercase is not None and bool(named[1]) != lowercase:
+        raise UsageError(
+            f"{path} {'has no' if lowercase else 'has'} pieces with capitals, and the name of its folder says "
+            f"{named[1]}cased. Set --lowercase or --no-lowercase."
+        )
 
 
 def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str]]:

@@ -111,7 +111,8 @@ def test_saved_is_loaded_again(tmp_path: Path, kind: str, name: str) -> None:
 
 def test_case_of_a_bare_vocabulary(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(GOLDEN["vocabularies"][kind].split(" ")) + "\n", encoding="utf-8")
+    pieces = [*GOLDEN["vocabularies"][kind].split(" "), "<S>"]  # which Google's Chinese vocabulary has
+    path.write_text("\n".join(pieces) + "\n", encoding="utf-8")
     assert tk.lowercases(tk.load(path)) == (kind == "uncased")
     assert tk.lowercases(tk.load(path, lowercase=kind == "cased")) == (kind == "cased")
 

@@ -106,7 +106,7 @@ def _load(path: Path, lowercase: bool | None) -> Any:
     if lowercase is None:
         lowercase = _configured(path.parent / CONFIG)
     if lowercase is None:
-        lowercase = not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+        lowercase = not any(piece != piece.lower() for piece in pieces if not piece.startswith(("[", "<")))
     return build(pieces, lowercase=lowercase)
 
 

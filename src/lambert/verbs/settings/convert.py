@@ -9,15 +9,17 @@ from cyclopts import Parameter
 
 @dataclass(frozen=True, slots=True)
 class ImportConfig:
-    """Converts a Hugging Face folder to a model folder. The weights are safetensors, or a pytorch_model.bin, which is
-    read without running code from it."""
+    """Converts a Hugging Face folder, or a checkpoint of Google's BERT, to a model folder. The weights are safetensors,
+    a pytorch_model.bin, which is read without running code from it, or a checkpoint of TensorFlow 1."""
 
     source: Annotated[Path, Parameter(name="--from")]
-    """Folder with config.json, the weights, and vocab.txt or tokenizer.json."""
+    """Folder with config.json, the weights, and vocab.txt or tokenizer.json; or with bert_config.json, vocab.txt and a
+    checkpoint of TensorFlow. Of several checkpoints, name one: FOLDER/model.ckpt-1000."""
     out: Path
     """Model folder to write; it must not exist."""
     lowercase: bool | None = None
-    """Whether the vocabulary is uncased. Unset: as the tokenizer settings of the folder say."""
+    """Whether the vocabulary is uncased. Unset: as the tokenizer settings of the folder say; for a vocab.txt without
+    settings, whether its pieces have no capitals."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
 
