@@ -87,7 +87,7 @@ class Peak:
 
 def measure(folder: Path, mode: str, length: int) -> dict[str, float]:
     """Builds one source."""
-    specials = Specials(Template(cls=2, sep=3), 1, 4, VOCABULARY, np.zeros(VOCABULARY, bool))
+    specials = Specials(Template(cls=2, sep=3), 1, 4, VOCABULARY, *np.zeros((2, VOCABULARY), bool))
     packing = PackingConfig(mode=mode, sequence_length=length)  # type: ignore[arg-type]  # argparse's choice
     split = Split(folder)
     peak, started, processor = Peak(), time.perf_counter(), time.process_time()

@@ -18,8 +18,10 @@ VOCABULARY = 1000
 
 @pytest.fixture(scope="session")
 def specials() -> Specials:
-    """The five special pieces first, then words, and pieces that continue a word from 700 on."""
-    return Specials(Template(2, 3), 1, 4, VOCABULARY, np.arange(VOCABULARY) >= 700)
+    """The five special pieces first, then words, pieces that continue a word from 700 on, and pieces after which one
+    begins from 690 to 709."""
+    ids = np.arange(VOCABULARY)
+    return Specials(Template(2, 3), 1, 4, VOCABULARY, ids >= 700, (ids >= 690) & (ids < 710))
 
 
 @pytest.fixture(scope="session")

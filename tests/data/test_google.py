@@ -18,7 +18,8 @@ from lambert.data.source import CorpusSource
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "google_create_pretraining.json").read_text())
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES += [f"t{n}" for n in range(50)] + [f"##t{n}" for n in range(50)]
-SPECIALS = Specials(Template(2, 3), 1, 4, len(PIECES), np.array([piece.startswith("##") for piece in PIECES]))
+INSIDE = np.array([piece.startswith("##") for piece in PIECES])
+SPECIALS = Specials(Template(2, 3), 1, 4, len(PIECES), INSIDE, np.zeros_like(INSIDE))
 
 
 def golden_corpus(write_corpus):
@@ -94,7 +95,7 @@ def test_masks_are_fixed_and_do_not_depend_on_the_batch(write_corpus):
 
 def test_one_document_draws_its_random_segments_from_itself(write_corpus):
     outline = Outline(write_corpus([[[7] * 9, [8] * 9, [9] * 9]]))
-    specials = Specials(Template(2, 3), 1, 4, 1000, np.zeros(1000, dtype=bool))
+    specials = Specials(Template(2, 3), 1, 4, 1000, *np.zeros((2, 1000), dtype=bool))
     instances = create_instances(outline, PackingConfig(mode="google"), MaskingConfig(), specials, Random(1))
     assert {instance.label for instance in instances} == {0, 1}
 
@@ -106,3 +107,17 @@ def test_shares_at_the_limits(write_corpus, specials, mask_share):
     instances = create_instances(outline, PackingConfig(mode="google"), masking, specials, Random(1))
     replaced = {new for instance in instances for new in instance.replacements}
     assert replaced == ({4} if mask_share else {7, 8})
+
+
+@pytest.mark.parametrize("first", [8, 695])
+def test_no_word_continues_after_a_mark(first, write_corpus, specials):
+    outline = Outline(write_corpus([[[first, 800] * 20], [[first, 800] * 20]]))
+    masking = MaskingConfig(whole_word=True, max_predictions=4)
+    instances = create_instances(outline, PackingConfig(mode="google"), masking, specials, Random(1))
+    pairs = [  # of segment A: whether both pieces are masked alike
+        (p in one.positions) == (p + 1 in one.positions)
+        for one in instances
+        for p in range(1 + one.a_start % 2, one.a_length, 2)
+    ]
+    assert specials.continuation_V[800]
+    assert all(pairs) == (not specials.closing_V[first])

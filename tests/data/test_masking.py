@@ -15,7 +15,7 @@ from lambert.data.config import MaskingConfig
 from lambert.data.masking import DynamicMasking, chosen
 
 CLS, SEP, MASK, V = 2, 3, 4, 1000
-CONTINUES = np.arange(V) >= 700
+CONTINUES, CLOSES = np.arange(V) >= 700, (np.arange(V) >= 690) & (np.arange(V) < 710)
 
 
 def sequences(rng, lengths):
@@ -58,12 +58,13 @@ def test_count_is_fixed_and_only_text_is_chosen(specials, lengths, rate, cap, se
 
 
 def words_by_hand(ids):
-    """Lists of positions of whole words: a piece that continues joins the piece before it, unless a [SEP] does."""
+    """Lists of positions of whole words: a piece that continues joins the piece before it, unless that closes a word or
+    is a [SEP]."""
     found = []
     for place, piece in enumerate(ids.tolist()):
         if piece in (CLS, SEP):
             continue
-        if found and CONTINUES[piece] and found[-1][-1] == place - 1:
+        if found and CONTINUES[piece] and found[-1][-1] == place - 1 and not CLOSES[ids[place - 1]]:
             found[-1].append(place)
         else:
             found.append([place])
@@ -167,7 +168,7 @@ def test_special_pieces_in_the_text_are_never_chosen(specials):
 
 
 def test_a_word_longer_than_the_limit_is_passed_over():
-    specials = Specials(Template(CLS, SEP), 1, MASK, V, CONTINUES)
+    specials = Specials(Template(CLS, SEP), 1, MASK, V, CONTINUES, CLOSES)
     ids = np.array([CLS, 9, 800, 801, SEP])
     config = MaskingConfig(whole_word=True, max_predictions=2)
     at, _ = DynamicMasking(config, specials, 0).mask(ids, np.array([5]), np.zeros(1, int), np.zeros(1, int))

@@ -1,7 +1,6 @@
 """Words of real novels as new pieces of an encoder's vocabulary, compared with transformers."""
 
 import json
-import lzma
 import re
 import shutil
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from commands import one_line
+from novels import paragraphs
 
 import lambert as library
 from lambert.corpus.config import PrepareConfig
@@ -20,18 +20,7 @@ from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.corpus.tokens.expansion import Division
 
 Lambert = Callable[..., Any]
-NOVELS = Path(__file__).parents[2] / "demo" / "data" / "novels.jsonl.xz"
 PIECES, WORDS = 901, 40
-
-
-def paragraphs(number: int, count: int) -> list[str]:
-    """Paragraphs of a novel of the demo, in ASCII."""
-    novels: dict[str, list[str]] = {}
-    with lzma.open(NOVELS, "rt", encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            novels.setdefault(row["novel"], []).extend(row["text"].split("\n"))
-    found = [part.encode("ascii", "ignore").decode() for part in [*novels.values()][number] if len(part) > 200]
-    return found[:count]
 
 
 @pytest.fixture(scope="session")
@@ -290,7 +279,7 @@ def test_models_that_cannot_be_extended(base: Path, domain: Path, tmp_path: Path
         (broken / name).unlink()
     one_line(lambert("extend", broken, out=tmp_path / "out", **flags), 3, f"No tokenizer in {broken}")
     Tokenizer(models.Unigram([("a", 0.0), ("b", -1.0)], unk_id=0)).save(str(broken / "tokenizer.json"))
-    parts = "tokenizer.json is a Unigram tokenizer", "only the vocabulary of a WordPiece tokenizer"
+    parts = "tokenizer.json is a Unigram tokenizer that extend does not support", "it takes BERT's WordPiece"
     one_line(lambert("extend", broken, out=tmp_path / "out", **flags), 3, *parts)
     pieces = (base / "vocab.txt").read_text()
     (broken / "tokenizer.json").unlink()

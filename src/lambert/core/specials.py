@@ -39,7 +39,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """Ids of the special tokens, the vocabulary's size, and which pieces continue a word."""
+    """Ids of the special tokens, the vocabulary's size, and which pieces continue and end a word."""
 
     template: Template
     unk: int
@@ -48,4 +48,6 @@ class Specials:
     vocabulary: int
     """Number of ids, V: the largest id plus 1. Some ids may have no piece."""
     continuation_V: npt.NDArray[np.bool_]
-    """bool [V]. True for pieces that continue the word of the preceding piece."""
+    """bool [V]. True for pieces that continue the word of the preceding piece, unless that is in `closing_V`."""
+    closing_V: npt.NDArray[np.bool_]
+    """bool [V]. True for pieces after which a word begins in any case, such as punctuation marks."""

@@ -58,7 +58,7 @@ class _Creation:
         bounds = np.concatenate([[0], outline.ends]).tolist()
         firsts = outline.first.tolist()
         self.documents = [bounds[firsts[number] : firsts[number + 1] + 1] for number in order]
-        self.continues = specials.continuation_V.tolist()
+        self.continues, self.closes = specials.continuation_V.tolist(), specials.closing_V.tolist()
 
     def of_document(self, place: int) -> list[Instance]:
         """Returns the instances of the document at index `place` of the shuffled order."""
@@ -120,7 +120,8 @@ class _Creation:
         for position, token in enumerate(tokens):
             if token in (specials.template.cls, specials.template.sep):
                 continue
-            if self.masking.whole_word and words and self.continues[token]:
+            joined = self.continues[token] and not self.closes[tokens[position - 1]]
+            if self.masking.whole_word and words and joined:
                 words[-1].append(position)
             else:
                 words.append([position])

@@ -47,7 +47,7 @@ def chosen(hashes_T: Words, ids_T: Ints, lengths_S: Ints, config: MaskingConfig,
     sequence_T = np.repeat(np.arange(len(lengths_S)), lengths_S)
     if config.whole_word:
         joined_T = eligible_T & specials.continuation_V[ids_T]
-        joined_T[1:] &= eligible_T[:-1]
+        joined_T[1:] &= eligible_T[:-1] & ~specials.closing_V[ids_T[:-1]]
         first_W = np.flatnonzero(eligible_T & ~joined_T)
         word_T = np.cumsum(eligible_T & ~joined_T) - 1
         sizes_W = np.bincount(word_T[eligible_T], minlength=len(first_W))

@@ -197,7 +197,10 @@ def check_vocabulary(config: EncoderConfig, vocabulary: int, path: Path) -> None
 
 def padding_after(larger: int, vocabulary: int, rows: int) -> int:
     """Returns the number of rows that pad a table for `larger` pieces as one of `rows` rows for `vocabulary` pieces is
-    padded: to a multiple of 128, 64 or 8, the largest that fits; 0 if that table is not padded."""
+    padded: to as many rows if they suffice, else to a multiple of 128, 64 or 8, the largest that fits; 0 if that table
+    is not padded."""
+    if larger <= rows:
+        return rows - larger
     block = max((block for block in _BLOCKS if rows == _padded(vocabulary, block)), default=1)
     return 0 if rows == vocabulary else _padded(larger, block) - larger
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_new_folder
@@ -41,33 +42,29 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     tokenizer, source = tokenizers.load(folder), str(tokenizers.file_in(folder))
     division = Division(tokenizer, source)
     specials = roles.specials(tokenizer, source)
-    pieces = tokenizer.get_vocab()
-    if roles.size(tokenizer) != len(pieces):
-        raise DataError(
-            f"{source} does not number its {len(pieces):,} pieces from 0 without gaps: it cannot be extended."
-        )
-    layout.check_vocabulary(shape, len(pieces), folder)  # raises if it is another vocabulary
+    old = specials.vocabulary
+    layout.check_vocabulary(shape, old, folder)  # raises if it is another vocabulary
     model, report = weights.load(folder, code=config.code, pooler=True)
     for warning in report.warnings():
         say(warning)
     extra, files = kept(folder, shape.hidden)
-    listed = _listed(division, config.word_list, pieces, say) if config.word_list else []
+    listed = _listed(division, config.word_list, tokenizer.get_vocab(), say) if config.word_list else []
     texts = _read(config, say)
-    counts, held = division.counts(texts.counts), division.counts(texts.heldout)
-    chosen = [division.word(text, counts[text]) for text in listed]
+    counts, held = division.word_counts(division.counts(texts.counts)), division.counts(texts.heldout)
+    chosen = [division.word(piece, counts[piece]) for piece in listed]
     chosen += _most_saving(config, division, counts, listed, source)
-    size = len(pieces) + len(chosen)
-    say(f"words     {len(chosen):,} added, {len(pieces):,} to {size:,} pieces: {_some([w.text for w in chosen])}")
-    larger = tokenizers.with_pieces(tokenizer, (word.text for word in chosen))
+    chosen, larger = _whole(division, chosen, old, source, say)
+    size = old + len(chosen)
+    say(f"words     {len(chosen):,} added, {old:,} to {size:,} pieces: {_some([w.text for w in chosen])}")
     before, after = (one.fragments(held, specials.unk) for one in (division, Division(larger, source)))
-    say(_fragments(texts, before, after))
-    padding = layout.padding_after(size, len(pieces), shape.vocabulary)
-    rows = [word.ids for word in chosen] + [tuple(range(len(pieces), shape.vocabulary))] * padding
+    say(_fragments(texts, before, after, tokenizer.id_to_token(specials.unk) if specials.unk >= 0 else ""))
+    padding = layout.padding_after(size, old, shape.vocabulary)
+    rows = [word.ids for word in chosen] + [tuple(range(old, shape.vocabulary))] * padding
     files[ADDED] = "".join(
         f"{word.text}\t{word.count}\t{' '.join(map(tokenizer.id_to_token, word.ids))}\n" for word in chosen
     )
     model, write = (
-        extended(model, len(pieces), rows),
+        extended(model, old, rows),
         partial(tokenizers.save, larger, longest=shape.positions, segments=reads_segments(shape)),
     )
     say(publish(model, config.out, write, extra, files=files, replace=True, compare=True))
@@ -77,20 +74,19 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
 
 
 def _listed(division: Division, path: Path, pieces: Collection[str], say: Say) -> list[str]:
-    """Returns the words of a list that are not among the `pieces`, normalized, in their order.
+    """Returns the words of a list that are not among the `pieces`, as pieces, in their order.
 
     Raises DataError if there is none.
     """
     found: dict[str, None] = {}
     known, other = dict[str, None](), dict[str, None]()
     for text in expansion.listed(path):
-        words = division.words(text)
-        if len(words) != 1 or not division.fits(words[0]):
+        if not (piece := division.piece(text)):
             other[text] = None
         else:
-            (known if words[0] in pieces else found)[words[0]] = None
+            (known if piece in pieces else found)[piece] = None
     if known:
-        say(f"list      {len(known):,} words are pieces already: {_some(known)}")
+        say(f"list      {len(known):,} words are pieces already: {_some([division.word(p).text for p in known])}")
     if other:
         say(f"list      {len(other):,} lines are not one word for the tokenizer, and are left out: {_some(other)}")
     if not found:
@@ -108,7 +104,7 @@ def _read(config: ExtendConfig, say: Say) -> Texts:
 def _most_saving(
     config: ExtendConfig, division: Division, counts: Mapping[str, int], without: Collection[str], source: str
 ) -> list[Word]:
-    """Returns the words of the text to add, but for those in `without`."""
+    """Returns the words of the text to add, but for the pieces in `without`."""
     ranked = division.ranked(counts, config.min_count, without) if config.words else []
     often = f"that occurs at least {config.min_count} times"
     if config.words and not ranked:
@@ -121,16 +117,35 @@ def _most_saving(
     return ranked[: config.words]
 
 
+def _whole(division: Division, chosen: list[Word], first: int, source: str, say: Say) -> tuple[list[Word], Any]:
+    """Returns the words that the tokenizer with them takes as one piece, and that tokenizer. The id of the first one is
+    `first`. Added tokens of the tokenizer divide words that contain them.
+
+    Raises DataError if there is none.
+    """
+    larger = division.extended(chosen)
+    encoded = larger.encode_batch([f" {word.text}" for word in chosen], add_special_tokens=False)
+    numbered = enumerate(zip(chosen, encoded, strict=True), first)
+    divided = [word.text for number, (word, found) in numbered if found.ids != [number]]
+    if not divided:
+        return chosen, larger
+    say(f"words     {len(divided):,} left out, because {source} divides them in any case: {_some(divided)}")
+    if len(divided) == len(chosen):
+        raise DataError(f"{source} divides all of the words in any case: they contain added tokens. Give other words.")
+    return _whole(division, [word for word in chosen if word.text not in divided], first, source, say)
+
+
 def _some(words: Collection[str]) -> str:
     return ", ".join([*words][:_SHOWN]) + (", ..." if len(words) > _SHOWN else "")
 
 
-def _fragments(texts: Texts, before: Fragments, after: Fragments) -> str:
-    """Returns a line about the held-out text."""
+def _fragments(texts: Texts, before: Fragments, after: Fragments, unknown: str) -> str:
+    """Returns a line about the held-out text. `unknown` is the unknown token, or empty if there is none."""
     if not before.words:
         return f"held-out  no words: {texts.heldout_documents:,} of {texts.documents:,} documents are held out"
+    shares = [found.unknown / found.tokens for found in (before, after)]
     return (
         f"held-out  {texts.heldout_documents:,} of {texts.documents:,} documents: {before.tokens_per_word:.3f} tokens "
-        f"per word before, {after.tokens_per_word:.3f} now; {after.tokens / before.tokens - 1:+.1%} tokens, "
-        f"[UNK] {before.unknown / before.tokens:.2%} before, {after.unknown / after.tokens:.2%} now"
+        f"per word before, {after.tokens_per_word:.3f} now; {after.tokens / before.tokens - 1:+.1%} tokens"
+        + (f", {unknown} {shares[0]:.2%} before, {shares[1]:.2%} now" if unknown else "")
     )

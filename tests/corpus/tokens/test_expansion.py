@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from lambert.core.errors import DataError
-from lambert.corpus.tokens import expansion, roles, sentences
+from lambert.corpus.config import PrepareConfig
+from lambert.corpus.tokens import additions, expansion, roles, sentences
 from lambert.corpus.tokens import tokenizer as tk
 from lambert.corpus.tokens.expansion import Division, Word
 
@@ -28,7 +29,7 @@ def test_counts_of_words_are_those_of_whole_texts(lowercase: bool) -> None:
     for text in TEXTS:
         cleaned = " ".join(sentences.split(sentences.clean(text)[0]))
         counts = division.counts(Counter(cleaned.split()))
-        assert counts == Counter(division.words(text))
+        assert counts == Counter(additions.units(tokenizer, text))
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         found = division.fragments(counts, unknown)
         assert (found.tokens, found.unknown) == (len(ids), ids.count(unknown))
@@ -49,16 +50,18 @@ def test_words_that_save_most_come_first() -> None:
         "overdent": 2,
         "x" * 101: 9,
     }
+    counts = division.word_counts(counts)
     ranked = division.ranked(counts, 3)
     assert [(word.text, word.saves) for word in ranked] == [("inthe", 9), ("overing", 9), ("zz", 9)]
     assert [word.text for word in division.ranked(counts, 2, without={"zz"})] == ["inthe", "overing", "overdent"]
     assert ranked[1].ids == (PIECES.index("over"), PIECES.index("##ing"))
-    assert Word("a", 4, (1, 2, 3)).saves == 8
+    assert Word("a", "a", 4, (1, 2, 3)).saves == 8
 
 
 def test_new_pieces_follow_the_old_ones() -> None:
     tokenizer = tk.build(PIECES, lowercase=True)
-    larger = tk.with_pieces(tokenizer, ["overing", "inthe"])
+    division = Division(tokenizer, "t")
+    larger = division.extended([division.word("overing"), division.word("inthe")])
     assert larger.get_vocab_size() == len(PIECES) + 2
     assert [larger.id_to_token(number) for number in range(len(PIECES) + 2)] == [*PIECES, "overing", "inthe"]
     assert larger.encode("Overing, overingthe [MASK]", add_special_tokens=False).tokens == [
@@ -71,17 +74,37 @@ def test_added_tokens_keep_their_ids() -> None:
     tokenizer = tk.build(PIECES, lowercase=True)
     tokenizer.add_tokens(["covid", "[ENT]"])
     before = tokenizer.get_vocab()
-    larger = tk.with_pieces(tokenizer, ["overing"])
+    division = Division(tokenizer, "it")
+    larger = division.extended([division.word("overing")])
     assert larger.get_vocab() == before | {"overing": len(before)}
     assert larger.encode("overing covid", add_special_tokens=False).tokens == ["overing", "covid"]
-    ranked = Division(tokenizer, "it").ranked({"covid": 9, "overing": 5}, 1)
+    ranked = division.ranked({"covid": 9, "overing": 5}, 1)
     assert [word.text for word in ranked] == ["overing"]
 
 
 def test_tokenizers_of_other_kinds_are_refused() -> None:
     for model, name in ((models.BPE(), "BPE"), (models.Unigram([("a", 0.0)]), "Unigram")):
-        with pytest.raises(DataError, match=f"t.json is a {name} tokenizer; only the vocabulary of a WordPiece"):
+        with pytest.raises(DataError, match=f"t.json is a {name} tokenizer that extend does not support: it takes"):
             Division(Tokenizer(model), "t.json")
+
+
+def test_ids_with_gaps_continue_after_the_largest() -> None:
+    ids = {piece: 2 * number for number, piece in enumerate(PIECES)}
+    gapped = Tokenizer(models.WordPiece(vocab=ids, unk_token="[UNK]"))
+    gapped.pre_tokenizer = tk.build(PIECES, lowercase=True).pre_tokenizer
+    division = Division(gapped, "t")
+    larger = division.extended([division.word("overing")])
+    assert larger.get_vocab() == ids | {"overing": 2 * len(PIECES) - 1}
+    assert larger.encode("overing the", add_special_tokens=False).ids == [2 * len(PIECES) - 1, ids["the"]]
+
+
+def test_what_is_between_spaces(tmp_path: Path) -> None:
+    """The first word of a document has no space before it."""
+    path = tmp_path / "text.txt"
+    path.write_text("One two. Two  two\n\tone\n\n")
+    config = PrepareConfig(input=(path,), out=tmp_path / "out", documents="line")
+    texts = expansion.read(config, 0.0, lambda done, total: None)
+    assert texts.counts == {"One": 1, " two.": 1, " Two": 1, " two": 1, "one": 1}
 
 
 def test_lists_of_words(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The words of a domain that a WordPiece vocabulary lacks, ranked by the tokens that they save.
+"""The words of a domain that a vocabulary lacks, ranked by the tokens that they save.
 
 The tokenizer divides a word that it lacks into pieces. As a piece of its own, the word takes one token instead. Words
 are ranked by (count in the text) x (pieces - 1), the number of tokens that they save (our choice): of all sets of so
@@ -6,8 +6,9 @@ many words, the first ones lower the tokens per word most, if no word begins ano
 score of Hong et al. 2021, "AVocaDo: Strategy for Adapting Vocabulary to Downstream Domain", EMNLP.
 """
 
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,22 @@ from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.reading import files
 from lambert.corpus.reading.beginnings import check_beginnings
-from lambert.corpus.tokens.tokenizer import CONTINUATION, described
+from lambert.corpus.tokens.additions import addition, units
 from lambert.corpus.tokens.vocabulary import sampled
+
+_SPACED = re.compile(" ?[^ ]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
     """A word that may become a piece."""
 
+    piece: str
+    """As the tokenizer writes it, with the mark of the space before it, if there is one."""
     text: str
-    """As the normalizer of the tokenizer writes it."""
+    """Without the mark."""
     count: int
-    """How often it occurs in the text that is not held out."""
+    """How often it occurs after a space in the text that is not held out; in WordPiece, after a mark too."""
     ids: tuple[int, ...]
     """Its pieces."""
 
@@ -40,7 +45,8 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """How a tokenizer divides a text. Words are those with a letter or a digit; punctuation marks are none."""
+    """How a tokenizer divides a text. Words are those with a letter or a digit; punctuation marks are none, even where
+    Unigram takes them together with a word."""
 
     words: int
     word_tokens: int
@@ -55,69 +61,71 @@ class Fragments:
 
 
 class Division:
-    """Divides texts into words, and words into pieces, as a WordPiece tokenizer does.
+    """Divides texts into units and these into pieces, as a tokenizer does (`additions`).
 
-    Raises DataError, which names the `source`, for a tokenizer of another kind.
+    Raises DataError, which names the `source`, for a tokenizer that cannot be extended.
     """
 
     def __init__(self, tokenizer: Any, source: str) -> None:
-        model = described(tokenizer)["model"]
-        if model.get("type") != "WordPiece" or model.get("continuing_subword_prefix") != CONTINUATION:
-            raise DataError(
-                f"{source} is a {model.get('type')} tokenizer; only the vocabulary of a WordPiece tokenizer, such as "
-                "BERT's, can be extended so far."
-            )
-        self._tokenizer, self._longest = tokenizer, int(model["max_input_chars_per_word"])
-
-    def words(self, text: str) -> list[str]:
-        """Returns the words and punctuation marks of a text, normalized."""
-        normalizer, pre_tokenizer = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
-        text = normalizer.normalize_str(text) if normalizer else text
-        return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else [text]
+        self._tokenizer, self._addition = tokenizer, addition(tokenizer, source)
 
     def counts(self, raw: Mapping[str, int]) -> Counter[str]:
-        """Returns the counts of words and marks from those of what is between spaces."""
+        """Returns the counts of units from those of what is between spaces, each with a space before it, except at the
+        beginning of a document."""
         found: Counter[str] = Counter()
         for text, count in raw.items():
-            for word in self.words(text):
-                found[word] += count
+            for unit in units(self._tokenizer, text):
+                found[unit] += count
         return found
 
-    def word(self, text: str, count: int = 0) -> Word:
-        """Returns a word with its pieces."""
-        return Word(text, count, tuple(piece.id for piece in self._tokenizer.model.tokenize(text)))
+    def piece(self, text: str) -> str:
+        """Returns the piece that a text after a space would be, or is; empty if it is not one word."""
+        found = units(self._tokenizer, f" {text}")
+        return found[0] if len(found) == 1 and self._addition.word(found[0]) == found[0] else ""
+
+    def word_counts(self, counts: Mapping[str, int]) -> Counter[str]:
+        """Returns the counts of the pieces that words are or could be, from those of units."""
+        found: Counter[str] = Counter()
+        for unit, count in counts.items():
+            if piece := self._addition.word(unit):
+                found[piece] += count
+        return found
+
+    def word(self, piece: str, count: int = 0) -> Word:
+        """Returns a word with its old pieces."""
+        ids = (token.id for token in self._tokenizer.model.tokenize(piece))
+        return Word(piece, self._addition.text(piece), count, tuple(ids))
 
     def ranked(self, counts: Mapping[str, int], min_count: int, without: Collection[str] = ()) -> list[Word]:
         """Returns the words with a letter that occur at least `min_count` times and that the tokenizer divides, but for
-        those in `without` and for added tokens: those that save most tokens first, then in alphabetical order."""
+        those in `without` and for added tokens: those that save most tokens first, then in alphabetical order. `counts`
+        are those of `word_counts`."""
         known = {*without, *self._tokenizer.get_vocab()}
-        found = [
-            self.word(text, count)
-            for text, count in counts.items()
-            if count >= min_count and text not in known and self.fits(text) and any(map(str.isalpha, text))
-        ]
-        return sorted((word for word in found if word.saves), key=lambda word: (-word.saves, word.text))
+        found = (self.word(p, count) for p, count in counts.items() if count >= min_count and p not in known)
+        divided = (word for word in found if word.saves and any(map(str.isalpha, word.text)))
+        return sorted(divided, key=lambda word: (-word.saves, word.text))
 
-    def fits(self, text: str) -> bool:
-        """Returns whether a word is not too long for the tokenizer, which takes longer ones as [UNK]."""
-        return len(text) <= self._longest
+    def extended(self, words: Sequence[Word]) -> Any:
+        """Returns a copy of the tokenizer with these words as pieces. They have the next ids, in their order."""
+        return self._addition.extended([word.piece for word in words])
 
     def fragments(self, counts: Mapping[str, int], unknown: int) -> Fragments:
-        """Returns how the tokenizer divides the words and marks with these counts. `unknown` is the id of [UNK]."""
+        """Returns how the tokenizer divides the units with these counts. `unknown` is the id of [UNK]."""
         words = word_tokens = tokens = unknowns = 0
-        for word in (self.word(text, count) for text, count in counts.items()):
-            taken = word.count * len(word.ids)
-            tokens += taken
-            unknowns += word.count * word.ids.count(unknown)
-            if any(map(str.isalnum, word.text)):
-                words += word.count
-                word_tokens += taken
+        for unit, count in counts.items():
+            taken = self._tokenizer.model.tokenize(unit)
+            tokens += count * len(taken)
+            unknowns += count * sum(token.id == unknown for token in taken)
+            own_words, own_tokens = self._addition.spelt(unit, [token.value for token in taken])
+            words += count * own_words
+            word_tokens += count * own_tokens
         return Fragments(words, word_tokens, tokens, unknowns)
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Counts of what is between spaces in the documents of a text."""
+    """Counts of what is between spaces in the documents of a text, each with a space before it, except the first of a
+    document."""
 
     counts: Counter[str]
     """Of the documents that are not held out."""
@@ -145,7 +153,7 @@ def read(config: PrepareConfig, heldout: float, tell: Callable[[int, int], None]
     draws, nearest, words_of_nearest = set(), 1.0, list[str]()
     for batch in sampled(documents, rate, config.seed, config.language, config.lines):
         for sentences, draw in batch:
-            words = " ".join(sentences).split()
+            words = _SPACED.findall(" ".join(sentences))
             (held if draw < heldout else counts).update(words)
             draws.add(draw)
             if draw <= nearest:

@@ -88,8 +88,8 @@ def specials(tokenizer: Tokenizer, source: str = "the tokenizer") -> Specials:
     found, mask, unknown = template(tokenizer, source), mask_id(tokenizer, source), named(tokenizer, "unk")
     if unknown is None and prefix(tokenizer):
         piece(tokenizer, "unk", source)  # raises: WordPiece cannot express every text
-    continuation_V = continuations(tokenizer)
-    return Specials(found, -1 if unknown is None else unknown, mask, len(continuation_V), continuation_V)
+    continuation_V, closing_V = boundaries(tokenizer)
+    return Specials(found, -1 if unknown is None else unknown, mask, len(closing_V), continuation_V, closing_V)
 
 
 def size(tokenizer: Tokenizer) -> int:
@@ -97,24 +97,25 @@ def size(tokenizer: Tokenizer) -> int:
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
-def continuations(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
-    """Returns for each id whether its piece continues the word of the preceding piece, bool [V].
+def boundaries(tokenizer: Tokenizer) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Returns for each id whether its piece continues the word of the preceding piece, and whether a word begins after
+    its piece in any case, each bool [V].
 
-    In WordPiece, pieces with ## do. In byte-level BPE and SentencePiece's kinds, pieces without the mark of a space do,
-    but not punctuation and characters of scripts without spaces, which begin a word. A word after punctuation, without
-    a space between them, continues it.
+    In WordPiece, pieces with ## continue a word. In byte-level BPE and SentencePiece's kinds, pieces without the mark
+    of a space do, but not punctuation and characters of scripts without spaces, after which a word begins in any case,
+    as it does after white space other than the mark.
     """
     pieces: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-    continuation_V = np.zeros(1 + max(pieces.values()), dtype=np.bool_)
-    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    continuation_V, closing_V = np.zeros((2, 1 + max(pieces.values())), dtype=np.bool_)
     if mark := prefix(tokenizer):
-        inside = [number for text, number in pieces.items() if text.startswith(mark)]
-    elif "ByteLevel" in kinds(tokenizer):
-        inside = [number for text, number in pieces.items() if text not in added and _joins(_decoded(text))]
-    else:
-        inside = [number for text, number in pieces.items() if text not in added and _joins(text)]
-    continuation_V[inside] = True
-    return continuation_V
+        continuation_V[[number for piece, number in pieces.items() if piece.startswith(mark)]] = True
+        return continuation_V, closing_V
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    text_of = decoded if "ByteLevel" in kinds(tokenizer) else str
+    texts = {number: text_of(piece) for piece, number in pieces.items() if piece not in added}
+    continuation_V[[number for number, text in texts.items() if _joins(text)]] = True
+    closing_V[[number for number, text in texts.items() if text not in ("", " ", SPACE) and _ends(text)]] = True
+    return continuation_V, closing_V
 
 
 def prefix(tokenizer: Tokenizer) -> str:
@@ -147,23 +148,37 @@ def _types(value: Any) -> Iterator[str]:
             yield from _types(inner)
 
 
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A piece that is a byte of a character."""
+
+
 def _joins(text: str) -> bool:
     """Returns whether a piece of this text, with the mark of a space in front if it has one, continues a word."""
-    if re.fullmatch("<0x[0-9A-F]{2}>", text):
-        return True  # a byte of a character
-    first = text[:1]
-    if first in ("", " ", SPACE) or first.isspace():
-        return False
-    return first == "\ufffd" or (unicodedata.category(first)[0] in "LNM" and not _UNSPACED.match(first))
+    return bool(text) and (bool(_BYTE.fullmatch(text)) or _inside(text[0]))
 
 
-_UNSPACED = re.compile(
+def _ends(text: str) -> bool:
+    """Returns whether no word continues after a piece of this text."""
+    return not (_BYTE.fullmatch(text) or _inside(text[-1]))
+
+
+def _inside(character: str) -> bool:
+    """Returns whether a character can be anywhere in a word; U+FFFD is a part of one."""
+    return character == "\ufffd" or (of_word(character) and not UNSPACED.match(character))
+
+
+def of_word(character: str) -> bool:
+    """Returns whether a character is a letter, a digit or a mark on one."""
+    return unicodedata.category(character)[0] in "LNM"
+
+
+UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
-"""Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
+"""Characters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which put no spaces between words."""
 
 
-def _decoded(text: str) -> str:
+def decoded(text: str) -> str:
     """Returns the text of a piece of byte-level BPE, with U+FFFD for a part of a character."""
     table = _byte_of()
     return bytes(table[character] for character in text if character in table).decode("utf-8", errors="replace")

@@ -6,7 +6,7 @@ The `tokenizers` library converts text to ids: those that are built here with th
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +55,16 @@ def with_mask(tokenizer: Any) -> Any:
     for token in values["added_tokens"]:
         if token["content"] == mask:
             token["special"] = False
-    copy = _plain(Tokenizer.from_str(_serialised(values)))
+    copy = rebuilt(values)
     if all(token["content"] != mask for token in values["added_tokens"]):  # adding it again would change its settings
         copy.add_tokens([AddedToken(mask, normalized=False, special=False)])
     return copy
 
 
-def with_pieces(tokenizer: Any, pieces: Iterable[str]) -> Any:
-    """Returns a copy of a WordPiece tokenizer with more pieces, which have the next ids in their order."""
-    values = described(tokenizer)
-    # Added tokens become pieces too: otherwise the library would give them the ids after all pieces.
-    ids = values["model"]["vocab"]
-    ids |= {token["content"]: token["id"] for token in values["added_tokens"]}
-    for number, piece in enumerate(pieces, tokenizer.get_vocab_size(with_added_tokens=True)):
-        assert piece not in ids
-        ids[piece] = number
-    return _plain(Tokenizer.from_str(_serialised(values)))
+def rebuilt(values: dict[str, Any]) -> Tokenizer:
+    """Returns the tokenizer with this content of `tokenizer.json`."""
+    tokenizer: Tokenizer = _plain(Tokenizer.from_str(_serialised(values)))
+    return tokenizer
 
 
 def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = ()) -> Any:

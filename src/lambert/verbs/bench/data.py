@@ -105,6 +105,7 @@ def _random_corpus(config: BenchConfig) -> tuple[Split, Specials]:
         mask=batches.MASK,
         vocabulary=batches.VOCABULARY,
         continuation_V=draw.random(batches.VOCABULARY) < CONTINUATIONS,
+        closing_V=np.zeros(batches.VOCABULARY, dtype=np.bool_),
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

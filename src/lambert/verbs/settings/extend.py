@@ -14,8 +14,8 @@ from lambert.corpus.remote.addresses import is_remote, public
 
 @dataclass(frozen=True, slots=True)
 class ExtendConfig:
-    """Adds words of a text to the vocabulary of an encoder with a WordPiece tokenizer. Ids of old pieces stay the
-    same."""
+    """Adds words of a text to the vocabulary of an encoder with a WordPiece, byte-level BPE or Unigram tokenizer. Ids
+    of old pieces stay the same."""
 
     out: Path
     """Model folder to write; it must not exist."""

@@ -1,0 +1,162 @@
+"""How a word becomes one piece of a tokenizer, for each kind of tokenizer.
+
+A new piece stands for a word after a space: `word` in WordPiece, `\u0120word` in byte-level BPE, `\u2581word` in
+Unigram. Units are what a tokenizer divides into pieces, each alone: words and punctuation marks, in Unigram what is
+between spaces. The ids of old pieces stay, and those of a text change only where a new piece is.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, groupby, takewhile
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from lambert.core.errors import DataError
+from lambert.corpus.tokens import roles
+from lambert.corpus.tokens.tokenizer import CONTINUATION, described, rebuilt
+
+MARGIN = 0.1
+"""Nats per character by which a new piece of a Unigram tokenizer is more probable than its old pieces (our choice). It
+grows with the length so that a new word that begins another one does not divide it."""
+_BEFORE = ("", " ", "a", "1", "(")
+"""Texts of each kind of characters that may stand before a unit."""
+
+
+class Addition:
+    """How words become pieces of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def text(self, piece: str) -> str:
+        """Returns the text of a piece or unit without the mark of a space."""
+        return piece
+
+    def word(self, unit: str) -> str:
+        """Returns the piece that the word at the beginning of a unit is or could be; empty if there is none."""
+        raise NotImplementedError
+
+    def spelt(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
+        """Returns the number of words with a letter or digit in a unit, and how many of its `pieces` they take."""
+        return (1, len(pieces)) if _spelt([self.text(unit)]) else (0, 0)
+
+    def extended(self, pieces: Sequence[str]) -> Tokenizer:
+        """Returns a copy of the tokenizer in which these have the next ids after the largest one, in their order."""
+        values = described(self._tokenizer)
+        # Added tokens become pieces too: otherwise the library would give them the ids after all pieces.
+        values["model"]["vocab"] |= self._tokenizer.get_vocab(with_added_tokens=True)
+        values["model"]["vocab"] |= {piece: number for number, piece in enumerate(pieces, roles.size(self._tokenizer))}
+        return rebuilt(values)
+
+
+class WordPiece(Addition):
+    """BERT's kind: the longest piece with which a word begins is taken, so a word that is a piece is found."""
+
+    def word(self, unit: str) -> str:
+        return unit if len(unit) <= self._tokenizer.model.max_input_chars_per_word else ""
+
+
+class ByteLevel(Addition):
+    """RoBERTa's kind of BPE: with `ignore_merges`, a unit that is a piece is found before it is divided.
+
+    Merges could make a word of its pieces only through further pieces, which other words would take too. For old pieces
+    `ignore_merges` changes nothing if the merges make each of them from its characters, as learnt ones do.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, source: str) -> None:
+        super().__init__(tokenizer)
+        if not tokenizer.model.ignore_merges and (piece := self._unreached()) is not None:
+            raise DataError(f"{source} cannot be extended: its merges do not make the piece {piece!r} of a whole word.")
+
+    def text(self, piece: str) -> str:
+        return roles.decoded(piece).removeprefix(" ")
+
+    def word(self, unit: str) -> str:
+        word = unit.removeprefix(roles.BYTE_SPACE)
+        return unit if unit != word and _is_word(roles.decoded(word)) else ""
+
+    def extended(self, pieces: Sequence[str]) -> Tokenizer:
+        values = described(super().extended(pieces))
+        values["model"]["ignore_merges"] = True
+        return rebuilt(values)
+
+    def _unreached(self) -> str | None:
+        """Returns a piece that may be a unit of a text, but that its encoding is not. Added tokens that are not special
+        are no units: they are found in a text before it is divided."""
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if not token.special}
+        pieces = self._tokenizer.get_vocab(with_added_tokens=True)
+        for piece in sorted(pieces.keys() - added, key=pieces.__getitem__):
+            if [token.value for token in self._tokenizer.model.tokenize(piece)] != [piece]:
+                text = roles.decoded(piece)
+                if any(units(self._tokenizer, before + text, raw=True)[-1:] == [piece] for before in _BEFORE):
+                    return piece
+        return None
+
+
+class Unigram(Addition):
+    """SentencePiece's kind: the most probable pieces of a unit are taken.
+
+    A new piece is more probable than its old pieces by `MARGIN`, and than the rarest old piece, because the rarest one
+    determines when a character is unknown.
+    """
+
+    def text(self, piece: str) -> str:
+        return piece.removeprefix(roles.SPACE)
+
+    def word(self, unit: str) -> str:
+        word = "".join(takewhile(roles.of_word, self.text(unit)))
+        return roles.SPACE + word if unit.startswith(roles.SPACE) and _is_word(word) else ""
+
+    def spelt(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
+        runs = ["".join(run) for inside, run in groupby(self.text(unit), roles.of_word) if inside]
+        return _spelt(runs), _spelt(pieces)
+
+    def extended(self, pieces: Sequence[str]) -> Tokenizer:
+        values, model = described(self._tokenizer), self._tokenizer.model
+        old: list[list[Any]] = values["model"]["vocab"]
+        unknown, least = values["model"]["unk_id"], min(score for _, score in old)
+        scores = []
+        for piece in pieces:
+            ids = [token.id for token in model.tokenize(piece)]
+            sum_of_old = least if unknown in ids else sum(old[number][1] for number in ids)
+            scores.append(max(sum_of_old, least) + MARGIN * len(piece))
+        # The place in the list is the id, so added tokens with larger ids become pieces, which texts hardly contain.
+        added = range(len(old), roles.size(self._tokenizer))
+        tokens = ([self._tokenizer.id_to_token(number), least] for number in added)
+        old += chain(tokens, map(list, zip(pieces, scores, strict=True)))
+        return rebuilt(values)
+
+
+def addition(tokenizer: Tokenizer, source: str) -> Addition:
+    """Returns how words become pieces of the tokenizer. Raises DataError, which names the `source`, for a tokenizer of
+    another kind."""
+    model = described(tokenizer)["model"]
+    kind, marks = model.get("type"), units(tokenizer, " ab ab")
+    if kind == "WordPiece" and model["continuing_subword_prefix"] == CONTINUATION:
+        return WordPiece(tokenizer)
+    affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout")
+    if kind == "BPE" and marks == [roles.BYTE_SPACE + "ab"] * 2 and not affixed:
+        return ByteLevel(tokenizer, source)
+    if kind == "Unigram" and marks == [roles.SPACE + "ab"] * 2:
+        return Unigram(tokenizer)
+    raise DataError(
+        f"{source} is a {kind} tokenizer that extend does not support: it takes BERT's WordPiece, byte-level BPE as in "
+        "RoBERTa and ModernBERT, and Unigram as in XLM-R, which divide texts at spaces."
+    )
+
+
+def units(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[str]:
+    """Returns the units of a text. A `raw` text is taken as normalized."""
+    normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    text = normalizer.normalize_str(text) if normalizer and not raw else text
+    return [unit for unit, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else [text]
+
+
+def _spelt(parts: Sequence[str]) -> int:
+    """Returns how many parts of a text have a letter or digit."""
+    return sum(any(map(str.isalnum, part)) for part in parts)
+
+
+def _is_word(text: str) -> bool:
+    """Returns whether a text is a word, in a script with spaces between words."""
+    return bool(text) and all(map(roles.of_word, text)) and not roles.UNSPACED.search(text)

@@ -1,0 +1,17 @@
+"""Text of the demo's novels."""
+
+import json
+import lzma
+from pathlib import Path
+
+NOVELS = Path(__file__).parents[2] / "demo" / "data" / "novels.jsonl.xz"
+
+
+def paragraphs(number: int, count: int) -> list[str]:
+    """Paragraphs of a novel, in ASCII."""
+    novels: dict[str, list[str]] = {}
+    with lzma.open(NOVELS, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            novels.setdefault(row["novel"], []).extend(row["text"].split("\n"))
+    found = [part.encode("ascii", "ignore").decode() for part in [*novels.values()][number] if len(part) > 200]
+    return found[:count]
