@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from lambert.model.family import Family
-from lambert.model.modernbert import costs, folder, heads
+from lambert.model.modernbert import costs, folder, heads, native
+from lambert.model.modernbert.cpu import for_cpu
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 
 MODERNBERT = Family(
@@ -29,5 +30,7 @@ MODERNBERT = Family(
     matrices=costs.matrices,
     weight_count=costs.weight_count,
     operations=costs.operations,
+    kernels_lack=native.lacking,
     saved_per_token=costs.saved_per_token,
+    for_cpu=for_cpu,
 )
