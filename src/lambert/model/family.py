@@ -35,6 +35,8 @@ class Family:
     """Heads by objective, where they differ from `heads.HEADS`."""
     pooler: type[nn.Module] = Pooler
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    """Settings of a fresh encoder that are not given in a recipe, where they differ from those of EncoderConfig."""
     completed: Callable[[EncoderConfig], EncoderConfig] = lambda config: config
     """Function that returns the settings of a fresh encoder with what the family determines."""
     initial_deviation: Callable[[EncoderConfig, str], float] = lambda config, name: config.init_range

@@ -39,6 +39,8 @@ from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.verbs.settings.pretrain import PretrainConfig
 
+_OF_SOME = ("model.segment_types", "model.position_offset", "model.embedding", "model.modern.")
+"""Settings that only some families have."""
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for all runs on a corpus, so losses are comparable
 
 
@@ -65,9 +67,8 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             tokenizer = tokenizers.load(config.corpus)
             check_corpus(config.corpus, whole=config.verify)
             model = _model(config, tokenizer, world, say)
-            if config.model is not None and not config.model.init_range:
-                used = dataclasses.replace(config.model, init_range=model.config.init_range)
-                config = dataclasses.replace(config, model=used)
+            if config.model is not None:
+                config = dataclasses.replace(config, model=config.model.resolved(model.config))
             if config.packing.sequence_length > model.config.positions:
                 raise UsageError(
                     f"packing.sequence_length = {config.packing.sequence_length} exceeds the model's "
@@ -157,9 +158,15 @@ def _check_storable(shape: EncoderConfig) -> None:
         stored = dataclasses.replace(family.from_json(family.to_json(shape), Path("config.json")), block=shape.block)
     except DataError as error:
         raise UsageError(f"[model] describes no {family.title} model: {error}") from error
-    for name in ("segment_types", "position_offset", "embedding", "modern"):
-        if getattr(stored, name) != getattr(shape, name):
-            raise UsageError(f"model.{name} = {getattr(shape, name)} is not a setting of {family.title}: leave it out.")
+    for name, value, _ in _differences(shape, stored):
+        if name.startswith(_OF_SOME):
+            raise UsageError(f"{name} = {value} is not a setting of {family.title}: leave it out.")
+
+
+def _differences(given: EncoderConfig, found: EncoderConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the dotted names of the settings in which two encoders differ, with both values."""
+    values = [settings.dotted(settings.as_dict(config), "model.") for config in (given, found)]
+    return ((name, value, values[1][name]) for name, value in values[0].items() if value != values[1][name])
 
 
 def _check_complete(config: PretrainConfig) -> None:
@@ -175,12 +182,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     pieces = roles.size(tokenizer)
     if config.init is None:
         assert config.model is not None  # by _check_complete
-        if config.model.vocabulary not in (0, pieces):
-            raise UsageError(
-                f"model.vocabulary = {config.model.vocabulary}, but the corpus has {pieces} pieces: leave it out."
-            )
         shape = config.model.shape(pieces, roles.named(tokenizer, "pad") or 0)
-        shape = family_of(shape).completed(shape)
         _check_storable(shape)
         check_model(shape, config.train, config.optim.name, world)
         return weights.fresh(shape, objectives, config.seed)
@@ -198,14 +200,9 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     for line in filter(None, [*report.warnings(), kept_layers]) if world.is_first else ():
         say(line)
     if config.model is not None:
-        kept = config.model.init_range or model.config.init_range
-        given = dataclasses.replace(config.model, vocabulary=pieces, init_range=kept)
-        for name in (f.name for f in dataclasses.fields(given)):
-            if getattr(given, name) != getattr(model.config, name):
-                own = getattr(model.config, name)
-                raise UsageError(
-                    f"model.{name} = {getattr(given, name)}, but {folder} has {own}. With init, leave [model] out."
-                )
+        given = config.model.resolved(model.config).shape(pieces, model.config.pad)
+        for name, value, own in _differences(given, model.config):
+            raise UsageError(f"{name} = {value}, but {folder} has {own}. With init, leave [model] out.")
     return model
 
 

@@ -18,6 +18,7 @@ MODERNBERT = Family(
     heads=heads.HEADS,
     pooler=heads.ModernPooler,
     segments=False,
+    defaults={"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5},
     completed=partial(replace, segment_types=0),
     initial_deviation=initial_deviation,
     names=folder.NAMES,
