@@ -18,7 +18,7 @@ from lambert.model.linear import linear
 
 
 class Pooler(nn.Linear):
-    """Maps states [T, D] to one row per sequence [S, D]: the state of [CLS] through a layer with tanh.
+    """Maps states [T, D] to one row per sequence [S, D]: the state of the first token, through a layer with tanh.
 
     Source: google-research/bert, modeling.py.
     """
@@ -262,7 +262,7 @@ def first_vectors(states_TD: Tensor, bounds_S1: Tensor) -> Tensor:
 
 
 class Vector(Head):
-    """A vector for each text: the mean of the last states of its tokens, [CLS] and [SEP] included. It has no weights.
+    """A vector for each text: the mean of the last states of its tokens, special ones included. It has no weights.
 
     The loss is that of the target, a `JointTarget`, since vectors are trained against each other.
 
@@ -292,7 +292,7 @@ class Vector(Head):
 
 
 class FirstVector(Vector):
-    """A vector for each text: the last state of [CLS]."""
+    """A vector for each text: the last state of its first token."""
 
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None, bounds_S1: Tensor | None = None) -> Tensor:
         """Returns the vectors of all sequences, float32 [S, D]."""
