@@ -338,6 +338,10 @@ def test_what_a_killed_run_left_is_swept(tmp_path: Path, texts: Path, config: Ma
         ({"checksums": "sums"}, "checksums are of remote inputs"),
         ({"steps": ("extract,clean",), "clean": ("prose", "prose")}, "clean names prose twice"),
         ({"gopher": Gopher(min_words=9)}, "gopher is set, and .* add gopher to clean"),
+        ({"tokenizer": "t", "tokenizer_kind": "bpe"}, "tokenizer_kind = bpe has no effect where tokenizer names one"),
+        ({"tokenizer": "t", "alphabet": 80}, "alphabet = 80 has no effect where tokenizer names one"),
+        ({"tokenizer_kind": "bpe", "alphabet": 80}, "alphabet = 80 has no effect where tokenizer_kind is bpe"),
+        ({"tokenizer_kind": "unigram", "min_frequency": 3}, "min_frequency = 3 has no effect .* is unigram"),
         ({"min_language_score": 0.5}, "min_language_score is set, .* add language to clean"),
     ],
 )

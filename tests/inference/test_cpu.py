@@ -14,35 +14,73 @@ from lambert.inference import cpu as frozen
 from lambert.inference.cpu import Int8, Packed, for_cpu
 from lambert.model import weights
 from lambert.model.bert.encoder import BertEncoder
+from lambert.model.config import ModernConfig
 from lambert.model.encoder import EncoderConfig
 from lambert.model.families import FAMILIES
+from lambert.model.modernbert.cpu import NativeEncoder
+from lambert.model.modernbert.encoder import ModernBertEncoder
+from lambert.native import library
 
 LENGTHS = [17, 40, 3, 17, 64, 96]
 CONFIG = EncoderConfig(layers=3, hidden=64, heads=4, intermediate=256, vocabulary=90, positions=96)
+MODERN = replace(
+    CONFIG, heads=2, intermediate=160, segment_types=0, norm_eps=1e-5, block="modernbert",
+    modern=ModernConfig(window=16, global_every=2),
+)  # fmt: skip
+BIASED = ModernConfig(
+    window=16, global_every=2, attention_bias=True, mlp_bias=True, norm_bias=True, head_bias=True, decoder_bias=False,
+    pooling="cls",
+)  # fmt: skip
+CONFIGS = {
+    "bert": CONFIG,
+    "bert, tanh": replace(CONFIG, activation="gelu_tanh"),
+    "electra": replace(CONFIG, embedding=32, block="electra"),
+    "modernbert": MODERN,
+    "modernbert, tanh, biased, first token": replace(MODERN, activation="gelu_tanh", modern=BIASED),
+    "modernbert, no kernels for its heads": replace(MODERN, heads=4),
+}
 HEADS = {"mlm": 0, "nsp": 0, "tag": 5, "span": 0}
+OTHERS = {"mlm": 0, "tag": 5, "span": 0, "label": 3, "choice": 0, "vector": 0, "first_vector": 0}
 
 
 def lively(config: EncoderConfig, seed: int = 2) -> "frozen.Model":
     """A model whose attention is not flat and whose biases and norms are not at their initial values."""
     torch.manual_seed(seed)
-    model = weights.fresh(config, HEADS).eval()
+    model = weights.fresh(config, HEADS if config.block == "bert" else OTHERS).eval()
     for name, parameter in model.named_parameters():
-        parameter.data += (0.1 if "query" in name or "key" in name else 0.05) * torch.randn_like(parameter)
+        wide = "query" in name or "key" in name or "attention_in" in name
+        parameter.data += (0.1 if wide else 0.05) * torch.randn_like(parameter)
     return model
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("kernels", ["1", "0"])
+@pytest.mark.parametrize("name", [*CONFIGS])
 @pytest.mark.parametrize(("kind", "tolerance"), [("bfloat16", 0.03), ("int8", 0.05)])
 @torch.no_grad()
-def test_outputs_are_those_of_the_model(kind: frozen.Kind, tolerance: float, activation: str) -> None:
+def test_outputs_are_those_of_the_model(
+    kind: frozen.Kind, tolerance: float, name: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_fast(kind)
-    config = EncoderConfig(**{**{n: getattr(CONFIG, n) for n in CONFIG.__slots__}, "activation": activation})
+    monkeypatch.setenv("LAMBERT_NATIVE", kernels)
+    config = CONFIGS[name]
     batch = make_batch(LENGTHS, config.vocabulary)
     expected = lively(config).outputs(batch)
     found = for_cpu(lively(config), kind).outputs(batch)
     assert found.keys() == expected.keys()
-    for name, logits in expected.items():
-        assert 0 < relative(found[name].float(), logits) < tolerance, name
+    for head, logits in expected.items():
+        assert 0 < relative(found[head].float(), logits) < tolerance, head
+
+
+@pytest.mark.skipif(library() is None, reason="the compiled kernels are not used on this machine")
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_the_compiled_kernels_compute_modernbert(kind: frozen.Kind) -> None:
+    def encoder(config: EncoderConfig) -> type:
+        return type(for_cpu(lively(config), kind).encoder)
+
+    assert encoder(MODERN) is NativeEncoder
+    assert encoder(replace(MODERN, modern=BIASED)) is NativeEncoder
+    for config in (replace(MODERN, heads=4), replace(MODERN, intermediate=40)):
+        assert encoder(config) is ModernBertEncoder
 
 
 @pytest.mark.parametrize("intermediate", [258, 8256])
@@ -75,11 +113,12 @@ def test_bfloat16_is_about_as_exact_as_autocast(monkeypatch: pytest.MonkeyPatch)
     assert sum(ratios) / len(ratios) < 1.5
 
 
+@pytest.mark.parametrize("config", [CONFIG, MODERN])
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 @torch.no_grad()
-def test_a_sequence_does_not_depend_on_its_batch(kind: frozen.Kind) -> None:
+def test_a_sequence_does_not_depend_on_its_batch(kind: frozen.Kind, config: EncoderConfig) -> None:
     needs_fast(kind)
-    model = for_cpu(lively(CONFIG), kind)
+    model = for_cpu(lively(config), kind)
     batch = make_batch(LENGTHS, CONFIG.vocabulary)
     alone = make_batch([sum(LENGTHS)], CONFIG.vocabulary)  # the same ids; now cut out the last sequence
     last = slice(-LENGTHS[-1], None)
@@ -115,6 +154,15 @@ def test_int8_is_its_definition(dtype: torch.dtype) -> None:
     assert ((found - expected).abs() <= 1.01 * steps_T1 + 1e-5).all()
     assert ((found - expected).abs() <= 1e-3 * steps_T1 + 1e-5).float().mean() > 0.95
     assert torch.equal(found[7], linear.bias)
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("bfloat16", Packed), ("int8", Int8)])
+@torch.no_grad()
+def test_layers_without_biases(precision: str, kind: type[nn.Module]) -> None:
+    needs_fast(precision)
+    torch.manual_seed(0)
+    weight, states_TD = torch.randn(32, 64), torch.randn(50, 64).bfloat16()
+    assert torch.equal(kind(weight, None)(states_TD), kind(weight, torch.zeros(32))(states_TD))
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("bfloat16", Packed), ("int8", Int8)])

@@ -149,6 +149,21 @@ def test_dropout_in_a_window_keeps_the_mean() -> None:
     assert ((drawn.mean(0) - still).abs() < 5 * error + 1e-12).all()
 
 
+def test_the_rate_of_dropout_in_a_window() -> None:
+    """Equal scores, and values that are unit vectors: the outputs are the probabilities."""
+    torch.manual_seed(0)
+    M, window, places_M = 96, 20, torch.arange(96)
+    qkv_T3HE = torch.zeros(M, 3, 2, M)
+    qkv_T3HE[:, 2] = torch.eye(M)[:, None]
+    near_MM = (places_M[:, None] - places_M).abs() <= window
+    found_M2M = KERNELS["banded"](qkv_T3HE, bounds([M]), M, 0.25, window)
+    kept_N2 = found_M2M.transpose(1, 2)[near_MM] != 0
+    assert kept_N2.float().mean() == pytest.approx(0.75, abs=0.02)
+    assert not found_M2M.transpose(1, 2)[~near_MM].any()
+    whole_M2M = found_M2M * near_MM.sum(1)[:, None, None]
+    torch.testing.assert_close(whole_M2M[found_M2M != 0], torch.full((int(kept_N2.sum()),), 1 / 0.75))
+
+
 # --- GPUs ---
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -122,6 +122,7 @@ TOY = Family(
     matrices=lambda config: ((config.hidden, 3 * config.hidden),),
     weight_count=lambda config: config.hidden * (config.vocabulary + config.layers * (3 * config.hidden + 1)),
     operations=operations,
+    kernels_lack=lambda config: "",
     saved_per_token=lambda config, dtype, device, longest: 100 * config.hidden * config.layers,
 )
 

@@ -1,5 +1,6 @@
 """Losses are sums over targets, and equal Hugging Face's where it has the same head."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from lambert.core.batch import Batch, Target
 from lambert.core.errors import UsageError
 from lambert.model import weights
 from lambert.model.encoder import EncoderConfig
-from lambert.model.heads import HEADS, Model
+from lambert.model.heads import HEADS, Head, Model
 from lambert.model.objectives import decoded
 
 CONFIG = EncoderConfig(vocabulary=200, dropout=0.0, attention_dropout=0.0)
@@ -59,6 +60,21 @@ def test_rounding_the_vocabulary_up_changes_no_logit_and_no_gradient() -> None:
     for narrow, wide in zip(*found, strict=True):
         torch.testing.assert_close(wide, narrow)
     torch.testing.assert_close(found[1][0], expected)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "modernbert"])
+def test_losses_are_those_of_the_outputs(family: str) -> None:
+    """Training computes some rows only; inference computes all."""
+    config = replace(CONFIG, block=family, init_range=0.1)
+    model = weights.fresh(config, {name: labels for name, labels in ALL.items() if name != "nsp"}).eval()
+    batch = full_batch(slice(1, None))
+    found = model(batch)
+    for name, logits in model.outputs(batch).items():
+        target, head = batch.targets[name], model.heads[name]
+        assert isinstance(head, Head)
+        rows = logits if head.everywhere or name == "mlm" else logits[target.at_N]
+        expected = head.loss(rows, target, batch)
+        torch.testing.assert_close(found[model.objectives.index(name)], expected, msg=name)
 
 
 def test_label_is_that_of_hugging_face() -> None:

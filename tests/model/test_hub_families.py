@@ -1,5 +1,6 @@
 """Every family and head gives the logits and gradients of transformers, and folders are read and written both ways."""
 
+import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -188,6 +189,23 @@ def test_what_is_not_supported_is_named(key: str, value: object, tmp_path: Path)
     settings = json.loads((tmp_path / "config.json").read_text()) | {key: value}
     with pytest.raises(DataError, match=key if key != "rope_parameters" else "rope_type"):
         layout.encoder_config(settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "aside"),
+    [
+        ("bert", ("hidden_dropout_prob", "attention_probs_dropout_prob"), ("classifier_dropout",)),
+        ("distilbert", ("dropout", "attention_dropout"), ("seq_classif_dropout", "qa_dropout")),
+        ("modernbert", ("mlp_dropout", "attention_dropout"), ("embedding_dropout", "classifier_dropout")),
+    ],
+)
+def test_dropouts(kind: str, read: tuple[str, str], aside: tuple[str, ...], tmp_path: Path) -> None:
+    peer(kind, "").save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    plain = layout.encoder_config(settings, tmp_path)
+    config = layout.encoder_config(settings | dict(zip(read, (0.3, 0.4), strict=True)), tmp_path)
+    assert config == dataclasses.replace(plain, dropout=0.3, attention_dropout=0.4)
+    assert layout.encoder_config(settings | dict.fromkeys(aside, 0.7), tmp_path) == plain
 
 
 def test_the_discriminator_is_a_body(tmp_path: Path) -> None:

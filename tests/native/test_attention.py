@@ -58,8 +58,10 @@ def test_dropout_of_probabilities(window: int) -> None:
     drop = Drop(key=77, threshold=round(0.25 * 65536))
     qkv_T3HE, bounds_S1, grad_THE = inputs(H, E, lengths)
     mask_THM = kept(drop, bounds_S1, H, window)
-    if not window:
-        assert mask_THM[:64].float().mean() == pytest.approx(0.75, abs=0.02)
+    places_M = torch.arange(64)
+    near_MM = (places_M[:, None] - places_M).abs() <= (window or 64)
+    assert mask_THM[:64].transpose(1, 2)[near_MM].float().mean() == pytest.approx(0.75, abs=0.02)
+    assert not mask_THM[:64].transpose(1, 2)[~near_MM].any()
     assert not torch.equal(mask_THM[:64, 0], mask_THM[:64, 1])
     assert not torch.equal(mask_THM[:64], mask_THM[97:])
 

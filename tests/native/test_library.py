@@ -3,14 +3,18 @@
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from flat import make_batch
 
 from lambert import native
 from lambert.core.world import World
 from lambert.engine.compiler import Compilation
-from lambert.model.config import EncoderConfig
+from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.heads import Model
+from lambert.native import ops
 from lambert.runs.notes import model_notes
 from lambert.verbs import doctor
 
@@ -119,6 +123,34 @@ class TestMissing:
         native._find.cache_clear()
         assert native.library() is None
         assert "lambert_unknown" in native.reason()
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="the processor has no AVX512-BF16")
+@pytest.mark.parametrize(
+    ("settings", "lacking"),
+    [
+        ({}, ""),
+        ({"hidden": 96}, "hidden = 96, which is no multiple of 64"),
+        ({"heads": 16}, "hidden / heads = 8, which is no multiple of 16"),
+        ({"block": "modernbert", "dropout": 0.0}, ""),
+        ({"block": "modernbert"}, "dropout = 0.1"),
+        ({"block": "modernbert", "dropout": 0.0, "modern": ModernConfig(mlp_bias=True)}, "mlp_bias"),
+        ({"block": "modernbert", "dropout": 0.0, "intermediate": 40}, "intermediate = 40, which is no multiple of 32"),
+    ],
+)
+def test_a_run_says_why_its_blocks_are_torchs(
+    settings: dict[str, Any], lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(EncoderConfig(**{"layers": 1, "vocabulary": 8, "positions": 8, **settings}), {"mlm": 0}).train()
+    notes = [note for note in model_notes(Compilation(), model, "bfloat16", World()) if "kernels" in note]
+    shown = f"torch's own kernels compute the blocks, which are slower: the compiled ones lack {lacking}"
+    assert notes == ([shown] if lacking else [])
+    called: list[str] = []
+    kept = ops._call
+    monkeypatch.setattr(ops, "_call", lambda name, *rest: (called.append(name), kept(name, *rest))[1])
+    with torch.autocast("cpu", torch.bfloat16):
+        model.encoder(make_batch([5, 3], 8))
+    assert ("add_norm" in called) == (not lacking)
 
 
 def test_a_run_in_bfloat16_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """The sizes have the parameters that are published, and operations are counted as torch counts them."""
 
+from typing import Any
+
 import pytest
 import torch
 from flat import make_batch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lambert.core.batch import Target
+from lambert.core.batch import JointTarget, Target
 from lambert.model.encoder import SIZES, EncoderConfig
 from lambert.model.heads import Model
 from lambert.planning import operations as flops
@@ -33,9 +35,25 @@ def test_parameters(name: str) -> None:
     assert (total - heads, total) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("heads", [{"mlm": 0, "nsp": 0}, {"mlm": 0}, {"label": 4}, {"tag": 9}, {"span": 0}])
-def test_operations_are_those_that_torch_counts(heads: dict[str, int]) -> None:
-    config = EncoderConfig(layers=3, vocabulary=100)
+HEADS: list[dict[str, int]] = [
+    {"mlm": 0}, {"label": 4}, {"multilabel": 4}, {"value": 0}, {"choice": 0}, {"tag": 9}, {"span": 0}, {"vector": 0},
+    {"label": 4, "tag": 9},
+]  # fmt: skip
+FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {"segment_types": 1, "position_offset": 2},
+    "distilbert": {"segment_types": 0},
+    "electra": {"embedding": 48},
+    "modernbert": {"segment_types": 0},
+}
+
+
+@pytest.mark.parametrize("heads", [{"mlm": 0, "nsp": 0}, *HEADS], ids="+".join)
+@pytest.mark.parametrize("family", [*FAMILY_SETTINGS])
+def test_operations_are_those_that_torch_counts(family: str, heads: dict[str, int]) -> None:
+    if "nsp" in heads and family != "bert":
+        pytest.skip("a head of BERT")
+    config = EncoderConfig(layers=3, vocabulary=100, block=family, **FAMILY_SETTINGS[family])
     lengths = [5, 12, 5, 1]
     batch = make_batch(
         lengths,
@@ -43,15 +61,18 @@ def test_operations_are_those_that_torch_counts(heads: dict[str, int]) -> None:
         mlm=Target(torch.tensor([0, 3, 4]), torch.tensor([1, 2, 3])),
         nsp=Target(torch.arange(4), torch.zeros(4, dtype=torch.int64)),
         label=Target(torch.arange(4), torch.zeros(4, dtype=torch.int64)),
+        multilabel=Target(torch.arange(3), torch.zeros(3, 4)),
+        value=Target(torch.arange(4), torch.zeros(4)),
+        choice=Target(torch.tensor([0, 2]), torch.tensor([[2, 1], [2, 0]])),
         tag=Target(torch.tensor([2, 9]), torch.tensor([1, 2])),
         span=Target(torch.arange(4), torch.zeros(4, 2, dtype=torch.int64)),
+        vector=JointTarget(torch.arange(4), torch.zeros(4, 1), loss=lambda rows_SD, _: rows_SD.sum(1)),
     )
-    rows = {name: sum(lengths) if name == "span" else batch.targets[name].count for name in heads}
+    counts = {name: batch.targets[name].count for name in heads}
     model = Model(config, heads)
     with FlopCounterMode(display=False) as counter:
         sums_K = model(batch)
         forward = counter.get_total_flops()
         sums_K.sum().backward()
-    assert forward == flops.encoder_forward(config, lengths) + flops.heads_forward(config, 4, rows, heads)
-    counts = {name: batch.targets[name].count for name in heads}
+    assert forward == flops.encoder_forward(config, lengths) + flops.heads_forward(config, lengths, counts, heads)
     assert counter.get_total_flops() == flops.training(config, lengths, counts, heads)

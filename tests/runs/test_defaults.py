@@ -40,6 +40,39 @@ def test_what_a_recipe_names_is_kept() -> None:
         assert FinetuneTrainConfig(**settings).resolved(1000) == FinetuneTrainConfig(**settings)
 
 
+MODERN = {"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5}
+
+
+def test_what_is_not_given_is_as_in_the_family() -> None:
+    assert FreshEncoderConfig(block="roberta").shape(100, 1) == EncoderConfig(
+        block="roberta", vocabulary=100, pad=1, segment_types=1, position_offset=2, init_range=init_range(128)
+    )
+    shape = FreshEncoderConfig(block="modernbert").shape(100)
+    assert {name: getattr(shape, name) for name in MODERN} == MODERN
+    given = FreshEncoderConfig(block="modernbert", dropout=0.1, norm_eps=1e-12).shape(100)
+    assert (given.dropout, given.attention_dropout, given.norm_eps) == (0.1, 0.0, 1e-12)
+    resolved = FreshEncoderConfig(block="modernbert", dropout=0.2).resolved(shape)
+    assert {name: getattr(resolved, name) for name in MODERN} == {**MODERN, "dropout": 0.2}
+    assert resolved.shape(100) == dataclasses.replace(shape, dropout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pad": 3}, "model.pad = 3, but a fresh BERT for this tokenizer has 1: leave it out"),
+        ({"vocabulary": 99}, "model.vocabulary = 99, but a fresh BERT for this tokenizer has 100"),
+        ({"block": "roberta", "position_offset": 4}, "model.position_offset = 4, but a fresh RoBERTa .* has 2"),
+        ({"block": "roberta", "segment_types": 3}, "model.segment_types = 3, but a fresh RoBERTa .* has 1"),
+        ({"block": "distilbert", "norm_eps": 1e-5}, "model.norm_eps = 1e-05, but a fresh DistilBERT .* has 1e-12"),
+        ({"block": "modernbert", "segment_types": 1}, "model.segment_types = 1, but a fresh ModernBERT .* has 0"),
+    ],
+)  # fmt: skip
+def test_what_the_family_or_the_tokenizer_determines(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        FreshEncoderConfig(**given).shape(100, 1)
+    assert FreshEncoderConfig(block=given.get("block", "bert"), pad=1).shape(100, 1).pad == 1
+
+
 def test_the_learning_rate_falls_with_the_width() -> None:
     assert finetuning_lr(768) == 2e-5
     assert finetuning_lr(384) == pytest.approx(8e-5)

@@ -1,5 +1,6 @@
 """Encoders of every family from raw text to answers, with tokenizers of their kinds, and their folders elsewhere."""
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,11 +97,10 @@ def test_from_text_to_answers(
     wanted = {net.config.id2label[number]: float(chance) for number, chance in enumerate(expected)}
     assert probabilities == pytest.approx(wanted, abs=1e-5)
     assert model.encode(["one text", "another"]).shape == (2, 32)
-    if family != "modernbert":
-        needs_fast("bfloat16")  # last: the test ends here on other processors
-        fast = lambert.load(tuned.folder, precision="bfloat16")
-        near = fast({"one": "the river stone", "two": "the green house"})["probabilities"]
-        assert near == pytest.approx(wanted, abs=0.02)
+    needs_fast("bfloat16")  # last: the test ends here on other processors
+    fast = lambert.load(tuned.folder, precision="bfloat16")
+    near = fast({"one": "the river stone", "two": "the green house"})["probabilities"]
+    assert near == pytest.approx(wanted, abs=0.02)
 
 
 def test_roberta_with_its_own_tokenizer(corpora: dict[str, Path], texts: Path, tmp_path: Path) -> None:
@@ -127,7 +127,14 @@ def test_roberta_with_its_own_tokenizer(corpora: dict[str, Path], texts: Path, t
 def test_an_encoder_with_fewer_layers_than_kinds_of_layers(corpora: dict[str, Path], tmp_path: Path) -> None:
     shape = SHAPE | {"model__layers": 2, "model__block": "modernbert"}
     run = lambert.pretrain(corpus=corpora["bpe"], out=tmp_path / "run", **shape)
-    assert lambert.load(run.folder).model.config.modern.global_every == 3
+    config = lambert.load(run.folder).model.config
+    assert (config.modern.global_every, config.dropout, config.attention_dropout, config.norm_eps) == (3, 0, 0, 1e-5)
+    kept = tomllib.loads((run.folder / "config.toml").read_text())["model"]
+    assert (kept["dropout"], kept["norm_eps"]) == (0, 1e-5)
+    again = shape | {"model__modern__window": 32}
+    with pytest.raises(lambert.UsageError, match=r"^model.modern.window = 32, but .* has 64. With init, leave"):
+        lambert.pretrain(corpus=corpora["bpe"], init=run.folder, out=tmp_path / "again", **again)
+    lambert.pretrain(corpus=corpora["bpe"], init=run.folder, out=tmp_path / "again", **shape)
     (found,) = lambert.load(run.folder)("The old [MASK] walked.")["masks"]
     assert not any("\u0120" in candidate["token"] for candidate in found)
 
@@ -153,13 +160,15 @@ def test_learning_bytes_is_repeatable(texts: Path, corpora: dict[str, Path], tmp
     [
         ("bert", "embedding", 16), ("bert", "position_offset", 2), ("bert", "segment_types", 0),
         ("bert", "modern__window", 3), ("roberta", "embedding", 16), ("modernbert", "embedding", 16),
+        ("roberta", "position_offset", 9), ("distilbert", "norm_eps", 1e-5), ("electra", "pad", 7),
     ],
 )  # fmt: skip
 def test_settings_of_other_families_are_refused(
-    family: str, setting: str, value: int, corpora: dict[str, Path], tmp_path: Path
+    family: str, setting: str, value: float, corpora: dict[str, Path], tmp_path: Path
 ) -> None:
     settings = {**SHAPE, f"model__{setting}": value}
-    with pytest.raises(lambert.UsageError, match=r"model\.|\[model\]"):
+    named = rf"model\.{setting.replace('__', '.')} = {value}[ ,]|\[model\]"
+    with pytest.raises(lambert.UsageError, match=named):
         lambert.pretrain(corpus=corpora["wordpiece"], out=tmp_path / "run", model__block=family, **settings)
     assert not (tmp_path / "run" / "model").exists()
 

@@ -24,6 +24,11 @@ from lambert.corpus.tokens.sentences import LINES
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
 Kind = Literal["wordpiece", "bpe", "unigram"]
+_WITHOUT_EFFECT = {
+    "given": ("tokenizer_kind", "min_frequency", "alphabet"), "wordpiece": (), "bpe": ("alphabet",),
+    "unigram": ("min_frequency", "alphabet"),
+}  # fmt: skip
+"""Settings without effect for a tokenizer that is given, or by the kind that is learnt."""
 STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
 """The steps of preparation, in their order."""
 
@@ -85,9 +90,10 @@ class PrepareConfig:
     """Maximum number of pieces to learn (tokenizer = "train"). The published uncased English vocabulary has 30,522."""
     lowercase: bool | None = None
     """Lower-case the text and, in WordPiece, strip accents. Unset: true where WordPiece is learnt, false where another
-    kind is, else as the tokenizer's files say."""
+    kind is, else as the tokenizer's files say: only for a vocab.txt it may differ from them."""
     min_frequency: int = 2
-    """Words and characters that occur less often are not learnt as pieces (tokenizer = "train")."""
+    """Words and characters that occur less often are not learnt as pieces of WordPiece or BPE (tokenizer =
+    "train")."""
     alphabet: int = 0
     """Maximum number of single characters in WordPiece, the most frequent first (tokenizer = "train"). 0: vocabulary /
     10, at least 64 and at most 1000."""
@@ -305,6 +311,10 @@ def _check_used(config: PrepareConfig) -> None:
         default = field_of.default if field_of.default_factory is MISSING else field_of.default_factory()
         if owners and owners[0] not in config.cleaners and getattr(config, field_of.name) != default:
             raise UsageError(f"{field_of.name} is set, and its filter does not run: add {owners[0]} to clean.")
+    how = "tokenizer names one" if config.tokenizer != "train" else f"tokenizer_kind is {config.tokenizer_kind}"
+    for name in _WITHOUT_EFFECT["given" if config.tokenizer != "train" else config.tokenizer_kind]:
+        if getattr(config, name) != PrepareConfig.__dataclass_fields__[name].default:
+            raise UsageError(f"{name} = {getattr(config, name)} has no effect where {how}: leave it out.")
     if not (config.stages or config.peek):
         if config.metadata:
             raise UsageError("metadata is kept between steps only: set steps = extract, tokens, or leave it out.")

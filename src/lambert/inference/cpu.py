@@ -26,10 +26,10 @@ _ROWS = 128
 class Packed(nn.Module):
     """Computes x W' + b in bfloat16, then the activation: none (""), or GELU exact ("none") or approximate ("tanh")."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, gelu: str = "") -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: str = "") -> None:
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16), None)
-        self.bias, self.gelu = bias.to(torch.bfloat16), gelu
+        self.bias, self.gelu = None if bias is None else bias.to(torch.bfloat16), gelu
 
     def forward(self, states_TD: Tensor) -> Tensor:
         activation = "gelu" if self.gelu else "none"
@@ -45,7 +45,9 @@ class Int8(nn.Module):
     on the rest of the batch.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor, gelu: str = "", dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, gelu: str = "", dtype: torch.dtype = torch.bfloat16
+    ) -> None:
         super().__init__()
         self.scale_N = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         whole_ND = (weight / self.scale_N[:, None]).round()
@@ -53,7 +55,8 @@ class Int8(nn.Module):
         self.zeros_N = torch.zeros(len(weight), dtype=torch.int32)
         self.shift_N = -_ZERO * self.scale_N * whole_ND.sum(1)
         self.half_D = torch.full((weight.shape[1],), _ZERO + 0.5)  # + 0.5 rounds: the conversion to integers truncates
-        self.bias, self.gelu, self.dtype = bias.to(dtype), gelu, dtype
+        self.bias = torch.zeros(len(weight), dtype=dtype) if bias is None else bias.to(dtype)
+        self.gelu, self.dtype = gelu, dtype
 
     def forward(self, states_TD: Tensor) -> Tensor:
         # The scale is rounded to bfloat16 for the division and for the multiplication.
@@ -77,7 +80,7 @@ def _largest(states_TD: Tensor) -> Tensor:
     return states_TD.abs().amax(-1, keepdim=True)
 
 
-def _product(kind: Kind, weight: Tensor, bias: Tensor, gelu: str = "", residual: bool = False) -> nn.Module:
+def _product(kind: Kind, weight: Tensor, bias: Tensor | None, gelu: str = "", residual: bool = False) -> nn.Module:
     if kind == "bfloat16":
         return Packed(weight, bias, gelu)
     return Int8(weight, bias, gelu, torch.float32 if residual else torch.bfloat16)

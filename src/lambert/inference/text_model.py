@@ -134,9 +134,9 @@ class TextModel:
 
         Args:
             texts: A text or several texts.
-            pooling: "mean" is the mean of the last states of all tokens, [CLS] and [SEP] included, as in
-                sentence-transformers; "cls" is the last state of [CLS]. Default: the vectors of a model that was
-                trained for them, of length 1 if its task says so; else "mean".
+            pooling: "mean" is the mean of the last states of all tokens, special ones included, as in
+                sentence-transformers; "cls" is the last state of the first token. Default: the vectors of a
+                model that was trained for them, of length 1 if its task says so; else "mean".
             max_length: Longer texts are cut to this number of tokens, at least 8. Default: that of a model of vectors,
                 else the number of the model's positions.
             prompt: What precedes each text. Default: the prompt of a model of vectors; `task.config.embed` has it, and

@@ -16,7 +16,8 @@ from lambert.model.encoder import Encoder
 from lambert.model.objectives import Head, Pooler
 
 Product = Callable[..., nn.Module]
-"""Makes a linear layer for inference on a CPU from (weight, bias, gelu="", residual=False); see `inference/cpu.py`."""
+"""Makes a linear layer for inference on a CPU from (weight, bias or None, gelu="", residual=False); see
+`inference/cpu.py`."""
 
 _MOST = 2**31 - 1
 """The largest whole number in config.json. A size that differs from that of the weights is found by their shapes."""
@@ -37,6 +38,8 @@ class Family:
     """Heads by objective, where they differ from `heads.HEADS`."""
     pooler: type[nn.Module] = Pooler
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    """Settings of a fresh encoder that are not given in a recipe, where they differ from those of EncoderConfig."""
     completed: Callable[[EncoderConfig], EncoderConfig] = lambda config: config
     """Function that returns the settings of a fresh encoder with what the family determines."""
     adjustable: frozenset[str] = ADJUSTABLE
@@ -70,6 +73,8 @@ class Family:
     """Function that returns the number of weights of the encoder."""
     operations: Callable[[EncoderConfig, Collection[int]], int]
     """Function from lengths of sequences in tokens to the floating-point operations of the encoder's forward pass."""
+    kernels_lack: Callable[[EncoderConfig], str]
+    """Function that names the setting for which the compiled kernels cannot train the blocks; empty: they can."""
     saved_per_token: Callable[[EncoderConfig, torch.dtype, torch.device, int], int]
     """Function from (config, type of the products, device, length of the sequences in tokens) to the bytes per token
     that the encoder holds at the peak of the backward pass."""

@@ -42,6 +42,13 @@ HEADS: dict[str, type[Head]] = {
 KIND = Kind((EncoderConfig, int), base=Head)
 
 
+def head_kind(config: EncoderConfig, name: str) -> type[Head]:
+    """Returns the class of the head of an objective, a key of HEADS or "package.module:name", as the family of the
+    encoder has it. Raises UsageError for an objective that does not exist."""
+    found: type[Head] = lookup({**HEADS, **family_of(config).heads}, name, "head", KIND)
+    return found
+
+
 class Model(nn.Module):
     """An encoder and its heads. Called with a batch, it returns the summed loss of each objective, float32 [K].
 
@@ -59,11 +66,10 @@ class Model(nn.Module):
         self.config = config
         self.labels = dict(heads)
         self.encoder = Encoder(config)
-        family = family_of(config)
-        kinds = {name: lookup({**HEADS, **family.heads}, name, "head", KIND) for name in heads}
+        kinds = {name: head_kind(config, name) for name in heads}
         self.heads = nn.ModuleDict({_key(name): kinds[name](config, labels) for name, labels in heads.items()})
         self._pooled = any(head.reads == "pooled" for head in self.heads.values())
-        self.pooler = family.pooler(config) if self._pooled or pooler else None
+        self.pooler = family_of(config).pooler(config) if self._pooled or pooler else None
 
     @property
     def joint(self) -> bool:

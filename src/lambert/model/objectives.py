@@ -18,7 +18,7 @@ from lambert.model.linear import linear
 
 
 class Pooler(nn.Linear):
-    """Maps states [T, D] to one row per sequence [S, D]: the state of [CLS] through a layer with tanh.
+    """Maps states [T, D] to one row per sequence [S, D]: the state of the first token, through a layer with tanh.
 
     Source: google-research/bert, modeling.py.
     """
@@ -35,10 +35,12 @@ class Head(nn.Module):
     """One objective: `forward` returns logits, `loss` their summed loss, and `hits` the number of correct predictions.
 
     `reads`: the states of all tokens [T, D] ("tokens"), one row per sequence: the state of its first token ("first") or
-    the output of the pooler ("pooled"), [S, D].
+    the output of the pooler ("pooled"), [S, D]. `everywhere`: logits are computed for all of these rows, whichever
+    targets there are.
     """
 
     reads = "tokens"
+    everywhere = False
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__()
@@ -47,9 +49,12 @@ class Head(nn.Module):
 
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
         """Returns the logits [N, L] of the rows `at_N`, or of all rows."""
-        rows_ND = states_TD if at_N is None else states_TD[at_N]
-        logits_NL: Tensor = self.classifier(dropout(rows_ND, self.dropout, self.training))
+        logits_NL: Tensor = self.classifier(dropout(self.rows(states_TD, at_N), self.dropout, self.training))
         return logits_NL
+
+    def rows(self, states_TD: Tensor, at_N: Tensor | None) -> Tensor:
+        """Returns the rows whose logits are computed, [N, D]."""
+        return states_TD if at_N is None or self.everywhere else states_TD[at_N]
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the summed cross entropy, in nats: -log p of the label, or with masses of the classes [N, L] the sum
@@ -93,8 +98,7 @@ class MaskedLanguageModel(Head):
         self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
     ) -> Tensor:
         assert words_VD is not None
-        rows_ND = states_TD if at_N is None else states_TD[at_N]
-        rows_ND = linear(rows_ND, [self.dense.weight], [self.dense.bias], compute)
+        rows_ND = linear(self.rows(states_TD, at_N), [self.dense.weight], [self.dense.bias], compute)
         rows_ND = self.norm(nn.functional.gelu(rows_ND, approximate=self.approximate))
         return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
 
@@ -179,12 +183,10 @@ class Choice(Head):
     """
 
     reads = "pooled"
+    everywhere = True
 
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__(config, 1)
-
-    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
-        return super().forward(states_TD)
 
     def _rows(self, logits_S1: Tensor, target: Target) -> Tensor:
         """Returns the logits of the choices of each example in rows [N, C], padded with -inf."""
@@ -215,12 +217,11 @@ class Span(Head):
     Source: Devlin et al., 2018, section 4.2.
     """
 
+    everywhere = True
+
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         super().__init__(config, 2)
         self.dropout = 0.0
-
-    def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
-        return super().forward(states_TD)
 
     def _rows(self, logits_T2: Tensor, target: Target, batch: Batch, padding: float = -torch.inf) -> Tensor:
         """Returns the logits of the listed sequences in padded rows [N, 2, M]."""
@@ -261,7 +262,7 @@ def first_vectors(states_TD: Tensor, bounds_S1: Tensor) -> Tensor:
 
 
 class Vector(Head):
-    """A vector for each text: the mean of the last states of its tokens, [CLS] and [SEP] included. It has no weights.
+    """A vector for each text: the mean of the last states of its tokens, special ones included. It has no weights.
 
     The loss is that of the target, a `JointTarget`, since vectors are trained against each other.
 
@@ -291,7 +292,7 @@ class Vector(Head):
 
 
 class FirstVector(Vector):
-    """A vector for each text: the last state of [CLS]."""
+    """A vector for each text: the last state of its first token."""
 
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None, bounds_S1: Tensor | None = None) -> Tensor:
         """Returns the vectors of all sequences, float32 [S, D]."""

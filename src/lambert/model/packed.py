@@ -1,18 +1,20 @@
 """Linear layers and their gradients by the compiled kernels of `lambert.native`.
 
-The weights of layers that read the same states are rounded to bfloat16 and packed once after each change. Gradients are
-written to the owner of the gradient buffer, if there is one, in float32 and without a tensor in between.
+In training, the weights of layers that read the same states are rounded to bfloat16 and packed once after each change.
+Gradients are written to the owner of the gradient buffer, if there is one, in float32 and without a tensor in between.
+For inference, weights are packed once, for products in bfloat16 or int8.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lambert.core.compute import Compute, GradientSink
+from lambert.model.config import EncoderConfig
 from lambert.native import library, ops
 
 
@@ -26,6 +28,42 @@ def usable(states_TD: Tensor, weights: Sequence[Tensor]) -> bool:
         and all(len(weight) % ops.PANEL == 0 for weight in weights[:-1])
         and all(weight.dtype == torch.float32 for weight in weights)
     )
+
+
+def uneven_size(config: EncoderConfig, head: int, inner: int) -> str:
+    """Returns which size of a block is no multiple of what its kernels need, in words; empty if each is: the width of
+    the states of 64, that of a head of `head`, that of the feed-forward layer of `inner`."""
+    for name, size, divisor in (
+        ("hidden", config.hidden, 64), ("hidden / heads", config.hidden // config.heads, head),
+        ("intermediate", config.intermediate, inner),
+    ):  # fmt: skip
+        if size % divisor:
+            return f"{name} = {size}, which is no multiple of {divisor}"
+    return ""
+
+
+_PRODUCTS: Mapping[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
+    "bfloat16": (ops.PackedWeight, ops.linear),
+    "int8": (ops.PackedBytes, ops.linear_bytes),
+}
+"""By kind of products for inference: what packs weights, and the product."""
+
+
+def has_products(kind: str, layers: Sequence[nn.Linear]) -> bool:
+    """Returns whether the kernels have products of this kind for so many inputs as these layers have."""
+    return kind != "int8" or all(ops.has_bytes(layer.in_features) for layer in layers)
+
+
+class InferenceLinear:
+    """Linear layers that read the same states, for inference: one product of the kind "bfloat16" or "int8"."""
+
+    def __init__(self, kind: str, *layers: nn.Linear) -> None:
+        pack, self._product = _PRODUCTS[kind]
+        self._weight = pack([layer.weight for layer in layers], [layer.bias for layer in layers])
+
+    def __call__(self, x_TD: Tensor, gelu: str = "") -> Tensor:
+        """Returns x W' + b, or its gelu in the form `gelu`, [T, F], for states in bfloat16."""
+        return self._product(x_TD, self._weight, gelu)
 
 
 def packed(weights: Sequence[Tensor], biases: Sequence[Tensor], compute: Compute) -> ops.PackedWeight:

@@ -101,14 +101,15 @@ class PackedBytes:
     most 8192 (`has_bytes`).
     """
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         weight_FD = torch.cat([weight.detach().float() for weight in weights])
         self.F, self.D = weight_FD.shape
         assert has_bytes(self.D), self.D
         self.scale_F = (weight_FD.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         whole_FD = (weight_FD / self.scale_F[:, None]).round().to(torch.int8)
         self.shift_F = _ZERO * whole_FD.sum(1, dtype=torch.int32)
-        self.bias_F = torch.cat([bias.detach().float() for bias in biases])
+        kept = [bias.detach().float() for bias in biases if bias is not None]
+        self.bias_F = torch.cat(kept) if kept else torch.zeros(self.F)
         self.forward = torch.empty(_panels(self.F) * PANEL * _pairs(self.D // 2), dtype=torch.int32)
         _call("pack_bytes", whole_FD, self.F, self.D, self.forward, _threads())
 

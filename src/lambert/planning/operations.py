@@ -6,13 +6,15 @@ differentiate with respect to.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+import torch
+from torch import nn
 
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
-from lambert.model.heads import HEADS
-
-_CLASSES = {"nsp": 2, "value": 1, "choice": 1, "span": 2}
-"""Number of outputs of the heads that have a fixed number of classes."""
+from lambert.model.heads import head_kind
+from lambert.model.objectives import MaskedLanguageModel
 
 
 def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
@@ -20,21 +22,44 @@ def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
     return family_of(config).operations(config, [int(length) for length in lengths])
 
 
-def heads_forward(config: EncoderConfig, sequences: int, targets: Mapping[str, int], labels: Mapping[str, int]) -> int:
-    """Returns the operations of the heads' forward pass.
+def heads_forward(
+    config: EncoderConfig, lengths: Sequence[int], targets: Mapping[str, int], labels: Mapping[str, int]
+) -> int:
+    """Returns the operations of the forward pass of the family's heads, and of its pooler if one of them reads it.
 
     Args:
         config: The encoder.
-        sequences: Number of sequences.
-        targets: Number of predicted rows of each objective; for spans, the number of tokens.
+        lengths: Lengths of the sequences, in tokens.
+        targets: Number of targets of each objective.
         labels: Number of classes of each label and tag head.
     """
-    width = config.hidden
-    classes = {**labels, **_CLASSES}
-    products = width**2 * sequences if any(HEADS[name].reads == "pooled" for name in targets if name in HEADS) else 0
-    for name, count in targets.items():
-        products += count * width * ((width + config.vocabulary) if name == "mlm" else classes[name])
+    products, kinds = 0, {name: head_kind(config, name) for name in targets}
+    for name, kind in kinds.items():
+        everywhere = sum(lengths) if kind.reads == "tokens" else len(lengths)
+        rows = everywhere if kind.everywhere else targets[name]
+        products += rows * _head_products(config, name, labels.get(name, 0))
+    if any(kind.reads == "pooled" for kind in kinds.values()):
+        products += len(lengths) * _pooler_products(config)
     return 2 * products
+
+
+@cache
+def _head_products(config: EncoderConfig, name: str, labels: int) -> int:
+    """Returns the multiply-adds of a head for one row."""
+    with torch.device("meta"):
+        head = head_kind(config, name)(config, labels)
+    decoder = config.table_width * config.vocabulary if isinstance(head, MaskedLanguageModel) else 0
+    return _products(head) + decoder
+
+
+@cache
+def _pooler_products(config: EncoderConfig) -> int:
+    with torch.device("meta"):
+        return _products(family_of(config).pooler(config))
+
+
+def _products(module: nn.Module) -> int:
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
 
 
 def relations(config: EncoderConfig, teacher: EncoderConfig, layer: int, lengths: Sequence[int]) -> int:
@@ -64,8 +89,6 @@ def training(
         frozen: Number of the lowest blocks that have no backward pass.
     """
     lengths = list(lengths)
-    if "span" in targets:
-        targets = {**targets, "span": sum(lengths)}
     forward = encoder_forward(config, lengths)
     backward = 2 * forward * (config.layers - frozen) // config.layers
-    return forward + backward + 3 * heads_forward(config, len(lengths), targets, labels or {})
+    return forward + backward + 3 * heads_forward(config, lengths, targets, labels or {})

@@ -3,10 +3,13 @@ so that config.toml shows their values and the run continues with the same ones.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+from lambert.core.errors import UsageError
 from lambert.model.config import EncoderConfig
+from lambert.model.families import family_of
 from lambert.optim.config import OptimConfig
 from lambert.runs.config import TrainConfig
 
@@ -19,14 +22,28 @@ EPOCHS, LEAST_UPDATES = 3, 300
 """Length of a fine-tuning run: three epochs as in Devlin et al., 2018, and on few examples more, since runs of fewer
 updates end before they have converged (Zhang et al., 2021, "Revisiting Few-sample BERT Fine-tuning", section 5)."""
 
+_UNSET = {"dropout": None, "attention_dropout": None, "norm_eps": None, "init_range": 0.0}
+"""Settings of a fresh encoder whose default depends on the family or the width, with the values that mean it."""
+
 Freeze = int | Literal["embeddings", "encoder"]
 """What a run freezes: the embeddings, the embeddings and that many of the lowest blocks, or the encoder; 0: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreshEncoderConfig(EncoderConfig):
-    """The shape of an encoder. Defaults are BERT-tiny with the constants of Devlin et al., 2018, section 3 and A.2."""
+    """The shape of an encoder. Defaults are BERT-tiny with the constants of Devlin et al., 2018, section 3 and A.2.
 
+    A setting that the family or the tokenizer determines (`segment_types` of RoBERTa, `pad`) is left out: another value
+    than that is an error.
+    """
+
+    dropout: float | None = None  # type: ignore[assignment]
+    """Probability of dropping an element of a layer's output. Unset: 0.1; in ModernBERT 0, since the compiled kernels
+    for CPUs do not train its blocks with this dropout."""
+    attention_dropout: float | None = None  # type: ignore[assignment]
+    """Probability of dropping an attention weight. Unset: 0.1; in ModernBERT 0."""
+    norm_eps: float | None = None  # type: ignore[assignment]
+    """Epsilon that layer norms add to the variance. Unset: 1e-12; in ModernBERT 1e-5."""
     init_range: float = 0.0
     """Standard deviation of fresh weights, truncated at two of them. 0: by the width: 0.02 from 768 on, as in BERT, and
     larger in a narrower encoder: 0.03 at 512, 0.06 at 256, 0.088 at 128 (docs/numerics.md)."""
@@ -35,11 +52,32 @@ class FreshEncoderConfig(EncoderConfig):
         EncoderConfig.__post_init__(self if self.init_range else dataclasses.replace(self, init_range=BASE_INIT))
 
     def shape(self, vocabulary: int, pad: int = 0) -> EncoderConfig:
-        """The settings of a fresh encoder for a tokenizer of that many pieces and with that padding token, with
-        `init_range` resolved."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values["init_range"] = self.init_range or init_range(self.hidden)
-        return EncoderConfig(**values | {"vocabulary": vocabulary, "pad": pad})
+        """Returns the settings of a fresh encoder for a tokenizer of that many pieces and with that padding token.
+
+        Raises UsageError for a setting that the tokenizer or the family determines otherwise. A value that is the
+        default of EncoderConfig counts as not given.
+        """
+        defaults, family = EncoderConfig(), family_of(self)
+        usual = {name: getattr(defaults, name) for name in _UNSET}
+        given = EncoderConfig(**self._with({**usual, "init_range": init_range(self.hidden), **family.defaults}))
+        shape = family.completed(dataclasses.replace(given, vocabulary=vocabulary, pad=pad))
+        for field in dataclasses.fields(given):
+            value, found = getattr(given, field.name), getattr(shape, field.name)
+            if value not in (found, getattr(defaults, field.name)):
+                raise UsageError(
+                    f"model.{field.name} = {value}, but a fresh {family.title} for this tokenizer has {found}: leave "
+                    "it out."
+                )
+        return shape
+
+    def resolved(self, shape: EncoderConfig) -> Self:
+        """Returns these settings with those of `shape` where nothing was given."""
+        return type(self)(**self._with({name: getattr(shape, name) for name in _UNSET}))
+
+    def _with(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns all settings, with `values` for those of `_UNSET` that were not given."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return own | {name: values[name] for name, unset in _UNSET.items() if own[name] == unset}
 
 
 @dataclass(frozen=True, slots=True)

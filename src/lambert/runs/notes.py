@@ -10,6 +10,7 @@ from lambert.engine.compiler import Compilation
 from lambert.engine.exchange import Exchange
 from lambert.engine.precision import PRECISIONS
 from lambert.model import attention
+from lambert.model.families import family_of
 from lambert.model.heads import Model
 
 
@@ -30,6 +31,9 @@ def model_notes(compilation: Compilation, model: Model, precision: str, world: W
         yield "this processor has no bfloat16 instructions, and emulation is slow: set train.precision = auto"
     if world.device.type == "cpu" and precision == "bfloat16" and native.library() is None and native.advice():
         yield f"torch's own kernels are used, which are slower: {native.reason()}. {native.advice()}"
+    lacking = "" if model.config.custom_block else family_of(model.config).kernels_lack(model.config)
+    if world.device.type == "cpu" and precision == "bfloat16" and native.library() is not None and lacking:
+        yield f"torch's own kernels compute the blocks, which are slower: the compiled ones lack {lacking}"
     width = model.config.hidden // model.config.heads
     if world.device.type != "cpu" and attention.kernel(world.device, PRECISIONS[precision], width) != "flash":
         kernel = attention.kernel(world.device, PRECISIONS[precision], width)

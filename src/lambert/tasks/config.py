@@ -161,8 +161,8 @@ class EmbedConfig:
     is a teacher's score of the positive minus that of the negative, or a list of them. Empty: cosent if the rows have a
     score, else ranking."""
     pooling: Literal["", "mean", "cls"] = ""
-    """A vector is the mean of the last states of a text, or the state of [CLS]. Empty: as the folder of a
-    sentence-transformers model says, else mean."""
+    """A vector is the mean of the last states of a text, or the state of its first token (cls). Empty: as the folder of
+    a sentence-transformers model says, else mean."""
     normalize: bool = True
     """Vectors have length 1."""
     scale: float = 20.0

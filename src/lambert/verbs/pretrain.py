@@ -41,6 +41,8 @@ from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.verbs.settings.pretrain import PretrainConfig
 
+_OF_SOME = ("model.segment_types", "model.position_offset", "model.embedding", "model.modern.")
+"""Settings that only some families have."""
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for all runs on a corpus, so losses are comparable
 
 
@@ -69,9 +71,8 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             tokenizer = tokenizers.load(config.corpus)
             check_corpus(config.corpus, whole=config.verify)
             model = _model(config, tokenizer, world, say)
-            if config.model is not None and not config.model.init_range:
-                used = dataclasses.replace(config.model, init_range=model.config.init_range)
-                config = dataclasses.replace(config, model=used)
+            if config.model is not None:
+                config = dataclasses.replace(config, model=config.model.resolved(model.config))
             if config.packing.sequence_length > model.config.positions:
                 raise UsageError(
                     f"packing.sequence_length = {config.packing.sequence_length} exceeds the model's "
@@ -161,9 +162,15 @@ def _check_storable(shape: EncoderConfig) -> None:
         stored = dataclasses.replace(family.from_json(family.to_json(shape), Path("config.json")), block=shape.block)
     except DataError as error:
         raise UsageError(f"[model] describes no {family.title} model: {error}") from error
-    for name in ("segment_types", "position_offset", "embedding", "modern"):
-        if getattr(stored, name) != getattr(shape, name):
-            raise UsageError(f"model.{name} = {getattr(shape, name)} is not a setting of {family.title}: leave it out.")
+    for name, value, _ in _differences(shape, stored):
+        if name.startswith(_OF_SOME):
+            raise UsageError(f"{name} = {value} is not a setting of {family.title}: leave it out.")
+
+
+def _differences(given: EncoderConfig, found: EncoderConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the dotted names of the settings in which two encoders differ, with both values."""
+    values = [settings.dotted(settings.as_dict(config), "model.") for config in (given, found)]
+    return ((name, value, values[1][name]) for name, value in values[0].items() if value != values[1][name])
 
 
 def _check_complete(config: PretrainConfig) -> None:
@@ -192,12 +199,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     pieces = roles.size(tokenizer)
     if config.init is None:
         assert config.model is not None  # by _check_complete
-        if config.model.vocabulary not in (0, pieces):
-            raise UsageError(
-                f"model.vocabulary = {config.model.vocabulary}, but the corpus has {pieces} pieces: leave it out."
-            )
         shape = config.model.shape(pieces, roles.named(tokenizer, "pad") or 0)
-        shape = family_of(shape).completed(shape)
         _check_storable(shape)
         check_model(shape, config.train, config.optim.name, world)
         return weights.fresh(shape, objectives, config.seed)
@@ -220,14 +222,11 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
 def _adjusted(model: Model, given: FreshEncoderConfig, folder: Path) -> Model:
     """Returns the model of a folder with the settings of [model]. Raises UsageError if weights depend on one that
     differs."""
-    own, family = model.config, family_of(model.config)
-    shape = dataclasses.replace(given, init_range=given.init_range or own.init_range).shape(own.vocabulary, own.pad)
-    shape = family.completed(shape)
-    stored, wanted = (settings.dotted(settings.as_dict(config)) for config in (own, shape))
-    for name in (name for name in wanted if wanted[name] != stored[name] and name not in family.adjustable):
-        raise UsageError(
-            f"model.{name} = {wanted[name]}, but {folder} has {stored[name]}. With init, leave [model] out."
-        )
+    own, adjustable = model.config, family_of(model.config).adjustable
+    shape = given.resolved(own).shape(own.vocabulary, own.pad)
+    for name, value, stored in _differences(shape, own):
+        if name.removeprefix("model.") not in adjustable:
+            raise UsageError(f"{name} = {value}, but {folder} has {stored}. With init, leave [model] out.")
     if shape == own:
         return model
     adjusted = weights.built(shape, model.labels, model.pooler is not None)

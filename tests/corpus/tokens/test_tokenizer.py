@@ -153,6 +153,10 @@ def test_files_that_are_no_tokenizer(tmp_path: Path) -> None:
     tk.save(trained(True), tmp_path / "good")
     with pytest.raises(UsageError, match="lowercase = true"):
         tk.load(tmp_path / "good", lowercase=False)
+    tk.save(vocabulary.train_bytes(["a b"] * 9, vocabulary=280, lowercase=False), tmp_path / "bytes")
+    for lowercase in (True, False):  # what it does says its own normalizer
+        with pytest.raises(UsageError, match=r"tokenizer.json is not BERT's: leave the setting lowercase out"):
+            tk.load(tmp_path / "bytes", lowercase=lowercase)
 
 
 @given(st.text(max_size=60))

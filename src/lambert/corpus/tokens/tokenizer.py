@@ -72,13 +72,13 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
 
     Args:
         path: Model folder, `tokenizer.json`, `vocab.txt`, or `vocab.json` with `merges.txt` beside it.
-        lowercase: Whether text is lower-cased, for a `vocab.txt`. None: as in `tokenizer_config.json` beside it, else
-            false if any piece has capitals.
+        lowercase: Whether text is lower-cased, for a `vocab.txt`; for BERT's `tokenizer.json` what it says. None: as in
+            `tokenizer_config.json` beside a `vocab.txt`, else false if any piece has capitals.
         needs: Roles of the special tokens that the vocabulary must have, such as mask (`roles.named`).
 
     Raises:
         DataError: A file is missing or damaged, or lacks a special token.
-        UsageError: `lowercase` contradicts a `tokenizer.json`.
+        UsageError: `lowercase` contradicts BERT's `tokenizer.json`, or is given for a tokenizer of another kind.
     """
     path = Path(path)
     if path.is_dir():
@@ -92,10 +92,12 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
 def _load(path: Path, lowercase: bool | None) -> Any:
     if not path.is_file():
         raise DataError(f"No such tokenizer: {path}. Give a {VOCABULARY}, a {JSON} or a folder that holds one.")
-    if path.name == PIECES:
-        return _byte_level(path)
     if path.suffix == ".json":
-        return _from_json(path, lowercase)
+        tokenizer = _byte_level(path) if path.name == PIECES else _from_json(path)
+        if lowercase not in (None, found := lowercases(tokenizer)):
+            says = "is not BERT's" if found is None else f"has lowercase = {str(found).lower()}"
+            raise UsageError(f"{path} {says}: leave the setting lowercase out or use another tokenizer.")
+        return tokenizer
     pieces = _pieces(path)
     if lowercase is None:
         lowercase = _configured(path.parent / CONFIG)
@@ -134,20 +136,14 @@ def _byte_level(path: Path) -> Any:
     return _plain(tokenizer)
 
 
-def _from_json(path: Path, lowercase: bool | None) -> Any:
+def _from_json(path: Path) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    _plain(tokenizer)
-    found = lowercases(tokenizer)
-    if lowercase is not None and found is not None and found != lowercase:
-        raise UsageError(
-            f"{path} has lowercase = {str(found).lower()}: leave the setting out or use another tokenizer."
-        )
-    return tokenizer
+    return _plain(tokenizer)
 
 
 def _pieces(path: Path) -> list[str]:

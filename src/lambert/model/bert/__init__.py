@@ -1,6 +1,6 @@
 """The BERT family (Devlin et al., 2018)."""
 
-from lambert.model.bert import costs, folder
+from lambert.model.bert import costs, folder, native
 from lambert.model.bert.cpu import CpuEncoder
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.family import Family
@@ -18,6 +18,7 @@ BERT = Family(
     matrices=costs.matrices,
     weight_count=costs.weight_count,
     operations=costs.operations,
+    kernels_lack=native.lacking,
     saved_per_token=costs.saved_per_token,
     for_cpu=CpuEncoder,
 )

@@ -30,9 +30,10 @@ def weight_count(config: EncoderConfig) -> int:
 def operations(config: EncoderConfig, lengths: Collection[int]) -> int:
     """Returns the operations of the matrix products of the forward pass over sequences of these lengths, in tokens,
     with 2 operations per multiply-add."""
-    linear = sum(inputs * outputs for inputs, outputs in matrices(config)) * sum(lengths)
+    tokens = sum(lengths)
+    linear = sum(inputs * outputs for inputs, outputs in matrices(config)) * tokens
     attention = 2 * config.hidden * sum(length**2 for length in lengths)
-    return 2 * config.layers * (linear + attention)
+    return 2 * (config.layers * (linear + attention) + config.embedding * config.hidden * tokens)
 
 
 def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:

@@ -1,8 +1,5 @@
 """BERT's encoder for inference on a CPU, with the linear layers of `inference/cpu.py` or by the compiled kernels."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -10,9 +7,9 @@ from lambert.core.batch import Batch
 from lambert.model.attention import Rows, equal_lengths, mixtures
 from lambert.model.bert.block import BertBlock
 from lambert.model.bert.encoder import BertEncoder
-from lambert.model.bert.native import fits
 from lambert.model.encoder import Encoder
 from lambert.model.family import Product
+from lambert.model.packed import InferenceLinear, has_products
 from lambert.native import library, ops
 
 
@@ -46,38 +43,24 @@ class CpuBlock(nn.Module):
         return out_TD
 
 
-KINDS: Mapping[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
-    "bfloat16": (ops.PackedWeight, ops.linear),
-    "int8": (ops.PackedBytes, ops.linear_bytes),
-}
-"""By kind of products of the compiled kernels: what packs weights, and the product."""
-
-
-def _fits(block: BertBlock, kind: str) -> bool:
-    """Returns whether the kernels have the sizes of `block` for products of this kind."""
-    return fits(block) and (kind != "int8" or all(map(ops.has_bytes, (block.up.in_features, block.up.out_features))))
-
-
 class NativeBlock(nn.Module):
     """Computes a BertBlock without dropout by the compiled kernels, for states in bfloat16."""
 
     def __init__(self, block: BertBlock, kind: str) -> None:
         super().__init__()
         self.heads, self.approximate = block.heads, block.approximate
-        packed, self.linear = KINDS[kind]
         layers = [block.query, block.key, block.value], [block.attention_out], [block.up], [block.down]
-        self.packed = [packed([part.weight for part in group], [part.bias for part in group]) for group in layers]
+        self.layers = [InferenceLinear(kind, *group) for group in layers]
         # Not registered as modules: the kernels read float32, also after the model was converted to bfloat16.
         self.norms = (block.attention_norm.float(), block.norm.float())
 
     def forward(self, states_TD: Tensor, bounds_S1: Tensor, groups: list[tuple[Rows, int, int]]) -> Tensor:
-        qkv, out, up, down = self.packed
-        qkv_T3HE = self.linear(states_TD, qkv).view(len(states_TD), 3, self.heads, -1)
+        qkv, out, up, down = self.layers
+        qkv_T3HE = qkv(states_TD).view(len(states_TD), 3, self.heads, -1)
         mixed_THE, _ = ops.attention(qkv_T3HE, bounds_S1, ops.NOTHING)
-        mixed_TD = self.linear(mixed_THE.flatten(1), out)
-        middle_TD, _ = ops.add_norm(mixed_TD, states_TD, self.norms[0], ops.NOTHING)
-        active_TF = self.linear(middle_TD, up, self.approximate)
-        return ops.add_norm(self.linear(active_TF, down), middle_TD, self.norms[1], ops.NOTHING)[0]
+        middle_TD, _ = ops.add_norm(out(mixed_THE.flatten(1)), states_TD, self.norms[0], ops.NOTHING)
+        active_TF = up(middle_TD, self.approximate)
+        return ops.add_norm(down(active_TF), middle_TD, self.norms[1], ops.NOTHING)[0]
 
 
 class CpuEncoder(nn.Module):
@@ -91,7 +74,9 @@ class CpuEncoder(nn.Module):
         encoder.blocks = nn.ModuleList()
         self.embeddings, self.words = encoder, encoder.words
         self.blocks = nn.ModuleList(
-            NativeBlock(block, native) if native and _fits(block, native) else CpuBlock(block, product)
+            NativeBlock(block, native)
+            if native and block.fits and has_products(native, [block.up, block.down])
+            else CpuBlock(block, product)
             for block in blocks
         )
 

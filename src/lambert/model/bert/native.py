@@ -12,8 +12,9 @@ from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
 from lambert.core.compute import Compute
+from lambert.model.config import EncoderConfig
 from lambert.model.linear import fast
-from lambert.model.packed import Gradients, packed
+from lambert.model.packed import Gradients, packed, uneven_size
 from lambert.model.packed import usable as packed_usable
 from lambert.native import ops
 from lambert.native.ops import Drop
@@ -23,17 +24,15 @@ if TYPE_CHECKING:
     from lambert.model.bert.encoder import BertEncoder
 
 
-def fits(block: "BertBlock") -> bool:
-    """Returns whether the kernels have the sizes of `block`: the width of the states is a multiple of 64, and that of a
-    head of 16."""
-    width = block.query.in_features
-    return width % 64 == 0 and width // block.heads % 16 == 0 and block.up.out_features % 2 == 0
+def lacking(config: EncoderConfig) -> str:
+    """Returns the size of the blocks that the kernels do not have, in words; empty if they have all."""
+    return uneven_size(config, head=16, inner=2)
 
 
 def usable(block: "BertBlock", states_TD: Tensor, compute: Compute) -> bool:
     """Returns whether the kernels can compute `block`: it fits, and products are in bfloat16."""
     return (
-        fits(block)
+        block.fits
         and not compute.float8
         and fast(states_TD)
         and packed_usable(states_TD, [block.query.weight, block.up.weight])

@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.modernbert import costs, folder, heads
+from lambert.model.modernbert import costs, folder, heads, native
+from lambert.model.modernbert.cpu import for_cpu
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 
 MODERNBERT = Family(
@@ -17,6 +18,7 @@ MODERNBERT = Family(
     heads=heads.HEADS,
     pooler=heads.ModernPooler,
     segments=False,
+    defaults={"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5},
     completed=partial(replace, segment_types=0),
     adjustable=ADJUSTABLE | {"positions", "modern.theta", "modern.local_theta"},
     initial_deviation=initial_deviation,
@@ -30,5 +32,7 @@ MODERNBERT = Family(
     matrices=costs.matrices,
     weight_count=costs.weight_count,
     operations=costs.operations,
+    kernels_lack=native.lacking,
     saved_per_token=costs.saved_per_token,
+    for_cpu=for_cpu,
 )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,9 +37,9 @@ class ModernBertEncoder(Encoder):
         width = self.config.hidden // self.config.heads
         known: dict[float, Tensor] = {}  # angles by theta
         states_TD = self.embed(batch)
-        for block in self.blocks:
+        blocks: list[Any] = [*self.blocks]
+        for block in blocks:
             yield states_TD
-            assert isinstance(block, ModernBertBlock)
             if block.theta not in known:
                 known[block.theta] = angles(batch.positions_T, width, block.theta)
             states_TD = block(states_TD, batch, known[block.theta])

@@ -53,7 +53,7 @@ class ModernPrediction(MaskedLanguageModel):
         self, states_TD: Tensor, at_N: Tensor | None = None, words_VD: Tensor | None = None, compute: Compute = PLAIN
     ) -> Tensor:
         assert words_VD is not None
-        rows_ND = self.transform(states_TD if at_N is None else states_TD[at_N], compute)
+        rows_ND = self.transform(self.rows(states_TD, at_N), compute)
         return decoded(rows_ND, words_VD, self.bias, 64 if rows_ND.is_cuda else 1, compute)
 
 
@@ -63,7 +63,7 @@ class _OfTokens(Head):
         self.transform = _Transform(config)
 
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
-        return super().forward(self.transform(states_TD if at_N is None else states_TD[at_N]))
+        return super().forward(self.transform(self.rows(states_TD, at_N)))
 
 
 class ModernTag(_OfTokens, Tag):

@@ -1,10 +1,13 @@
 """ModernBERT's blocks by the compiled kernels of `lambert.native`: the function of `ModernBertBlock` without dropout of
-its outputs, with its own backward pass.
+its outputs, with its own backward pass, and for inference.
 
 Between two blocks there are the residual states and the output of the last feed-forward layer, which the kernel of the
 next norm adds. The residual states are bfloat16.
 """
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,34 +15,45 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lambert.core.batch import Batch
+from lambert.model.config import EncoderConfig
 from lambert.model.linear import fast
 from lambert.model.modernbert.rotary import angles
-from lambert.model.packed import Gradients, packed
+from lambert.model.packed import Gradients, packed, uneven_size
 from lambert.model.packed import usable as packed_usable
 from lambert.native import ops
 from lambert.native.ops import NOTHING, Drop
 
 if TYPE_CHECKING:
     from lambert.model.modernbert.block import ModernBertBlock
+    from lambert.model.modernbert.cpu import NativeBlock
     from lambert.model.modernbert.encoder import ModernBertEncoder
 
 Turns = tuple[Tensor, Tensor]
 """Cosines and sines of the angles of all positions, float32 [., E / 2]."""
 
 
+def fits(config: EncoderConfig) -> bool:
+    """Returns whether the kernels have the sizes of the blocks."""
+    return not uneven_size(config, head=32, inner=32)
+
+
+def lacking(config: EncoderConfig) -> str:
+    """Returns the setting for which the kernels cannot train the blocks, in words; empty if they can."""
+    if found := uneven_size(config, head=32, inner=32):
+        return found
+    biases = [name for name in ("attention_bias", "mlp_bias") if getattr(config.modern, name)]
+    return f"dropout = {config.dropout}" if config.dropout else next(iter(biases), "")
+
+
 def usable(encoder: "ModernBertEncoder", batch: Batch) -> bool:
-    """Returns whether the kernels can compute `encoder`: they have its sizes, products are in bfloat16, and neither
-    biases nor dropout of outputs are used."""
-    config, modern = encoder.config, encoder.config.modern
+    """Returns whether the kernels can compute `encoder`: they lack nothing, but in evaluation dropout, and products are
+    in bfloat16."""
+    config = encoder.config if encoder.training else replace(encoder.config, dropout=0.0)
     return (
-        config.hidden % 64 == 0
-        and config.hidden // config.heads % 32 == 0
-        and config.intermediate % 32 == 0
-        and not (modern.attention_bias or modern.mlp_bias)
-        and not (config.dropout and encoder.training)
+        not lacking(config)
         and not batch.compute.float8
         and fast(encoder.words.weight)
-        and packed_usable(encoder.words.weight, [layer.weight for layer in _layers(cast(Any, encoder.blocks[0]))])
+        and packed_usable(encoder.words.weight, [layer.weight for layer in layers(cast(Any, encoder.blocks[0]))])
     )
 
 
@@ -47,7 +61,7 @@ def native_states(encoder: "ModernBertEncoder", batch: Batch) -> Tensor:
     """Computes `encoder(batch)` in bfloat16."""
     states_TD: Tensor = encoder.embed(batch).bfloat16()
     blocks: list[Any] = [*encoder.blocks]
-    turns = {theta: _turns(batch, encoder, theta) for theta in {block.theta for block in blocks}}
+    turns = turns_of(batch, encoder.config, {block.theta for block in blocks})
     added_TD = None
     for block in blocks:
         states_TD, added_TD = _Block.apply(states_TD, added_TD, block, batch, turns[block.theta], *_parameters(block))  # type: ignore[no-untyped-call]
@@ -56,13 +70,15 @@ def native_states(encoder: "ModernBertEncoder", batch: Batch) -> Tensor:
     return out_TD
 
 
-def _turns(batch: Batch, encoder: "ModernBertEncoder", theta: float) -> Turns:
-    places_M = torch.arange(batch.longest)
-    angles_ME = angles(places_M, encoder.config.hidden // encoder.config.heads, theta)
-    return angles_ME.cos(), angles_ME.sin()
+def turns_of(batch: Batch, config: EncoderConfig, thetas: Iterable[float]) -> dict[float, Turns]:
+    """Returns the turns of the positions of the longest sequence for each base."""
+    places_M, width = torch.arange(batch.longest), config.hidden // config.heads
+    angles_of = {theta: angles(places_M, width, theta) for theta in thetas}
+    return {theta: (angles_ME.cos(), angles_ME.sin()) for theta, angles_ME in angles_of.items()}
 
 
-def _layers(block: "ModernBertBlock") -> list[nn.Linear]:
+def layers(block: "ModernBertBlock") -> list[nn.Linear]:
+    """Returns the linear layers of a block in the order of the forward pass."""
     return [block.attention_in, block.attention_out, block.up, block.down]
 
 
@@ -71,8 +87,44 @@ def _norms(block: "ModernBertBlock") -> list[nn.LayerNorm]:
 
 
 def _parameters(block: "ModernBertBlock") -> list[Tensor]:
-    parts = [layer.weight for layer in _layers(block)]
+    parts = [layer.weight for layer in layers(block)]
     return parts + [parameter for norm in _norms(block) for parameter in norm.parameters()]
+
+
+def block_forward(
+    block: "ModernBertBlock | NativeBlock", products: Sequence[Callable[[Tensor], Tensor]], x_TD: Tensor,
+    y_TD: Tensor | None, batch: Batch, turns: Turns, drop: Drop = NOTHING,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """Returns the residual states after a block, what is to be added to them, and what the backward pass needs.
+
+    Args:
+        block: The norms and sizes of the block.
+        products: The functions of its linear layers, in the order of `layers`.
+        x_TD: Residual states, bfloat16.
+        y_TD: What is to be added to them; None before the first block.
+        batch: The sequences.
+        turns: Those of the block's base.
+        drop: Dropout of the attention probabilities.
+    """
+    into, out, up, down = products
+    first: Sequence[Tensor] = ()
+    normed_TD = x_TD
+    if block.attention_norm is not None:
+        assert y_TD is not None
+        normed_TD, first = ops.add_norm(y_TD, x_TD, block.attention_norm, NOTHING)
+        x_TD = first[0]
+    qkv_T3HE = into(normed_TD).view(len(x_TD), 3, block.heads, -1)
+    ops.rotate_(qkv_T3HE, batch.positions_T, turns)
+    mixed_THE, sums_TH = ops.attention(qkv_T3HE, batch.bounds_S1, drop, _window(block, batch))
+    middle_TD, second = ops.add_norm(out(mixed_THE.flatten(1)), x_TD, block.norm, NOTHING)
+    both_TF = up(middle_TD)
+    inner_TF = ops.gated(both_TF, block.approximate)
+    saved = [normed_TD, qkv_T3HE, mixed_THE, sums_TH, middle_TD, both_TF, inner_TF, *second, *first]
+    return second[0], down(inner_TF), saved
+
+
+def _window(block: "ModernBertBlock | NativeBlock", batch: Batch) -> int:
+    return 0 if batch.longest <= block.window + 1 else block.window
 
 
 class _Block(torch.autograd.Function):
@@ -83,26 +135,13 @@ class _Block(torch.autograd.Function):
         ctx: Any, x_TD: Tensor, y_TD: Tensor | None, block: "ModernBertBlock", batch: Batch, turns: Turns,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        compute = batch.compute
-        weights = [packed([layer.weight], [], compute) for layer in _layers(block)]
+        weights = [packed([layer.weight], [], batch.compute) for layer in layers(block)]
         drop = Drop.of(block.attention_dropout, block.training)
-        first: tuple[Tensor, ...] = ()
-        normed_TD = x_TD
-        if block.attention_norm is not None:
-            assert y_TD is not None
-            normed_TD, first = ops.add_norm(y_TD, x_TD, block.attention_norm, NOTHING)
-            x_TD = first[0]
-        qkv_T3HE = ops.linear(normed_TD, weights[0]).view(len(x_TD), 3, block.heads, -1)
-        ops.rotate_(qkv_T3HE, batch.positions_T, turns)
-        window = 0 if batch.longest <= block.window + 1 else block.window
-        mixed_THE, sums_TH = ops.attention(qkv_T3HE, batch.bounds_S1, drop, window)
-        middle_TD, second = ops.add_norm(ops.linear(mixed_THE.flatten(1), weights[1]), x_TD, block.norm, NOTHING)
-        both_TF = ops.linear(middle_TD, weights[2])
-        inner_TF = ops.gated(both_TF, block.approximate)
-        ctx.save_for_backward(normed_TD, qkv_T3HE, mixed_THE, sums_TH, middle_TD, both_TF, inner_TF, *second, *first)
-        ctx.block, ctx.batch, ctx.drop, ctx.packed = block, batch, drop, weights
-        ctx.turns, ctx.window = turns, window
-        return second[0], ops.linear(inner_TF, weights[3])
+        products = [partial(ops.linear, weight=weight) for weight in weights]
+        x_TD, added_TD, saved = block_forward(block, products, x_TD, y_TD, batch, turns, drop)
+        ctx.save_for_backward(*saved)
+        ctx.block, ctx.batch, ctx.drop, ctx.packed, ctx.turns = block, batch, drop, weights, turns
+        return x_TD, added_TD
 
     @staticmethod
     @once_differentiable
@@ -121,8 +160,9 @@ class _Block(torch.autograd.Function):
         grads.linear(grad_TD, mixed_THE.flatten(1), [block.attention_out.weight], [])
         mixed_grad_TD = ops.linear_input(grad_TD, out)
         grad_T3HE = ops.attention_backward(
-            qkv_T3HE, batch.bounds_S1, mixed_THE, sums_TH, mixed_grad_TD.view_as(mixed_THE), ctx.drop, ctx.window
-        )
+            qkv_T3HE, batch.bounds_S1, mixed_THE, sums_TH, mixed_grad_TD.view_as(mixed_THE), ctx.drop,
+            _window(block, batch),
+        )  # fmt: skip
         qkv_grad_TF = ops.rotate_(grad_T3HE, batch.positions_T, ctx.turns, back=True).flatten(1)
         grads.linear(qkv_grad_TF, normed_TD, [block.attention_in.weight], [])
         before_TD: Tensor | None = None

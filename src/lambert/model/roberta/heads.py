@@ -29,7 +29,7 @@ class _FromFirst(Head):
         self.dense = nn.Linear(config.hidden, config.hidden)
 
     def forward(self, states_TD: Tensor, at_N: Tensor | None = None) -> Tensor:
-        rows_ND = states_TD if at_N is None else states_TD[at_N]
+        rows_ND = self.rows(states_TD, at_N)
         return super().forward(self.activated(self.dense(dropout(rows_ND, self.dropout, self.training))))
 
     def activated(self, rows_ND: Tensor) -> Tensor:

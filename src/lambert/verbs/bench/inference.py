@@ -52,7 +52,7 @@ def inference(config: BenchConfig, world: World) -> Work:
         sequences=batch.sequences,
         padded=batch.sequences * batches.width_of(config, batch),
         operations=flops.encoder_forward(encoder, lengths)
-        + flops.heads_forward(encoder, len(lengths), {"span": sum(lengths)}, {}),
+        + flops.heads_forward(encoder, lengths, {"span": len(lengths)}, {}),
         shapes=batches.layer_shapes(encoder, batch.tokens),
     )
 
