@@ -12,7 +12,7 @@ batch has `--batch` questions (12 on one GPU in Determined's recipe), and an upd
 
 Appends a line of JSON for each run to `--out` and omits the runs that it has already, so a killed study continues. All
 other settings are those of recipes/squad-v1.1.toml. `--table` prints the tables of a file of runs and writes the plot
-beside it instead: studies/aggregation has them.
+beside it instead. studies/aggregation/runs.jsonl has the runs of a study that is not complete yet.
 """
 
 import argparse

@@ -101,7 +101,16 @@ def with_more_texts(args: argparse.Namespace, task: str, data: tuple[Path, Path]
     others = sorted({*every} - {*known})
     rows = [dict(zip(names, line.split("\t"), strict=True)) for line in spread(others, args.texts)]
     asked = "".join(json.dumps({**row, label: None}) + "\n" for row in rows)
-    command = [sys.executable, "-m", "lambert", "predict", "--model", str(teacher), "--precision", args.precision]
+    command = [
+        sys.executable,
+        "-m",
+        "lambert",
+        "predict",
+        "--model",
+        str(teacher),
+        "--inference.precision",
+        args.precision,
+    ]
     done = subprocess.run(command, input=asked, check=True, stdout=subprocess.PIPE, text=True)
     for row, line in zip(rows, done.stdout.splitlines(), strict=True):
         row[label] = json.loads(line)["label"]

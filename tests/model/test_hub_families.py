@@ -164,8 +164,10 @@ def test_both_generations_of_configurations(tmp_path: Path) -> None:
     older = {key: value for key, value in newer.items() if key not in ("rope_parameters", "layer_types")}
     older |= {"global_rope_theta": 3000.0, "local_rope_theta": 700.0, "global_attn_every_n_layers": 3}
     assert layout.encoder_config(older, tmp_path) == config
-    both = older | {"rope_parameters": newer["rope_parameters"], "global_rope_theta": 5.0}
-    assert layout.encoder_config(both, tmp_path) == config  # the newer one wins
+    both = older | {"rope_parameters": newer["rope_parameters"]}
+    assert layout.encoder_config(both, tmp_path) == config
+    with pytest.raises(DataError, match=r"global_rope_theta = 5\.0 and rope_theta = 3000\.0"):
+        layout.encoder_config(both | {"global_rope_theta": 5.0}, tmp_path)
     written = family_of(config).to_json(config)
     assert written["global_rope_theta"] == written["rope_parameters"]["full_attention"]["rope_theta"] == 3000.0
     assert written["layer_types"].count("full_attention") == 2

@@ -154,6 +154,14 @@ def test_backbone_only_files_load_with_fresh_heads(folder: Path) -> None:
     )
 
 
+def test_heads_that_are_promised_and_lacking_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSequenceClassification"]}))
+    with pytest.raises(DataError, match=r"lacks classifier\.weight, a head that architectures"):
+        weights.load(folder)
+    assert weights.load(folder, {"label": 2})[1].missing == ("classifier.weight", "classifier.bias")
+
+
 def test_other_heads_are_left_aside_and_reported(folder: Path) -> None:
     report = weights.load(folder, {"span": 0})[1]
     assert set(report.missing) == {"qa_outputs.weight", "qa_outputs.bias"}
@@ -272,6 +280,7 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
     ("key", "value", "message"),
     [
         ("model_type", "mpnet", "model_type = 'mpnet'"),
+        ("model_type", "modern_bert", "Did you mean 'modernbert'"),
         ("hidden_act", "relu", "hidden_act = 'relu'"),
         ("position_embedding_type", "relative_key", "position_embedding_type = 'relative_key'"),
         ("is_decoder", True, "is_decoder = True"),

@@ -118,9 +118,9 @@ def armed_in_torchs_form(folder: Path) -> None:
     torch.save({"bert": Bomb(folder / "executed")}, folder / "pytorch_model.bin")
 
 
-def without_mask(folder: Path) -> None:
+def without_separator(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("[MASK]", "[MUSK]"))
+    (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("[SEP]", "[SOUP]"))
 
 
 def of_another_vocabulary(folder: Path) -> None:
@@ -151,7 +151,7 @@ def of_another_kind(folder: Path) -> None:
         (cut, ["model.safetensors", "cut short"]),
         (armed, ["pytorch_model.bin", "unsafe"]),
         (armed_in_torchs_form, ["pytorch_model.bin", "unsafe"]),
-        (without_mask, ["vocab.txt has no mask token such as [MASK]"]),
+        (without_separator, ["vocab.txt", "[SEP]"]),
         (of_another_vocabulary, ["vocabulary does not match the weights"]),
         (without_a_tensor, ["bert.encoder.layer.0.output.dense.weight"]),
         (of_another_shape, ["intermediate.dense.weight", "[64, 32]", "[48, 32]"]),
@@ -171,6 +171,23 @@ def test_folders_that_cannot_be_read(
     one_line(lambert("import", "--from", source, out=tmp_path / "out"), 3, *parts)
     assert not (tmp_path / "out").exists()
     assert not (source / "executed").exists()
+
+
+def test_a_tokenizer_without_a_mask_is_for_fine_tuning_alone(
+    pretrained: Path, corpus: Path, labelled: Callable[[str, str], Path], tmp_path: Path, lambert: Lambert
+) -> None:
+    shutil.copytree(pretrained / "model", tmp_path / "source")
+    for name in ("tokenizer.json", "SHA256SUMS"):
+        (tmp_path / "source" / name).unlink()
+    words = tmp_path / "source" / "vocab.txt"
+    words.write_text(words.read_text().replace("[MASK]", "[MUSK]"))
+    done = lambert("import", "--from", tmp_path / "source", out=tmp_path / "model")
+    assert done.code == 0, done.err
+    assert "note: the tokenizer has no mask token" in done.out
+    flags = {"init": tmp_path / "model", "data": labelled("classify", "train"), "train__steps": 2}
+    assert lambert("finetune", out=tmp_path / "tuned", **flags).code == 0
+    refused = lambert("prepare", input=words, tokenizer=tmp_path / "model", out=tmp_path / "corpus")
+    one_line(refused, 3, "has no mask token such as [MASK]")
 
 
 @pytest.mark.parametrize("verb", ["import", "export"])

@@ -184,5 +184,10 @@ def test_a_later_phase_changes_what_no_weight_depends_on(corpora: dict[str, Path
     assert config.max_position_embeddings == 96
     assert config.rope_parameters["full_attention"]["rope_theta"] == 160_000
     assert config.rope_parameters["sliding_attention"]["rope_theta"] == 10_000
+    short = {name: value for name, value in SHAPE.items() if not name.startswith("model__")}
+    third = lambert.pretrain(out=tmp_path / "kept", **short, **more, model__modern__theta=20_000.0)
+    config = transformers.AutoConfig.from_pretrained(third.folder / "model")
+    assert config.rope_parameters["full_attention"]["rope_theta"] == 20_000
+    assert (config.max_position_embeddings, config.num_hidden_layers) == (64, 3)
     with pytest.raises(UsageError, match=r"model\.modern\.window = 8"):
         lambert.pretrain(out=tmp_path / "third", **longer, **more, model__modern__window=8)

@@ -222,7 +222,9 @@ def test_more_layers_than_bert_config_says(pretrained: Path, tmp_path: Path, lam
     more = {"bert/encoder/layer_1/output/dense/kernel": torch.zeros(2, 2)}
     source = written.google_folder(pretrained / "model", tmp_path / "google", more=more)
     refused = lambert("import", "--from", source, out=tmp_path / "out")
-    one_line(refused, 3, "holds bert.encoder.layer.1.output.dense.weight", "bert_config.json describes does not have")
+    one_line(
+        refused, 3, "holds bert.encoder.layer.1.output.dense.weight", "bert_config.json describes a model without it"
+    )
 
 
 def test_other_verbs_say_how_to_convert(

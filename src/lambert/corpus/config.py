@@ -311,10 +311,11 @@ def _check_used(config: PrepareConfig) -> None:
         default = field_of.default if field_of.default_factory is MISSING else field_of.default_factory()
         if owners and owners[0] not in config.cleaners and getattr(config, field_of.name) != default:
             raise UsageError(f"{field_of.name} is set, and its filter does not run: add {owners[0]} to clean.")
-    how = "tokenizer names one" if config.tokenizer != "train" else f"tokenizer_kind is {config.tokenizer_kind}"
+    given = config.tokenizer != "train"
+    how = "with a given tokenizer" if given else f"where tokenizer_kind is {config.tokenizer_kind}"
     for name in _WITHOUT_EFFECT["given" if config.tokenizer != "train" else config.tokenizer_kind]:
         if getattr(config, name) != PrepareConfig.__dataclass_fields__[name].default:
-            raise UsageError(f"{name} = {getattr(config, name)} has no effect where {how}: leave it out.")
+            raise UsageError(f"{name} = {getattr(config, name)} has no effect {how}: leave it out.")
     if not (config.stages or config.peek):
         if config.metadata:
             raise UsageError("metadata is kept between steps only: set steps = extract, tokens, or leave it out.")

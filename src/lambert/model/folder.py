@@ -1,6 +1,7 @@
 """`config.json` of a model folder, read and written."""
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -106,7 +107,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _config_file(folder: Path) -> Path:
     path = next((folder / name for name in (CONFIG, GOOGLE_CONFIG) if (folder / name).is_file()), None)
     if path is None:
-        raise DataError(f"No model at {folder} (no {CONFIG} or {GOOGLE_CONFIG}).")
+        seed = min(folder.glob("seed-*"), default=None)
+        hint = f" It holds the runs of several seeds: give one, such as {seed}." if seed else ""
+        raise DataError(f"No model at {folder} (no {CONFIG} or {GOOGLE_CONFIG}).{hint}")
     return path
 
 
@@ -116,10 +119,10 @@ def check_family(settings: Mapping[str, Any], folder: Path) -> Family:
     known = [OWN_TYPE] if BLOCK in settings else [*FAMILIES]
     found = settings.get("model_type", OWN_TYPE if BLOCK in settings else DEFAULT)
     if found not in known:
+        close = difflib.get_close_matches(str(found), known, n=1, cutoff=0.75)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Take a model of one of these families: {', '.join(known)}."
         raise DataError(
-            f"{_config_file(folder)} has model_type = {shown(found)}; only {' or '.join(map(repr, known))} is "
-            f"supported. Take a {' or '.join(family.title for family in FAMILIES.values())} model: other families have "
-            "other layers or tokenizers."
+            f"{_config_file(folder)} has model_type = {shown(found)}, a family that Lambert does not have. {hint}"
         )
     return FAMILIES[DEFAULT if found == OWN_TYPE else found]
 

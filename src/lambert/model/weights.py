@@ -251,6 +251,7 @@ def _loaded(
     tensors, untied = current(family, read), _untied(family, read)
     if vocabulary is not None:
         layout.check_vocabulary(config, vocabulary, path)
+    own_heads = heads is None
     heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
     pooler = pooler and family.stored_name("pooler.weight") in tensors
     _check_sizes(config, heads, tensors, path, pooler)
@@ -263,10 +264,26 @@ def _loaded(
     files.check_finite(((name, tensor) for name, tensor in found.items() if name in shapes), path)
     report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied)
     _check_lacking(family, dict(model.named_parameters()), tensors, path)
+    if own_heads:
+        _check_promised(model, report.missing, path)
     initialise(model, seed, report.missing)  # after reading, because drawing all tensors would take most of the time
     return model, report
 
 
+def _check_promised(model: Model, missing: Collection[str], path: Path) -> None:
+    """Raises DataError if tensors are missing of a head that answers a task, which config.json names: with fresh ones
+    its answers would be random."""
+    family = family_of(model.config)
+    for name, _ in model.named_parameters():
+        if _ANSWERING.match(name) and family.stored_name(name) in missing:
+            raise DataError(
+                f"{path} lacks {family.stored_name(name)}, a head that architectures in config.json promise. Correct "
+                "architectures, or fetch the fine-tuned weights."
+            )
+
+
+_ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
+"""Parameters of the heads that answer tasks."""
 _LABELLED = re.compile(r"heads\.(label|multilabel|value|choice|tag)\.")
 """Parameters of the heads whose shapes depend on the task."""
 

@@ -130,7 +130,9 @@ class TrainConfig:
             fitting = [n for n in range(1, whole + 1) if whole % n == 0]
             below, above = max(n for n in fitting if n < ranks or n == 1), [n for n in fitting if n > ranks][:1]
             sizes = [ranks * (whole // ranks), ranks * (whole // ranks + 1)]
-            other = "" if self.deterministic else f", or a {what} of {' or '.join(str(n) for n in sizes if n)}"
+            fitting_sizes = [n for n in sizes if n and (what == "batch_size" or self.batch_size % n == 0)]
+            none = self.deterministic or not fitting_sizes
+            other = "" if none else f", or a {what} of {' or '.join(map(str, fitting_sizes))}"
             raise UsageError(
                 f"{ranks} ranks cannot share train.{what} = {whole} evenly: start "
                 f"{' or '.join(map(str, [below, *above]))}{other}."

@@ -3,13 +3,11 @@ so that config.toml shows their values and the run continues with the same ones.
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from lambert.core.errors import UsageError
-from lambert.model.config import EncoderConfig
-from lambert.model.families import family_of
+from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.optim.config import OptimConfig
 from lambert.runs.config import TrainConfig
 
@@ -22,62 +20,101 @@ EPOCHS, LEAST_UPDATES = 3, 300
 """Length of a fine-tuning run: three epochs as in Devlin et al., 2018, and on few examples more, since runs of fewer
 updates end before they have converged (Zhang et al., 2021, "Revisiting Few-sample BERT Fine-tuning", section 5)."""
 
-_UNSET = {"dropout": None, "attention_dropout": None, "norm_eps": None, "init_range": 0.0}
-"""Settings of a fresh encoder whose default depends on the family or the width, with the values that mean it."""
+_OF_THE_FAMILY = ("segment_types", "position_offset", "embedding", "activation")
+"""Settings of an encoder that are left out where they have their default value."""
 
 Freeze = int | Literal["embeddings", "encoder"]
 """What a run freezes: the embeddings, the embeddings and that many of the lowest blocks, or the encoder; 0: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
+class FreshModernConfig(ModernConfig):
+    """What only ModernBERT's blocks have. Defaults: Warner et al., "Smarter, Better, Faster, Longer", 2024, table 3."""
+
+    theta: float | None = None  # type: ignore[assignment]
+    """Base of the rotary angles of global layers. Unset: that of the model in init, or 160,000."""
+    local_theta: float | None = None  # type: ignore[assignment]
+    """Base of the rotary angles of local layers. Unset: that of the model in init, or 10,000."""
+
+
+@dataclass(frozen=True, slots=True)
 class FreshEncoderConfig(EncoderConfig):
     """The shape of an encoder. Defaults are BERT-tiny with the constants of Devlin et al., 2018, section 3 and A.2.
 
-    A setting that the family or the tokenizer determines (`segment_types` of RoBERTa, `pad`) is left out: another value
-    than that is an error.
+    A setting that the family, the tokenizer or the model in init determines may be left out: another value than that is
+    an error. A value that is the default of EncoderConfig counts as left out.
     """
 
+    layers: int | None = None  # type: ignore[assignment]
+    """Number of blocks. Unset: that of the model in init, or 2."""
+    hidden: int | None = None  # type: ignore[assignment]
+    """Width of the states, D. Unset: that of the model in init, or 128."""
+    heads: int | None = None  # type: ignore[assignment]
+    """Number of attention heads, H; must divide the width. Unset: that of the model in init, or 2."""
+    intermediate: int | None = None  # type: ignore[assignment]
+    """Width of the feed-forward layer, F. Unset: that of the model in init, or 512."""
+    positions: int | None = None  # type: ignore[assignment]
+    """Maximum length of a sequence, in tokens. Unset: that of the model in init, or 512."""
     dropout: float | None = None  # type: ignore[assignment]
-    """Probability of dropping an element of a layer's output. Unset: 0.1; in ModernBERT 0, since the compiled kernels
-    for CPUs do not train its blocks with this dropout."""
+    """Probability of dropping an element of a layer's output. Unset: that of the model in init, or 0.1; in a fresh
+    ModernBERT 0, since the compiled kernels for CPUs do not train its blocks with this dropout."""
     attention_dropout: float | None = None  # type: ignore[assignment]
-    """Probability of dropping an attention weight. Unset: 0.1; in ModernBERT 0."""
+    """Probability of dropping an attention weight. Unset: that of the model in init, or 0.1; in a fresh ModernBERT
+    0."""
     norm_eps: float | None = None  # type: ignore[assignment]
-    """Epsilon that layer norms add to the variance. Unset: 1e-12; in ModernBERT 1e-5."""
+    """Epsilon that layer norms add to the variance. Unset: that of the model in init, or 1e-12; in a fresh ModernBERT
+    1e-5."""
     init_range: float = 0.0
     """Standard deviation of fresh weights, truncated at two of them. 0: by the width: 0.02 from 768 on, as in BERT, and
     larger in a narrower encoder: 0.03 at 512, 0.06 at 256, 0.088 at 128 (docs/numerics.md)."""
+    block: str | None = None  # type: ignore[assignment]
+    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra), or
+    package.module:name of a block that takes the place of BERT's. Unset: that of the model in init, or bert."""
+    modern: FreshModernConfig = field(default_factory=FreshModernConfig)
+    """Settings of ModernBERT's blocks."""
 
     def __post_init__(self) -> None:
-        EncoderConfig.__post_init__(self if self.init_range else dataclasses.replace(self, init_range=BASE_INIT))
+        self._filled(EncoderConfig())
 
     def shape(self, vocabulary: int, pad: int = 0) -> EncoderConfig:
         """Returns the settings of a fresh encoder for a tokenizer of that many pieces and with that padding token.
 
-        Raises UsageError for a setting that the tokenizer or the family determines otherwise. A value that is the
-        default of EncoderConfig counts as not given.
+        Raises UsageError for a setting that the tokenizer or the family determines otherwise.
         """
-        defaults, family = EncoderConfig(), family_of(self)
-        usual = {name: getattr(defaults, name) for name in _UNSET}
-        given = EncoderConfig(**self._with({**usual, "init_range": init_range(self.hidden), **family.defaults}))
+        from lambert.model.families import family_of  # `--help` does not wait for torch
+
+        usual = EncoderConfig(block=self.block or EncoderConfig().block)
+        family = family_of(usual)
+        defaults: dict[str, Any] = {"init_range": init_range(self.hidden or usual.hidden), **family.defaults}
+        given = self._filled(dataclasses.replace(usual, **defaults))
         shape = family.completed(dataclasses.replace(given, vocabulary=vocabulary, pad=pad))
-        for field in dataclasses.fields(given):
-            value, found = getattr(given, field.name), getattr(shape, field.name)
-            if value not in (found, getattr(defaults, field.name)):
+        for name in (one.name for one in dataclasses.fields(given)):
+            value, found = getattr(given, name), getattr(shape, name)
+            if value not in (found, getattr(usual, name)):
                 raise UsageError(
-                    f"model.{field.name} = {value}, but a fresh {family.title} for this tokenizer has {found}: leave "
-                    "it out."
+                    f"model.{name} = {value}, but a fresh {family.title} for this tokenizer has {found}: leave it out."
                 )
         return shape
 
     def resolved(self, shape: EncoderConfig) -> Self:
         """Returns these settings with those of `shape` where nothing was given."""
-        return type(self)(**self._with({name: getattr(shape, name) for name in _UNSET}))
+        usual, found = EncoderConfig(), self._filled(shape)
+        kept = {one.name: getattr(found, one.name) for one in dataclasses.fields(found)}
+        kept |= {name: getattr(shape, name) for name in _OF_THE_FAMILY if kept[name] == getattr(usual, name)}
+        modern = dataclasses.asdict(found.modern)
+        for name, value in dataclasses.asdict(FreshModernConfig()).items():
+            if getattr(self.modern, name) == value:
+                modern[name] = getattr(shape.modern, name)
+        return type(self)(**kept | {"modern": FreshModernConfig(**modern)})
 
-    def _with(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns all settings, with `values` for those of `_UNSET` that were not given."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return own | {name: values[name] for name, unset in _UNSET.items() if own[name] == unset}
+    def _filled(self, shape: EncoderConfig) -> EncoderConfig:
+        """Returns these settings with those of `shape` in place of unset ones."""
+        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        own |= {name: getattr(shape, name) for name, value in own.items() if value is None}
+        own["init_range"] = self.init_range or shape.init_range
+        modern = dataclasses.asdict(self.modern)
+        modern |= {name: getattr(shape.modern, name) for name, value in modern.items() if value is None}
+        return EncoderConfig(**own | {"modern": ModernConfig(**modern)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +131,7 @@ class FinetuneOptimConfig(OptimConfig):
     takes its place."""
 
     def __post_init__(self) -> None:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         values["lr"] = self.lr or min(1.0, max(BASE_LR, self.end_lr))
         values["warmup_ratio"] = 0.0 if self.warmup_steps else self.warmup_ratio
         OptimConfig(**values)  # for its errors

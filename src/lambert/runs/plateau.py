@@ -20,6 +20,11 @@ _SMOOTHING = 0.9
 def few_updates(options: TrainConfig, sequences: int) -> str:
     """Returns a warning if a run with `sequences` sequences per epoch has few updates, else an empty string."""
     steps = options.updates(sequences)
+    if steps < options.ramp_steps:
+        return (
+            f"warning: the run has {steps:,} updates, fewer than train.ramp_steps = {options.ramp_steps:,}: no update "
+            f"has the whole batch of {options.batch_size:,} sequences. Shorten the ramp"
+        )
     if steps >= FEW_UPDATES:
         return ""
     raised = " and ".join(f"train.{name}" for name in ("steps", "epochs") if getattr(options, name) is not None)

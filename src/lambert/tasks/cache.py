@@ -120,13 +120,12 @@ class FeatureCache:
 
     @contextmanager
     def _locked(self, file: Path) -> Iterator[None]:
-        """A context that one process at a time is in for a file: a byte of `lock` is locked, whose position follows
-        from the file's name. The kernel releases the lock when its process ends. On a file system without locks there
-        is none: then each process writes the same file."""
+        """A context in which one thread of all processes is for a file. The kernel releases the lock when its process
+        ends. On a file system without locks there is none: then each process writes the same file."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
-                lock = stack.enter_context((file.parent / "lock").open("a"))
-                fcntl.lockf(lock, fcntl.LOCK_EX, 1, int(file.stem[:8], 16))
+                lock = stack.enter_context(file.with_suffix(".lock").open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _bound(self, newest: Path) -> None:

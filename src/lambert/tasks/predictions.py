@@ -129,9 +129,11 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples) -> Example
 
 def _gold_ids(gold: Path, like: Examples) -> list[str | None]:
     """Returns the ids of the rows of the labelled file. A table has a header if it has one line more than the file has
-    examples, whatever the settings of the run say, which may have been scored with others."""
+    examples and no cell of its first line is a number, whatever the settings of the run say, which may have been scored
+    with others."""
     rows = [row for _, row in read_rows(gold, Columns("1", label="2", header=False))]
-    if kind(gold) in TABLES and len(rows) == len(like.rows) + 1:
+    named = bool(rows) and not any(str(cell).strip().isdecimal() for cell in rows[0].values())
+    if kind(gold) in TABLES and len(rows) == len(like.rows) + 1 and named:
         rows = [dict(zip(map(str, rows[0].values()), row.values(), strict=True)) for row in rows[1:]]
     _check_count(gold, len(rows), len(like.rows), Path(like.data), "rows")
     return [_id(row) for row in rows]

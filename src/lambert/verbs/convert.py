@@ -46,9 +46,17 @@ def _imported(config: ImportConfig) -> Iterator[str]:
     check_new_folder(config.out)
     checkpoint = None if prefix is None else tensorflow.opened(prefix)
     layout.check_family(layout.read_config(folder), folder)
+    if checkpoint is None and not any((*folder.glob("*.safetensors*"), *folder.glob("*.bin"))):
+        google = (folder / layout.GOOGLE_CONFIG).is_file()
+        lacking = "vocab.txt, bert_model.ckpt.index and bert_model.ckpt.data-*" if google else "model.safetensors"
+        raise DataError(f"No weights in {folder}: fetch {lacking}.")
     tokenizer = tokenizers.load(folder, lowercase=config.lowercase)
     path = tokenizers.file_in(folder)
-    roles.specials(tokenizer, str(path))  # raises if a special piece is missing
+    if roles.named(tokenizer, "mask") is None:
+        roles.template(tokenizer, str(path))
+        yield "note: the tokenizer has no mask token: the model can be fine-tuned, but its pre-training not continued."
+    else:
+        roles.specials(tokenizer, str(path))  # raises if a special piece is missing
     pieces = roles.size(tokenizer)
     if checkpoint is None:
         model, report = weights.load(folder, vocabulary=pieces, code=config.code, pooler=True)
@@ -75,8 +83,8 @@ def _google(checkpoint: Checkpoint, folder: Path, pieces: int) -> tuple[Model, w
     model, report = weights.load(folder, heads, pieces, pooler=True, share=True, stored=stored)
     if lost := [name for name in report.unexpected if name.startswith("bert.")]:
         raise DataError(
-            f"{checkpoint.path} holds {lost[0]}, which the model that {folder / layout.GOOGLE_CONFIG} describes does "
-            "not have. Correct that file."
+            f"{checkpoint.path} holds {lost[0]}, and {folder / layout.GOOGLE_CONFIG} describes a model without it. "
+            "Correct its sizes, or take the bert_config.json of this checkpoint."
         )
     return model, replace(report, unexpected=(*report.unexpected, *aside))
 

@@ -129,9 +129,9 @@ def _whole(division: Division, chosen: list[Word], first: int, source: str, say:
     divided = [word.text for number, (word, found) in numbered if found.ids != [number]]
     if not divided:
         return chosen, larger
-    say(f"words     {len(divided):,} left out, because {source} divides them in any case: {_some(divided)}")
+    say(f"words     {len(divided):,} left out, because {source} still divides them: {_some(divided)}")
     if len(divided) == len(chosen):
-        raise DataError(f"{source} divides all of the words in any case: they contain added tokens. Give other words.")
+        raise DataError(f"{source} still divides all of the words when they are pieces. Give other words.")
     return _whole(division, [word for word in chosen if word.text not in divided], first, source, say)
 
 

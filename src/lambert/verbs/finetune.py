@@ -234,7 +234,9 @@ def _counts(path: Path, data: Any, task: TaskConfig) -> str:
 def _check_examples(config: FinetuneConfig, data: Any) -> None:
     """Raises DataError if all texts of the training file are empty or, for a loss that compares examples with each
     other, if it has too few of them; UsageError if an update has too few."""
-    sequences, least = config.train.batch_size, getattr(data, "least_batch", 1)
+    least = getattr(data, "least_batch", 1)
+    smallest = "first_batch_size" if config.train.first_batch_size else "batch_size"
+    sequences = getattr(config.train, smallest)
     if isinstance(data, Sentences) and not data.first.lengths_S.any():
         name = config.task.columns.text
         raise DataError(
@@ -242,7 +244,7 @@ def _check_examples(config: FinetuneConfig, data: Any) -> None:
         )
     if sequences < least:
         raise UsageError(
-            f"train.batch_size = {sequences} is too small: the texts of an example are compared with those of the "
+            f"train.{smallest} = {sequences} is too small: the texts of an example are compared with those of the "
             f"other examples of the update. Use {least} or more."
         )
     if data.size(0) < least:

@@ -65,7 +65,8 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("preparing its corpus"):
             _check_complete(config)
-            _prepare_text(config, world, say)
+            if config.text:
+                _prepare_text(config, world, say)
         with world.together("reading its data"):
             manifest = read_manifest(config.corpus)
             tokenizer = tokenizers.load(config.corpus)
@@ -73,21 +74,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
             model = _model(config, tokenizer, world, say)
             if config.model is not None:
                 config = dataclasses.replace(config, model=config.model.resolved(model.config))
-            if config.packing.sequence_length > model.config.positions:
-                raise UsageError(
-                    f"packing.sequence_length = {config.packing.sequence_length} exceeds the model's "
-                    f"{model.config.positions} positions. Shorten it, or pre-train a model with more (model.positions)."
-                )
-            if config.packing.mode != "full" and not predicts_next(model.config):
-                raise UsageError(
-                    f"packing.mode = {config.packing.mode!r} makes pairs for next-sentence prediction, which "
-                    f'{family_of(model.config).title} does not have. Set packing.mode = "full".'
-                )
-            if config.packing.mode != "full" and not takes_pairs(model.config):
-                raise UsageError(
-                    f"packing.mode = {config.packing.mode!r} makes sequences of two segments, and the model has "
-                    'model.segment_types = 1: set it to 2, or packing.mode = "full".'
-                )
+            _check_packing(config.packing, model.config)
             specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
             source = _source(config.corpus, config.packing, config.masking, specials, config.seed)
             heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
@@ -181,17 +168,45 @@ def _check_complete(config: PretrainConfig) -> None:
         raise UsageError(" ".join(lacking))
 
 
+def _check_packing(packing: PackingConfig, shape: EncoderConfig) -> None:
+    """Raises UsageError if an encoder cannot learn from sequences of this form."""
+    if packing.sequence_length > shape.positions:
+        raise UsageError(
+            f"packing.sequence_length = {packing.sequence_length} exceeds the model's {shape.positions} positions. "
+            "Shorten it, or pre-train a model with more (model.positions)."
+        )
+    if packing.mode != "full" and not predicts_next(shape):
+        raise UsageError(
+            f"packing.mode = {packing.mode!r} makes pairs for next-sentence prediction, which "
+            f'{family_of(shape).title} does not have. Set packing.mode = "full".'
+        )
+    if packing.mode != "full" and not takes_pairs(shape):
+        raise UsageError(
+            f"packing.mode = {packing.mode!r} makes sequences of two segments, and the model has model.segment_types = "
+            '1: set it to 2, or packing.mode = "full".'
+        )
+
+
 def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
-    """Converts the raw text of the run, if it has any, to its corpus."""
-    if not config.text or (world.size > 1 and config.corpus.is_dir()):
-        return
+    """Converts the raw text of the run to its corpus."""
     if world.size > 1:
-        raise UsageError(f"text is converted by one process, not {world.size}: run `lambert prepare` first.")
+        raise UsageError(
+            f"text is converted by one process, not {world.size}: run `lambert prepare` first, and leave text out."
+        )
     from lambert.verbs import prepare  # most runs need no part of it
 
     assert config.init is not None  # by PretrainConfig
-    tokenizer = str(model_folder(config.init))
-    prepare.to_corpus(prepare.PrepareConfig(input=config.text, out=config.corpus, tokenizer=tokenizer), say)
+    tokenizer = str(folder := model_folder(config.init))
+    shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
+    positions = (config.model and config.model.positions) or shape.positions
+    _check_packing(config.packing, dataclasses.replace(shape, positions=positions))
+    made = prepare.PrepareConfig(
+        input=config.text, out=config.corpus, tokenizer=tokenizer, documents=config.documents
+    )  # fmt: skip
+    try:
+        prepare.to_corpus(made, say)
+    except UsageError as error:
+        raise UsageError(str(error).replace("choose another out", "choose another corpus")) from error
 
 
 def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Model:
@@ -204,7 +219,7 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
         check_model(shape, config.train, config.optim.name, world)
         return weights.fresh(shape, objectives, config.seed)
     folder = model_folder(config.init)
-    code = (*config.code, config.model.block) if config.model else config.code
+    code = (*config.code, *([config.model.block] if config.model and config.model.block else []))
     shape = layout.encoder_config(layout.read_config(folder), folder, code)
     if tokenizers.load(folder).get_vocab() != tokenizer.get_vocab():
         raise DataError(
@@ -216,17 +231,18 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     kept_layers = keep_layers(model, config.distil.student_layers)
     for line in filter(None, [*report.warnings(), kept_layers]) if world.is_first else ():
         say(line)
-    return model if config.model is None else _adjusted(model, config.model, folder)
+    return model if config.model is None else _adjusted(model, config.model, folder, say if world.is_first else silent)
 
 
-def _adjusted(model: Model, given: FreshEncoderConfig, folder: Path) -> Model:
-    """Returns the model of a folder with the settings of [model]. Raises UsageError if weights depend on one that
-    differs."""
+def _adjusted(model: Model, given: FreshEncoderConfig, folder: Path, say: Say) -> Model:
+    """Returns the model of a folder with the settings of [model], and says which ones differ. Raises UsageError if
+    weights depend on one of these."""
     own, adjustable = model.config, family_of(model.config).adjustable
     shape = given.resolved(own).shape(own.vocabulary, own.pad)
     for name, value, stored in _differences(shape, own):
         if name.removeprefix("model.") not in adjustable:
-            raise UsageError(f"{name} = {value}, but {folder} has {stored}. With init, leave [model] out.")
+            raise UsageError(f"{name} = {value}, but {folder} has {stored}. With init, leave {name} out.")
+        say(f"{name} is {value} from now on; {folder} has {stored}")
     if shape == own:
         return model
     adjusted = weights.built(shape, model.labels, model.pooler is not None)

@@ -132,7 +132,13 @@ def _theta(settings: Mapping[str, Any], kind: str, older: str, default: float, p
     if isinstance(newer, dict) and isinstance(newer.get(kind), dict):
         if newer[kind].get("rope_type", "default") != "default":
             raise DataError(f"{path} has rope_type = {shown(newer[kind]['rope_type'])}; only 'default' is supported.")
-        value = newer[kind].get("rope_theta", value)
+        chosen = newer[kind].get("rope_theta", value)
+        if value not in (None, chosen):
+            raise DataError(
+                f"{path} has {older} = {shown(value)} and rope_theta = {shown(chosen)} of {kind}, which contradict "
+                "each other. Remove the wrong one."
+            )
+        value = chosen
     if value is None:
         value = settings.get("global_rope_theta", default) if kind == _LOCAL and older in settings else default
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 < value < 1e18:

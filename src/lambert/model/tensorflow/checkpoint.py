@@ -58,13 +58,19 @@ def prefixes(path: Path) -> list[Path]:
     """Returns the prefixes of the checkpoints that a path names: those in a folder without weights of Hugging Face, or
     the one of a prefix or of a file of a checkpoint."""
     if path.is_dir():
-        if any((*path.glob("*.safetensors"), *path.glob("*.bin"))):
+        if any((*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin"))):
             return []
         names = {match[1] for file in path.glob("*.ckpt*") if (match := _FILE.fullmatch(file.name))}
-        return [prefix for name in sorted(names) if _parts(prefix := path / name)]
+        return [prefix for name in sorted(names, key=_step) if _parts(prefix := path / name)]
     if match := _FILE.fullmatch(path.name):
         path = path.with_name(match[1])
     return [path] if path.name and _parts(path) else []
+
+
+def _step(name: str) -> tuple[int, str]:
+    """Returns the number of the update at the end of a prefix, such as model.ckpt-1000, and the prefix."""
+    number = name.rpartition("-")[2]
+    return (int(number) if number.isdecimal() else -1), name
 
 
 def _parts(prefix: Path) -> bool:

@@ -133,7 +133,7 @@ class BenchConfig:
         if self.precision not in ("auto", "float32", "bfloat16"):
             raise UsageError(f"precision = {self.precision!r} is not for the work run: take bfloat16 or float32.")
         if self.block == "modernbert" and self.packing != "full":
-            raise UsageError(f'packing = {self.packing!r} makes pairs, which ModernBERT has not: set packing = "full".')
+            raise UsageError("ModernBERT takes no pairs of segments: add --packing full.")
         for name in ("lengths", "profile", "only_memory"):
             if getattr(self, name):
                 raise UsageError(f"{name} is not for the work run: its sequences are those of --corpus.")

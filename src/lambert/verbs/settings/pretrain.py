@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import SEEDS, check
@@ -35,6 +36,8 @@ class PretrainConfig:
     text: tuple[str, ...] = ()
     """Files, folders and globs of raw text, which `lambert prepare` first converts to `corpus` with the tokenizer of
     `init`. If `corpus` holds them already, nothing is converted."""
+    documents: Literal["file", "blank-line", "line"] = "file"
+    """What a document of `text` is, as in `lambert prepare`."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
     keep_moments: bool = False
