@@ -8,7 +8,7 @@ import torch
 from lambert.model import weights
 from lambert.model.families import family_of
 from lambert.model.folder import BY_PIECE
-from lambert.model.heads import Model
+from lambert.model.heads import Model, built
 
 
 @torch.no_grad()
@@ -31,6 +31,6 @@ def extended(model: Model, pieces: int, rows: Sequence[Sequence[int]]) -> Model:
             old = tensors[name]
             tensors[name] = torch.cat([old[:pieces], torch.stack([old[[*ids]].mean(0) for ids in rows])])
     config = dataclasses.replace(model.config, vocabulary=pieces + len(rows))
-    larger = weights.built(config, model.labels, model.pooler is not None)
+    larger = built(config, model.labels, model.pooler is not None)
     weights.assign(larger, tensors)
     return larger

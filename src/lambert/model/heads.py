@@ -1,9 +1,11 @@
 """The model: an encoder and its heads."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lambert.core.batch import Batch
 from lambert.core.registry import Kind, lookup
@@ -23,7 +25,7 @@ from lambert.model.objectives import (
     Vector,
 )  # fmt: skip
 
-__all__ = ["HEADS", "Encoder", "Head", "Model"]
+__all__ = ["HEADS", "Encoder", "Head", "Model", "built"]
 
 HEADS: dict[str, type[Head]] = {
     "mlm": MaskedLanguageModel,
@@ -151,3 +153,24 @@ class Model(nn.Module):
 def _key(name: str) -> str:
     """Returns the name of an objective as the name of a module, which must not contain a dot."""
     return name.replace(".", "/")
+
+
+class _Unfilled(TorchFunctionMode):
+    """Mode in which `torch.nn.init` does not change parameters. Random draws on the meta device would make torch import
+    its compiler, which takes longer than reading a model."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensor = args[0] if args else (kwargs or {}).get("tensor")
+        if getattr(function, "__module__", "") == nn.init.__name__ and isinstance(tensor, nn.Parameter):
+            return tensor
+        return function(*args, **(kwargs or {}))
+
+
+def built(config: EncoderConfig, heads: Mapping[str, int], pooler: bool = False) -> Model:
+    """Returns a model with uninitialised parameters. The state of torch's random generator does not change."""
+    random = torch.random.get_rng_state()
+    try:
+        with _Unfilled():
+            return Model(config, heads, pooler)
+    finally:
+        torch.random.set_rng_state(random)

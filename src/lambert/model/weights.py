@@ -5,9 +5,8 @@ The tensors of a folder are compared with its config.json, by names and shapes, 
 
 import dataclasses
 import json
-import re
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,25 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lambert.core.contents import check_sums
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import replace_files
 from lambert.core.randomness import Stream, key
 from lambert.model import files
 from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
-from lambert.model.families import DEFAULT, family_of
+from lambert.model.families import family_of
 from lambert.model.family import Family
-from lambert.model.heads import Model
+from lambert.model.heads import Model, built
+from lambert.model.weight_checks import (
+    LABELLED,
+    check_lacking,
+    check_promised,
+    check_shape,
+    check_sizes,
+    untied_copies,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
             missing.append(theirs)
             fresh_pooler |= name.startswith("pooler.")
         else:
-            _check_shape(theirs, tensor, tuple(parameter.shape), source)
+            check_shape(theirs, tensor, tuple(parameter.shape), source)
             if share and tensor.dtype == parameter.dtype and tensor.is_contiguous():
                 parameter.data = tensor
             else:
@@ -135,27 +141,6 @@ def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Mod
     model = built(config, heads)
     initialise(model, seed)
     return model
-
-
-class _Unfilled(TorchFunctionMode):
-    """Mode in which `torch.nn.init` does not change parameters. Random draws on the meta device would make torch import
-    its compiler, which takes longer than reading a model."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensor = args[0] if args else (kwargs or {}).get("tensor")
-        if getattr(function, "__module__", "") == nn.init.__name__ and isinstance(tensor, nn.Parameter):
-            return tensor
-        return function(*args, **(kwargs or {}))
-
-
-def built(config: EncoderConfig, heads: Mapping[str, int], pooler: bool = False) -> Model:
-    """Returns a model with uninitialised parameters. The state of torch's random generator does not change."""
-    random = torch.random.get_rng_state()
-    try:
-        with _Unfilled():
-            return Model(config, heads, pooler)
-    finally:
-        torch.random.set_rng_state(random)
 
 
 @torch.no_grad()
@@ -248,94 +233,23 @@ def _loaded(
     settings = layout.read_config(folder)
     config = layout.encoder_config(settings, folder, code)
     family = family_of(config)
-    tensors, untied = current(family, read), _untied(family, read)
+    tensors, untied = current(family, read), untied_copies(family, read)
     if vocabulary is not None:
         layout.check_vocabulary(config, vocabulary, path)
     own_heads = heads is None
     heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
     pooler = pooler and family.stored_name("pooler.weight") in tensors
-    _check_sizes(config, heads, tensors, path, pooler)
+    check_sizes(config, heads, tensors, path, pooler)
     model = built(config, heads, pooler)
     shapes = {family.stored_name(name): parameter.shape for name, parameter in model.named_parameters()}
-    labelled = {family.stored_name(name) for name, _ in model.named_parameters() if _LABELLED.match(name)}
+    labelled = {family.stored_name(name) for name, _ in model.named_parameters() if LABELLED.match(name)}
     found = {  # without a head of another task, which has another number of labels
         name: tensor for name, tensor in tensors.items() if name not in labelled or tensor.shape == shapes[name]
     }
     files.check_finite(((name, tensor) for name, tensor in found.items() if name in shapes), path)
     report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied)
-    _check_lacking(family, dict(model.named_parameters()), tensors, path)
+    check_lacking(family, dict(model.named_parameters()), tensors, path)
     if own_heads:
-        _check_promised(model, report.missing, path)
+        check_promised(model, report.missing, path)
     initialise(model, seed, report.missing)  # after reading, because drawing all tensors would take most of the time
     return model, report
-
-
-def _check_promised(model: Model, missing: Collection[str], path: Path) -> None:
-    """Raises DataError if tensors are missing of a head that answers a task, which config.json names: with fresh ones
-    its answers would be random."""
-    family = family_of(model.config)
-    for name, _ in model.named_parameters():
-        if _ANSWERING.match(name) and family.stored_name(name) in missing:
-            raise DataError(
-                f"{path} lacks {family.stored_name(name)}, a head that architectures in config.json promise. Correct "
-                "architectures, or fetch the fine-tuned weights."
-            )
-
-
-_ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
-"""Parameters of the heads that answer tasks."""
-_LABELLED = re.compile(r"heads\.(label|multilabel|value|choice|tag)\.")
-"""Parameters of the heads whose shapes depend on the task."""
-
-
-def _check_sizes(
-    config: EncoderConfig, heads: Mapping[str, int], tensors: Mapping[str, Tensor], path: Path, pooler: bool
-) -> None:
-    """Raises DataError if the tensors are not those of such a model. No memory is allocated, and the sizes in
-    config.json do not change the time that this takes."""
-    family = family_of(config)
-    prefixes = (family.layer, family.stored_name("encoder.blocks."))
-    numbers = re.compile(f"(?:{'|'.join(map(re.escape, prefixes))})(\\d+)\\.")
-    words = family.stored_name("encoder.words.weight")
-    if words not in tensors:
-        raise DataError(f"{path} lacks {words}.")
-    # First, because a matrix may be too large for the meta device, too, if its width is that of no tensor.
-    _check_shape(words, tensors[words], (config.vocabulary, config.table_width), str(path))
-    layers = len({found[1] for name in tensors if (found := numbers.match(name))})
-    if config.layers > layers:
-        raise DataError(f"{path} lacks {family.layer}{layers}: config.json has num_hidden_layers = {config.layers}.")
-    custom = config.custom_block  # a block from outside may not support the meta device
-    if custom:
-        config, heads = dataclasses.replace(config, block=DEFAULT, layers=1), {}
-    with torch.device("meta"):
-        model = built(config, heads, pooler)
-    own = {name: p for name, p in model.named_parameters() if not (custom and name.startswith("encoder.blocks."))}
-    _check_lacking(family, own, tensors, path)
-    for name, parameter in own.items():
-        theirs = family.stored_name(name)
-        if theirs in tensors and not _LABELLED.match(name):
-            _check_shape(theirs, tensors[theirs], tuple(parameter.shape), str(path))
-
-
-def _check_lacking(family: Family, names: Iterable[str], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raises DataError if tensors of the encoder are missing among these parameters of a model."""
-    stored = [family.stored_name(name) for name in names if name.startswith("encoder.")]
-    lacking = [name for name in stored if name not in tensors]
-    if lacking:
-        raise DataError(f"{path} lacks {lacking[0]} and {len(lacking) - 1} more tensors of the encoder.")
-
-
-def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], source: str) -> None:
-    if tuple(tensor.shape) != shape:
-        shapes = f"{list(tensor.shape)} in {source}, {list(shape)} in the model"
-        raise DataError(f"The shape of {name} is {shapes}. Check config.json and the recipe's model.")
-
-
-def _untied(family: Family, tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str], ...]:
-    """Returns (copy, original) of the tied tensors that differ in a file."""
-    renamed = {family.current_name(name): tensor for name, tensor in tensors.items()}
-    return tuple(
-        (copy, original)
-        for copy, original in family.tied.items()
-        if copy in renamed and original in renamed and not torch.equal(renamed[copy], renamed[original])
-    )
