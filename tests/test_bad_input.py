@@ -242,9 +242,13 @@ def test_a_model_whose_vocabulary_lacks_a_mask_token(
     model = without_piece(pretrained / "model", tmp_path / "odd", "[MASK]")
     said = f"{model / 'tokenizer.json'} has no mask token such as [MASK]"
     one_line(lambert("predict", model=model, stdin='{"text": "the [MASK]"}'), 3, said)
-    one_line(lambert("import", out=tmp_path / "imported", **{"from": model}), 3, said)
+    imported = lambert("import", out=tmp_path / "imported", **{"from": model})
+    assert imported.code == 0, imported.err
+    assert "note: the tokenizer has no mask token" in imported.out
     flags = {"data": labelled("classify", "train"), "init": model, "out": tmp_path / "run", "train__steps": 1}
     assert lambert("finetune", **flags, task__max_length=64).code == 0  # which a classification does without
+    refused = lambert("prepare", input=model / "README.md", tokenizer=model, out=tmp_path / "corpus")
+    one_line(refused, 3, "has no mask token such as [MASK]")
 
 
 def test_text_that_looks_special_has_the_same_ids_everywhere(

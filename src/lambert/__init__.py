@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from lambert.inference.text_model import load as load
     from lambert.library import compare as compare
     from lambert.library import evaluate as evaluate
+    from lambert.library import export as export
     from lambert.library import extend as extend
     from lambert.library import finetune as finetune
+    from lambert.library import import_model as import_model
     from lambert.library import peek as peek
     from lambert.library import prepare as prepare
     from lambert.library import pretrain as pretrain
@@ -55,7 +57,19 @@ __version__ = "0.1.0"
 forget_current_folder()
 
 _MODULES = {
-    "library": ("prepare", "peek", "pretrain", "finetune", "sweep", "extend", "evaluate", "compare", "updates"),
+    "library": (
+        "prepare",
+        "peek",
+        "pretrain",
+        "finetune",
+        "sweep",
+        "extend",
+        "import_model",
+        "export",
+        "evaluate",
+        "compare",
+        "updates",
+    ),
     "inference.text_model": ("load", "TextModel"),
     "corpus.scale": ("prepare_on_cluster", "RayTasks"),
     "runs.result": ("Result",),

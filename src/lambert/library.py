@@ -23,6 +23,7 @@ from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
 from lambert.runs.result import Result
 from lambert.verbs import compare as comparison
+from lambert.verbs import convert as conversion
 from lambert.verbs import evaluate as evaluation
 from lambert.verbs import extend as extension
 from lambert.verbs import finetune as finetuning
@@ -30,6 +31,7 @@ from lambert.verbs import prepare as preparation
 from lambert.verbs import pretrain as pretraining
 from lambert.verbs import sweep as sweeping
 from lambert.verbs.compare import CompareConfig
+from lambert.verbs.settings.convert import ExportConfig, ImportConfig
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
@@ -97,6 +99,32 @@ def extend(model: str | Path, /, **settings: Any) -> Result:
         settings: `out`, `input` and `words`, and others of the command.
     """
     return extension.run(_settings("extend", model, settings))
+
+
+def import_model(
+    source: str | Path, /, *, out: str | Path, lowercase: bool | None = None, code: Sequence[str] = ()
+) -> Result:
+    """Converts a folder of Hugging Face, or a checkpoint of Google's BERT, to a model folder, as `lambert import`.
+
+    Args:
+        source: The folder, or one checkpoint of several.
+        out: Model folder to write; it must not exist.
+        lowercase: Whether the vocabulary is uncased; None: as its files say.
+        code: Names of the code from outside that the model folder may import.
+    """
+    return conversion.run_import(ImportConfig(Path(source), Path(out), lowercase, tuple(code)))
+
+
+def export(model: str | Path, /, *, out: str | Path, format: str = "hf", code: Sequence[str] = ()) -> Result:
+    """Converts a run folder or model folder to another format, as `lambert export`.
+
+    Args:
+        model: The folder.
+        out: Folder to write; it must not exist.
+        format: Its format.
+        code: Names of the code from outside that the model folder may import.
+    """
+    return conversion.run_export(ExportConfig(Path(model), Path(out), format, tuple(code)))
 
 
 def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: Any) -> Result:

@@ -173,23 +173,6 @@ def test_folders_that_cannot_be_read(
     assert not (source / "executed").exists()
 
 
-def test_a_tokenizer_without_a_mask_is_for_fine_tuning_alone(
-    pretrained: Path, corpus: Path, labelled: Callable[[str, str], Path], tmp_path: Path, lambert: Lambert
-) -> None:
-    shutil.copytree(pretrained / "model", tmp_path / "source")
-    for name in ("tokenizer.json", "SHA256SUMS"):
-        (tmp_path / "source" / name).unlink()
-    words = tmp_path / "source" / "vocab.txt"
-    words.write_text(words.read_text().replace("[MASK]", "[MUSK]"))
-    done = lambert("import", "--from", tmp_path / "source", out=tmp_path / "model")
-    assert done.code == 0, done.err
-    assert "note: the tokenizer has no mask token" in done.out
-    flags = {"init": tmp_path / "model", "data": labelled("classify", "train"), "train__steps": 2}
-    assert lambert("finetune", out=tmp_path / "tuned", **flags).code == 0
-    refused = lambert("prepare", input=words, tokenizer=tmp_path / "model", out=tmp_path / "corpus")
-    one_line(refused, 3, "has no mask token such as [MASK]")
-
-
 @pytest.mark.parametrize("verb", ["import", "export"])
 def test_what_is_there_is_left_alone(verb: str, pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
     name = "--from" if verb == "import" else "--model"

@@ -180,7 +180,7 @@ def test_another_family_is_refused_before_its_tokenizer_is_read(tmp_path: Path, 
     (tmp_path / "config.json").write_text('{"model_type": "mpnet"}')
     (tmp_path / "tokenizer.json").touch()
     called = lambert("finetune", init=tmp_path, data=tmp_path / "data.tsv", out=tmp_path / "run")
-    one_line(called, 3, "has model_type = 'mpnet'", "Take a BERT or")
+    one_line(called, 3, "has model_type = 'mpnet'", "Take a model of one of these families: bert,")
 
 
 def test_what_is_left_open_is_found_recorded_and_found_again(

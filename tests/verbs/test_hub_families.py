@@ -1,5 +1,6 @@
 """Encoders of every family from raw text to answers, with tokenizers of their kinds, and their folders elsewhere."""
 
+import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,16 @@ def test_from_text_to_answers(
     wanted = {net.config.id2label[number]: float(chance) for number, chance in enumerate(expected)}
     assert probabilities == pytest.approx(wanted, abs=1e-5)
     assert model.encode(["one text", "another"]).shape == (2, 32)
+    scores = lambert.evaluate(model=tuned.folder, data=rows["dev"]).scores
+    assert scores["accuracy"] == tuned.scores["accuracy"]
+    copied = lambert.import_model(lambert.export(tuned.folder, out=tmp_path / "hf").folder, out=tmp_path / "back")
+    before, after = tuned.folder / "model", copied.folder
+    for name in ("config.json", "tokenizer.json"):
+        assert json.loads((after / name).read_text()) == json.loads((before / name).read_text())
+    assert (after / "model.safetensors").read_bytes() == (before / "model.safetensors").read_bytes()
+    short = {name: value for name, value in SHAPE.items() if not name.startswith("model__")}
+    again = lambert.pretrain(init=folder, corpus=corpora[KINDS[family]], out=tmp_path / "again", **short)
+    assert again.scores["mlm"] != run.scores["mlm"]
     needs_fast("bfloat16")  # last: the test ends here on other processors
     fast = lambert.load(tuned.folder, precision="bfloat16")
     near = fast({"one": "the river stone", "two": "the green house"})["probabilities"]
