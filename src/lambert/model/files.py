@@ -39,16 +39,21 @@ def read(folder: Path) -> tuple[Tensors, Path]:
 
     Raises DataError if there is no file, or if one is damaged.
     """
-    for name, reader in {WEIGHTS: _safetensors, INDEX: _shards, PICKLED: _pickled}.items():
-        path = Path(folder) / name
-        if path.is_file():
-            return reader(path), path
-    raise DataError(f"No weights in {folder}: neither {WEIGHTS} nor {INDEX} nor {PICKLED}.")
+    path = weights_file(folder)
+    return {WEIGHTS: _safetensors, INDEX: _shards, PICKLED: _pickled}[path.name](path), path
+
+
+def weights_file(folder: Path) -> Path:
+    """Returns the file of a model folder that holds or lists its weights. Raises DataError if there is none."""
+    for name in (WEIGHTS, INDEX, PICKLED):
+        if (path := Path(folder) / name).is_file():
+            return path
+    raise DataError(f"No weights in {folder}: neither {WEIGHTS} nor {INDEX} nor {PICKLED}, nor bert_model.ckpt.index.")
 
 
 def fingerprint(folder: Path) -> str:
     """Returns the SHA-256 of the files from which `read` takes the tensors of a model folder."""
-    path = next(path for name in (WEIGHTS, INDEX, PICKLED) if (path := Path(folder) / name).is_file())
+    path = weights_file(folder)
     names = set(json_object(path)["weight_map"].values()) if path.name == INDEX else set()
     shards = [path.with_name(name) for name in sorted(names)]
     hashes = [sha256(file) for file in (path, *shards)]

@@ -17,6 +17,7 @@ from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.bert import tensorflow
 from lambert.model.families import reads_segments
+from lambert.model.files import weights_file
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.model.tensorflow.checkpoint import Checkpoint, find
@@ -46,10 +47,8 @@ def _imported(config: ImportConfig) -> Iterator[str]:
     check_new_folder(config.out)
     checkpoint = None if prefix is None else tensorflow.opened(prefix)
     layout.check_family(layout.read_config(folder), folder)
-    if checkpoint is None and not any((*folder.glob("*.safetensors*"), *folder.glob("*.bin"))):
-        google = (folder / layout.GOOGLE_CONFIG).is_file()
-        lacking = "vocab.txt, bert_model.ckpt.index and bert_model.ckpt.data-*" if google else "model.safetensors"
-        raise DataError(f"No weights in {folder}: fetch {lacking}.")
+    if checkpoint is None:
+        weights_file(folder)  # raises if there is none, before the tokenizer is read
     tokenizer = tokenizers.load(folder, lowercase=config.lowercase)
     path = tokenizers.file_in(folder)
     if roles.named(tokenizer, "mask") is None:

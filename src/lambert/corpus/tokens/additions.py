@@ -5,6 +5,7 @@ Unigram. Units are what a tokenizer divides into pieces, each alone: words and p
 between spaces. The ids of old pieces stay, and those of a text change only where a new piece is.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain, groupby, takewhile
 from typing import Any
@@ -22,7 +23,7 @@ _BEFORE = ("", " ", "a", "1", "(")
 """Texts of each kind of characters that may stand before a unit."""
 
 
-class Addition:
+class Addition(ABC):
     """How words become pieces of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -32,9 +33,9 @@ class Addition:
         """Returns the text of a piece or unit without the mark of a space."""
         return piece
 
+    @abstractmethod
     def word(self, unit: str) -> str:
         """Returns the piece that the word at the beginning of a unit is or could be; empty if there is none."""
-        raise NotImplementedError
 
     def spelt(self, unit: str, pieces: Sequence[str]) -> tuple[int, int]:
         """Returns the number of words with a letter or digit in a unit, and how many of its `pieces` they take."""
