@@ -31,7 +31,8 @@ BELOW = {
     "inference": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning"},
     "runs": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning"},
     "horovod": {"core", "distributed"},
-    "verbs": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning", "inference", "runs"},
+    "serving": {"core", "engine", "model", "tasks", "inference"},
+    "verbs": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning", "inference", "runs", "serving"},
 }
 """The packages that each package may import beside itself. The library's door and the command line may import all."""
 

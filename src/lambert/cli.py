@@ -81,6 +81,7 @@ VERBS = {
         "evaluate", "settings.evaluate:EvaluateConfig", "Model and labelled data to official scores and predictions."
     ),
     "predict": Verb("predict", "settings.predict:PredictConfig", "JSON lines in, JSON lines out, streaming.", takes=""),
+    "serve": Verb("serve", "serve:ServeConfig", "An HTTP service of models, with a page to try them on.", takes=""),
     "import": Verb(
         "convert",
         "settings.convert:ImportConfig",
@@ -110,7 +111,6 @@ VERBS = {
 }
 
 NOT_YET = {
-    "serve": "`lambert predict` answers JSON lines on its standard input, and loads the model once.",
     "embed": "In Python, lambert.load(FOLDER).encode(texts) gives a vector for each text (docs/library.md).",
     "plan": "`lambert bench` measures speed and memory on this device.",
 }

@@ -44,7 +44,7 @@ def command(tokens: list[str], stdin: str) -> Said:
     from lambert.inference import outputs as inference
 
     out, err, batches = io.StringIO(), io.StringIO(), count()
-    original = inference._outputs
+    original = inference.computed
 
     def counted(*arguments: Any) -> Any:
         next(batches)
@@ -54,7 +54,7 @@ def command(tokens: list[str], stdin: str) -> Said:
     code: Any = -1
     with (
         contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("os._exit", sys.exit),
-        mock.patch.object(inference, "_outputs", counted),
+        mock.patch.object(inference, "computed", counted),
     ):  # fmt: skip
         try:
             cli.main(tokens)

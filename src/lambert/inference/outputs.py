@@ -36,7 +36,7 @@ from lambert.tasks.files import digest
 
 _PARTS = 8
 """Number of batches into which little data is divided, so that several ranks have some."""
-_FAST_TOKENS = 1024
+FAST_TOKENS = 1024
 """Tokens of a batch from which a CPU is not faster. On a GPU larger batches are faster, so little data stays in few
 batches there."""
 
@@ -155,16 +155,16 @@ def outputs(
     epochs_S = np.zeros_like(indices_S)
     lengths_S, tokens = source.lengths(epochs_S, indices_S), max(1, micro_tokens // streams)
     if world.device.type == "cpu":
-        tokens = min(tokens, max(_FAST_TOKENS, math.ceil(int(lengths_S.sum()) / _PARTS)))
+        tokens = min(tokens, max(FAST_TOKENS, math.ceil(int(lengths_S.sum()) / _PARTS)))
     cuts = batch_bounds(lengths_S, tokens, streams)
     own = cuts[world.rank :: world.size]
     batches = (source.collate(epochs_S[low:high], indices_S[low:high]) for low, high in own)
-    run = partial(_outputs, model, precision, world)
+    run = partial(computed, model, precision, world)
     streams = min(streams, len(cuts))
-    computed = map(run, batches) if streams <= 1 else _side_by_side(run, batches, streams)
+    found = map(run, batches) if streams <= 1 else _side_by_side(run, batches, streams)
     for first in range(0, len(cuts), world.size):
         round_cuts = cuts[first : first + world.size]
-        yield from world.gather_tensors(next(computed, {}))[: len(round_cuts)]
+        yield from world.gather_tensors(next(found, {}))[: len(round_cuts)]
         advance(sum(high - low for low, high in round_cuts))
 
 
@@ -181,7 +181,8 @@ def batch_bounds(lengths_S: Ints, micro_tokens: int, streams: int) -> list[tuple
 Found = Mapping[str, Tensor]
 
 
-def _outputs(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
+def computed(model: HasOutputs, precision: Precision, world: World, batch: Batch) -> Found:
+    """Returns the outputs of a model for a batch, which is put on the device first."""
     with torch.inference_mode(), precision.autocast():
         return model.outputs(world.put(batch).with_compute(precision.compute))
 

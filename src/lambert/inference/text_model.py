@@ -2,9 +2,10 @@
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +22,23 @@ from lambert.engine.device import device_named, keep_current_gpu
 from lambert.engine.precision import Precision
 from lambert.inference.config import InferenceConfig, Precisions
 from lambert.inference.outputs import load_task, outputs, ready
+from lambert.inference.scheduler import Work
 from lambert.model.encoder import Encoder
 from lambert.model.families import reads_segments
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.objectives import first_vectors, mean_vectors
 from lambert.model.publish import publish
-from lambert.tasks import Outputs, Row, Task, TaskConfig, answers, model_files, scored
-from lambert.tasks.config import SHORTEST, Columns, Language, OtherColumns
+from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored
+from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, Language, OtherColumns
 from lambert.tasks.mismatch import using_a_model
 from lambert.tasks.segments import concatenated
 from lambert.tasks.sentences import tokenised
 from lambert.tasks.templates import columns_of, is_template
 
 Pooling = Literal["", "mean", "cls"]
+_POOLED = {"mean": mean_vectors, "cls": first_vectors}
+R = TypeVar("R")
 Text = str | Mapping[str, Any]
 """A text, or a row with the keys of an input line of `lambert predict`."""
 
@@ -60,6 +64,16 @@ def load(
     with keep_current_gpu():
         world = World(device=device_named(device, process_info().local_rank))
         return TextModel(Path(folder), task, tuple(code), InferenceConfig(precision, micro_tokens, device), world)
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[R]):
+    """Sequences to compute, and what becomes of their outputs."""
+
+    work: Work
+    source: Source
+    finish: Callable[[Outputs], R]
+    """Returns the result from the outputs for all sequences, in order."""
 
 
 class TextModel:
@@ -89,6 +103,8 @@ class TextModel:
         model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns, language)
         self._model, self._precision = ready(model, inference.precision, world.device)
         self._inference, self._world = inference, world
+        self._work = Work(self._model, self._precision)
+        self._vectors = {name: Work(_Vectors(self._model, name), self._precision) for name in _POOLED}
 
     @property
     def task(self) -> Task[Any, Any]:
@@ -96,6 +112,16 @@ class TextModel:
         if self._missing:
             raise DataError(self._missing)
         return self._task
+
+    @property
+    def precision(self) -> str:
+        """The precision of the matrix products: float32, bfloat16 or int8."""
+        return self._inference.precision
+
+    @property
+    def embed(self) -> EmbedConfig:
+        """How its vectors are computed: the prompts of a model of vectors, else the defaults."""
+        return self._task.config.embed
 
     @property
     def encoder(self) -> Encoder:
@@ -120,8 +146,23 @@ class TextModel:
         """
         if isinstance(texts, str | Mapping):
             return self([texts])[0]
-        rows = [self._row(text, number) for number, text in enumerate(texts, 1)]
-        return answers(self.task, self.outputs, rows, [f"text {number}" for number in range(1, len(rows) + 1)])
+        return self._computed(self.request(texts))
+
+    def request(self, texts: Sequence[Text], places: Sequence[str] = ()) -> "Request[list[Row]]":
+        """Returns what the predictions for the texts need: sequences to compute, and a function of their outputs.
+        `places` names each text in error messages, by default by its number.
+
+        Raises DataError or UsageError for a text that the task cannot read.
+        """
+        places = places or [f"text {number}" for number in range(1, len(texts) + 1)]
+        rows = [self._row(text, place) for text, place in zip(texts, places, strict=True)]
+        data, finish = asked(self.task, rows, places)
+        return Request(self._work, data, finish)
+
+    def _computed(self, request: "Request[R]") -> R:
+        work = request.work
+        found = outputs(work.model, request.source, work.precision, self._world, self._inference.micro_tokens)
+        return request.finish(found)
 
     def encode(
         self,
@@ -142,27 +183,37 @@ class TextModel:
             prompt: What precedes each text. Default: the prompt of a model of vectors; `task.config.embed` has it, and
                 that of documents, `prompt_b`.
         """
+        several = [texts] if isinstance(texts, str) else texts
+        vectors_ND = self._computed(self.vectors(several, pooling, max_length, prompt))
+        return vectors_ND[0] if isinstance(texts, str) else vectors_ND
+
+    def vectors(
+        self, texts: Sequence[str], pooling: Pooling = "", max_length: int | None = None, prompt: str | None = None
+    ) -> "Request[npt.NDArray[np.float32]]":
+        """Returns what the vectors of the texts need, as `request` does. The arguments are those of `encode`."""
         choose(dict.fromkeys(get_args(Pooling)), pooling, "pooling")
         positions = self._model.config.positions
         own, embed = self._task.config.name == "embed" and not pooling, self._task.config.embed
         length = (self._task.config.max_length if own else positions) if max_length is None else max_length
         if not SHORTEST <= length <= positions:
             raise UsageError(f"max_length = {length} must be from {SHORTEST} to {positions}, the model's positions.")
-        if isinstance(texts, Mapping) or not isinstance(texts, str | Iterable):
+        if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
             raise UsageError(f"encode takes a text or several, not a {type(texts).__name__}.")
-        several = [texts] if isinstance(texts, str) else list(texts)
+        several = list(texts)
         if wrong := [text for text in several if not isinstance(text, str)]:
             raise UsageError(f"encode takes texts, not {type(wrong[0]).__name__}.")
         before = prompt if prompt is not None else embed.prompt if own else ""
         source = tokenised(self.tokenizer, TaskConfig(max_length=length), [before + text for text in several], None)
         pooling = pooling or (embed.pooling if own else "") or "mean"
-        found = outputs(
-            _Vectors(self._model, pooling), source, self._precision, self._world, self._inference.micro_tokens
-        )
-        vectors_ND = concatenated(found, "vectors").astype(np.float32).reshape(len(several), self._model.config.hidden)
-        if own and embed.normalize:
-            vectors_ND /= np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
-        return vectors_ND[0] if isinstance(texts, str) else vectors_ND
+        width, unit = self._model.config.hidden, own and embed.normalize
+
+        def finish(found: Outputs) -> npt.NDArray[np.float32]:
+            vectors_ND = concatenated(found, "vectors").astype(np.float32).reshape(len(several), width)
+            if unit:
+                vectors_ND /= np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
+            return vectors_ND
+
+        return Request(self._vectors[pooling], source, finish)
 
     def evaluate(self, data: str | Path | Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Returns the scores on a labelled file or on labelled rows, dicts with the keys of a line of JSON."""
@@ -207,26 +258,25 @@ class TextModel:
         """Yields the logits of the model's heads for every sequence of a Source, batch by batch (see `outputs`)."""
         return outputs(self._model, source, self._precision, self._world, self._inference.micro_tokens, advance)
 
-    def _row(self, text: Text, number: int) -> Row:
+    def _row(self, text: Text, place: str) -> Row:
         if isinstance(text, Mapping):
             return dict(text)
         if not isinstance(text, str):
-            raise UsageError(f"text {number} is neither a text nor a row (a dict), but {type(text).__name__}.")
+            raise UsageError(f"{place} is neither a text nor a row (a dict), but {type(text).__name__}.")
         column = self.task.config.columns.text
         if is_template(column):
             names = ", ".join(columns_of(column))
-            raise UsageError(f"text {number} is a text, and the model reads the columns {names}: give a row (a dict).")
+            raise UsageError(f"{place} is a text, and the model reads the columns {names}: give a row (a dict).")
         return {"text" if not column or column.isdecimal() else column: text}
 
 
 class _Vectors(nn.Module):
     """Computes the pooled states of each sequence of a batch."""
 
-    def __init__(self, model: Model, pooling: Pooling) -> None:
+    def __init__(self, model: Model, pooling: str) -> None:
         super().__init__()
-        self.encoder, self.pooling = model.encoder, pooling
+        self.encoder, self.pooled = model.encoder, _POOLED[pooling]
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """vectors [S, D]."""
-        vectors = first_vectors if self.pooling == "cls" else mean_vectors
-        return {"vectors": vectors(self.encoder(batch), batch.bounds_S1)}
+        return {"vectors": self.pooled(self.encoder(batch), batch.bounds_S1)}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lambert.core.registry import Kind, choose, lookup
 from lambert.tasks import named
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.task import Outputs, Row, Task, answers, described, model_files, predict, scored
+from lambert.tasks.task import Outputs, Row, Task, answers, asked, described, model_files, predict, scored
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,7 +39,8 @@ KIND = Kind(
 
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "create", "described", "learn", "model_files", "needed_roles", "predict", "resolved", "scored", "tuned",
+    "answers", "asked", "create", "described", "learn", "model_files", "needed_roles", "predict",
+    "resolved", "scored", "tuned",
 ]  # fmt: skip
 
 

@@ -174,10 +174,22 @@ def answers(
 ) -> list[Row]:
     """Returns one prediction for each row, with the row's "id" if it has one. `places` names each row in error
     messages."""
+    data, finish = asked(task, rows, places)
+    return finish(outputs_of(data))
+
+
+def asked(
+    task: Task[Any, Any], rows: Sequence[Row], places: Sequence[str]
+) -> tuple[Any, Callable[[Outputs], list[Row]]]:
+    """Returns the sequences of rows without labels as a Source, and the function from their outputs to `answers`."""
     with using_a_model():
         data = task.parse(rows, places)
-    found = task.rows(data, task.predictions(data, outputs_of(data)))
-    return [{"id": row["id"], **answer} if "id" in row else answer for row, answer in zip(rows, found, strict=True)]
+
+    def finish(outputs: Outputs) -> list[Row]:
+        found = task.rows(data, task.predictions(data, outputs))
+        return [{"id": row["id"], **answer} if "id" in row else answer for row, answer in zip(rows, found, strict=True)]
+
+    return data, finish
 
 
 def json_row(line: str, place: str) -> Row:

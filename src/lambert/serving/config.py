@@ -1,0 +1,71 @@
+"""The settings of `lambert serve`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from lambert.core.errors import UsageError
+from lambert.core.settings import check
+from lambert.inference.config import Precisions
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """An HTTP service of one or several models, with a page to try them on."""
+
+    model: Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
+    """Run folders or model folders, or NAME=FOLDER to name them. The first is the default of requests that name
+    none."""
+    host: str = "127.0.0.1"
+    """Address to listen on. By default only programs on this machine can connect; 0.0.0.0: all machines that reach it,
+    which requires an API key."""
+    port: int = 8000
+    """Port to listen on; 0: a free one, which is printed."""
+    hosts: tuple[str, ...] = ()
+    """Names by which clients reach the service, as in their Host header, beside localhost and `host`. "*": any."""
+    api_key_file: Path | None = None
+    """File with the key that requests must send as `Authorization: Bearer KEY`. The environment variable
+    LAMBERT_API_KEY has the same effect."""
+    seconds: float = 30.0
+    """Longest time of a request, from its first byte to its answer."""
+    max_body_megabytes: float = 8.0
+    """Largest body of a request."""
+    max_items: int = 1024
+    """Most texts of a request."""
+    max_waiting_tokens: int = 262_144
+    """Most tokens that wait to be computed. Requests beyond it are answered with 429 and Retry-After."""
+    precision: Precisions | Literal["auto"] = "auto"
+    """Precision of the matrix products. auto: bfloat16 on devices with instructions for its products, else float32.
+    int8, on CPUs only, is faster still and changes scores by tenths."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, cuda:N or mps."""
+    workers: int = 0
+    """Threads that compute batches, which share the cores. 0: one per core on a CPU, one on a GPU."""
+    code: tuple[str, ...] = ()
+    """Names, package.module:name, of code from outside that the model folders may import (docs/security.md)."""
+
+    def __post_init__(self) -> None:
+        check(
+            self, port="[0, 65535]", seconds="(0, 86400]", max_body_megabytes="(0, 1024]", max_items="[1, inf)",
+            max_waiting_tokens="[1, inf)", workers="[0, inf)",
+        )  # fmt: skip
+        names = [name for name, _ in self.models]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(f"Two models are named {twice!r}: name them, as in --model one=FOLDER --model two=FOLDER.")
+
+    @property
+    def models(self) -> list[tuple[str, Path]]:
+        """The names and folders of the models. A model without a name has that of its run folder or folder."""
+        found = []
+        for given in self.model:
+            named = _NAMED.fullmatch(given) if not Path(given).exists() else None
+            path = Path(named[2] if named else given)
+            own = path.resolve()
+            own = own.parent if own.name == "model" and own.parent.name else own
+            found.append((named[1] if named else own.name, path))
+        return found

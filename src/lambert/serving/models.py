@@ -1,0 +1,143 @@
+"""The models of a service by name: loading, what is told of them, and replacing them while requests are computed."""
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lambert.core.contents import model_files
+from lambert.core.errors import DataError, UsageError
+from lambert.core.world import World
+from lambert.inference.config import InferenceConfig
+from lambert.inference.text_model import TextModel
+from lambert.model.folder import model_folder
+from lambert.tasks.config import Columns
+
+EXAMPLES: dict[str, Any] = {
+    "squad": {
+        "question": "Where is the Amazon rainforest?",
+        "context": "The Amazon rainforest covers most of the Amazon basin of South America.",
+    },
+    "mask": "The capital of France is [MASK].",
+    "tag": "Marie Curie was born in Warsaw.",
+    "": "This film is a delight from beginning to end.",
+}
+"""An input for each task; "" for those that read a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that is being served. Requests keep theirs until they are answered, also when it is replaced."""
+
+    name: str
+    path: Path
+    model: TextModel
+    version: str
+    """The first hexadecimal digits of the SHA-256 of its files."""
+
+    @property
+    def task(self) -> str:
+        """The name of its task; "" if it has no head for one."""
+        try:
+            return self.model.task.config.name
+        except DataError:
+            return ""
+
+    @property
+    def pair_columns(self) -> tuple[str, str] | None:
+        """The keys of the two texts of a model that scores pairs by one number or by two classes."""
+        if self.task not in ("classify", "regress"):
+            return None
+        columns = self.model.task.config.columns
+        names = inputs_of(self.task, columns)
+        two = self.task == "regress" or len(self.model.task.config.labels) == 2
+        return (names[0], names[1]) if len(names) == 2 and two else None
+
+    def relevance(self, answer: Mapping[str, Any]) -> float:
+        """Returns the score of a pair: the value, or the probability of the second class."""
+        if self.task == "regress":
+            return float(answer["value"])
+        return float(answer["probabilities"][self.model.task.config.labels[1]])
+
+    def card(self) -> dict[str, Any]:
+        """Returns what clients may know of the model, as plain values."""
+        config, task = self.model.model.config, self.task
+        found: dict[str, Any] = {
+            "name": self.name, "version": self.version, "task": task, "family": config.block,
+            "dimensions": config.hidden, "precision": self.model.precision,
+        }  # fmt: skip
+        if task:
+            settings = self.model.task.config
+            found["max_length"] = settings.max_length
+            found["labels"] = list(settings.labels)
+            found["inputs"] = inputs_of(task, settings.columns)
+            found["example"] = _example(task, settings.columns)
+        return found
+
+
+class Models:
+    """The models of a service. Raises DataError or UsageError if one cannot be loaded."""
+
+    def __init__(
+        self, named: Collection[tuple[str, Path]], inference: InferenceConfig, code: tuple[str, ...], world: World
+    ) -> None:
+        self._inference, self._code, self._world = inference, code, world
+        self._served = {name: self._load(name, path) for name, path in named}
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._served.values())
+
+    def get(self, name: str | None) -> Served:
+        """Returns a model by name; the first one for None. Raises UsageError that names the models there are."""
+        if name is None:
+            return next(iter(self._served.values()))
+        found = self._served.get(name)
+        if found is None:
+            raise UsageError(f"There is no model of this name; there are: {', '.join(self._served)}.")
+        return found
+
+    def reload(self) -> list[str]:
+        """Loads each model again whose files have changed, and returns their names. Requests that have begun keep the
+        old one. A model that cannot be loaded leaves the old one in place, and raises its error at the end."""
+        changed, failed = [], []
+        for name, served in list(self._served.items()):
+            try:
+                if version_of(served.path) != served.version:
+                    self._served[name] = self._load(name, served.path)
+                    changed.append(name)
+            except (DataError, UsageError) as error:
+                failed.append(f"{name} was not loaded again: {error}")
+        if failed:
+            raise DataError(" ".join(failed))
+        return changed
+
+    def _load(self, name: str, path: Path) -> Served:
+        version = version_of(path)
+        return Served(name, path, TextModel(path, "", self._code, self._inference, self._world), version)
+
+
+def version_of(path: Path) -> str:
+    """Returns the version of a model folder (`Served.version`)."""
+    found = hashlib.sha256()
+    for file in model_files(model_folder(path)):
+        with file.open("rb") as opened:
+            found.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+    return found.hexdigest()[:12]
+
+
+def inputs_of(task: str, columns: Columns) -> list[str]:
+    """Returns the keys of the objects that a model reads; empty if it reads texts."""
+    if task == "squad":
+        return ["question", "context"]
+    if task in ("tag", "mask", "embed"):
+        return []
+    names = [name for name in (columns.text, columns.text_b) if name]
+    return names if len(names) > 1 else []
+
+
+def _example(task: str, columns: Columns) -> Any:
+    names = inputs_of(task, columns)
+    if task == "squad" or not names:
+        return EXAMPLES.get(task, EXAMPLES[""])
+    return dict.fromkeys(names, EXAMPLES[""])

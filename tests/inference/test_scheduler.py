@@ -1,0 +1,156 @@
+"""Sequences of many callers are computed together, in turn, and each caller gets its own outputs."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lambert.core.batch import Batch, Ints, Target, flat_batch
+from lambert.core.world import World
+from lambert.engine.precision import Precision
+from lambert.inference.scheduler import ExpiredError, OverloadedError, Scheduler, Work
+
+
+class Texts:
+    """A Source of sequences whose tokens are all `number`; with targets, the last token of each."""
+
+    def __init__(self, number: int, lengths: list[int], targets: bool = False) -> None:
+        self.number, self.lengths_S, self.targets = number, np.array(lengths), targets
+
+    def size(self, epoch: int) -> int:
+        return len(self.lengths_S)
+
+    def lengths(self, epochs_S: Ints, indices_S: Ints) -> Ints:
+        return self.lengths_S[indices_S]
+
+    def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
+        lengths_S = self.lengths_S[indices_S]
+        ids = np.full(int(lengths_S.sum()), self.number)
+        last = torch.from_numpy(np.cumsum(lengths_S) - 1)
+        targets = {"mlm": Target(last, last)} if self.targets else {}
+        return flat_batch(ids, np.zeros_like(ids), lengths_S, targets)
+
+
+class Model:
+    """Returns the ids, a number for each sequence, and at targets the positions; it waits for `go`."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.go = threading.Event()
+        self.fails = False
+
+    def eval(self) -> "Model":
+        return self
+
+    def outputs(self, batch: Batch) -> dict[str, Tensor]:
+        self.go.wait(10)
+        if self.fails:
+            raise RuntimeError("broken")
+        self.batches.append(batch.ids_T[batch.bounds_S1[:-1].long()].tolist())
+        found = {"tokens": batch.ids_T, "texts": batch.ids_T[batch.bounds_S1[:-1].long()]}
+        return found | ({"mlm": batch.positions_T[batch.targets["mlm"].at_N]} if batch.targets else {})
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def work(model: Model) -> Work:
+    return Work(model, Precision("float32"))
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    made = Scheduler(World(), workers=1, batch_tokens=600, most_tokens=2000)
+    yield made
+    made.close()
+
+
+def test_each_caller_gets_its_own_outputs(model: Model, work: Work, scheduler: Scheduler) -> None:
+    model.go.set()
+    asked = [Texts(number, [2 + number, 3, 200 * (number % 3) + 2], targets=True) for number in range(4)]
+    for source, future in [(source, scheduler.submit(work, source)) for source in asked]:
+        found = future.result(10)
+        assert torch.cat([part["tokens"] for part in found]).tolist() == [source.number] * int(source.lengths_S.sum())
+        assert torch.cat([part["texts"] for part in found]).tolist() == [source.number] * 3
+        assert torch.cat([part["mlm"] for part in found]).tolist() == (source.lengths_S - 1).tolist()
+    assert scheduler.submit(work, Texts(1, [])).result(0) == []
+    assert scheduler.waiting_tokens == 0
+
+
+def test_a_short_request_does_not_wait_for_a_long_one(model: Model, work: Work, scheduler: Scheduler) -> None:
+    first = scheduler.submit(work, Texts(0, [10]))
+    time.sleep(0.1)  # the worker has taken it
+    long, short = scheduler.submit(work, Texts(1, [100] * 18)), scheduler.submit(work, Texts(2, [100]))
+    model.go.set()
+    for future in (first, long, short):
+        future.result(10)
+    assert 2 in model.batches[1]
+    assert sum(batch.count(1) for batch in model.batches) == 18
+
+
+def test_models_are_not_mixed(model: Model, work: Work, scheduler: Scheduler) -> None:
+    other = Model()
+    model.go.set()
+    other.go.set()
+    futures = [scheduler.submit(Work(m, work.precision), Texts(n, [50] * 3)) for n, m in enumerate([model, other] * 3)]
+    for future in futures:
+        future.result(10)
+    assert {number % 2 for batch in model.batches for number in batch} == {0}
+    assert {number % 2 for batch in other.batches for number in batch} == {1}
+
+
+def test_too_much_work_is_refused_until_some_is_done(model: Model, work: Work, scheduler: Scheduler) -> None:
+    scheduler.submit(work, Texts(0, [600]))
+    time.sleep(0.1)
+    big = scheduler.submit(work, Texts(1, [600] * 5))  # more than the queue holds, but nothing waits
+    with pytest.raises(OverloadedError, match="tokens are waiting") as refused:
+        scheduler.submit(work, Texts(2, [10]))
+    assert 0 < refused.value.seconds < math.inf
+    model.go.set()
+    big.result(10)
+    scheduler.submit(work, Texts(2, [10])).result(10)
+
+
+def test_cancelled_and_expired_requests_are_not_computed(model: Model, work: Work, scheduler: Scheduler) -> None:
+    running = scheduler.submit(work, Texts(0, [10]))
+    time.sleep(0.1)
+    left, late = scheduler.submit(work, Texts(1, [600] * 2)), scheduler.submit(work, Texts(2, [600]), seconds=0.05)
+    assert left.cancel()
+    time.sleep(0.1)
+    model.go.set()
+    running.result(10)
+    with pytest.raises(ExpiredError):
+        late.result(10)
+    with pytest.raises(CancelledError):
+        left.result(10)
+    scheduler.submit(work, Texts(3, [10])).result(10)
+    assert model.batches == [[0], [3]]
+    assert scheduler.waiting_tokens == 0
+
+
+def test_a_failure_reaches_the_caller_and_the_worker_lives(model: Model, work: Work, scheduler: Scheduler) -> None:
+    model.go.set()
+    model.fails = True
+    with pytest.raises(RuntimeError, match="broken"):
+        scheduler.submit(work, Texts(0, [600] * 3)).result(10)
+    model.fails = False
+    assert scheduler.submit(work, Texts(1, [10])).result(10)[0]["texts"].tolist() == [1]
+
+
+def test_closing_computes_what_was_accepted(model: Model, work: Work) -> None:
+    scheduler = Scheduler(World(), workers=2, batch_tokens=100)
+    futures = [scheduler.submit(work, Texts(number, [60])) for number in range(9)]
+    model.go.set()
+    scheduler.close()
+    assert [future.result(0)[0]["texts"].tolist() for future in futures] == [[number] for number in range(9)]
+    with pytest.raises(RuntimeError, match="closed"):
+        scheduler.submit(work, Texts(0, [10]))
