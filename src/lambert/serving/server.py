@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,37 @@ from lambert.serving.models import Models
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A service that no server runs yet."""
+
+    app: Any
+    """The ASGI application."""
+    state: Any
+    """`ready`: whether it takes requests."""
+    models: Models
+    close: Callable[[], None]
+    """Computes what was accepted, then ends the threads."""
+
+
+def built(config: ServeConfig) -> Built:
+    """Loads the models and returns the service. Raises as `serve` does."""
+    try:
+        from lambert.serving.answering import Answering
+        from lambert.serving.app import application
+    except ImportError as error:
+        raise _missing(error) from error
+    key = api_key(config)
+    world = World(device=device_named(config.device, 0))
+    precision: Any = resolved(config.precision, world) if config.precision == "auto" else config.precision
+    models = Models(config.models, InferenceConfig(precision, device=config.device), config.code, world)
+    scheduler = Scheduler(world, workers=config.workers, most_tokens=config.max_waiting_tokens)
+    answering = Answering(scheduler, config.seconds)
+    app = application(config, models, answering)
+    gate = Gate(app, _hosts(config), key, most_bytes=int(config.max_body_megabytes * 1e6), seconds=config.seconds)
+    return Built(gate, app.state, models, answering.close)
+
+
 def serve(config: ServeConfig, say: Say) -> None:
     """Serves until SIGTERM or SIGINT, then answers the requests that were accepted. SIGHUP loads changed models again.
 
@@ -33,36 +65,29 @@ def serve(config: ServeConfig, say: Say) -> None:
     """
     try:
         import uvicorn
-
-        from lambert.serving.answering import Answering
-        from lambert.serving.app import application
     except ImportError as error:
-        raise UsageError(f"serve needs {error.name}: pip install 'lambert-bert[serve]'.") from error
-    key = _key(config)
+        raise _missing(error) from error
+    if not api_key(config) and config.host not in LOOPBACK:
+        raise UsageError(
+            f"host = {config.host!r} lets other machines connect, and there is no API key: set LAMBERT_API_KEY or "
+            "--api-key-file."
+        )
     listener = _listener(config)
-    world = World(device=device_named(config.device, 0))
-    precision: Any = resolved(config.precision, world) if config.precision == "auto" else config.precision
-    models = Models(config.models, InferenceConfig(precision, device=config.device), config.code, world)
-    scheduler = Scheduler(world, workers=config.workers, most_tokens=config.max_waiting_tokens)
-    answering = Answering(scheduler, config.seconds)
-    app = application(config, models, answering)
-    gate = Gate(
-        app, _hosts(config), key, most_bytes=int(config.max_body_megabytes * 1e6), seconds=config.seconds,
-    )  # fmt: skip
+    service = built(config)
     settings = uvicorn.Config(
-        gate, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=10,
+        service.app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds),
     )  # fmt: skip
     server = uvicorn.Server(settings)
     host, port = listener.getsockname()[:2]
-    for served in models:
+    for served in service.models:
         say(f"model    {served.name} ({served.task or 'no task'}, {served.model.precision})  {served.path}")
     say(f"serving  http://{f'[{host}]' if ':' in host else host}:{port}")
     try:
         with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
-            runner.run(_run(server, listener, app.state, partial(_reload, models, say)))
+            runner.run(_run(server, listener, service.state, partial(_reload, service.models, say)))
     finally:
-        answering.close()
+        service.close()
 
 
 async def _run(server: Any, listener: socket.socket, state: Any, reload: Callable[[], None]) -> None:
@@ -88,18 +113,17 @@ def _reload(models: Models, say: Say) -> None:
         say(f"warning: {error}")
 
 
-def _key(config: ServeConfig) -> str:
-    """Returns the API key, empty if none was given. Raises UsageError if a service for other machines has none."""
-    key = os.environ.get("LAMBERT_API_KEY", "")
-    if config.api_key_file is not None:
-        key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
-        if not key:
-            raise UsageError(f"{config.api_key_file} is empty: write the API key to it.")
-    if not key and config.host not in LOOPBACK:
-        raise UsageError(
-            f"host = {config.host!r} lets other machines connect, and there is no API key: set LAMBERT_API_KEY or "
-            "--api-key-file."
-        )
+def _missing(error: ImportError) -> UsageError:
+    return UsageError(f"serve needs {error.name}: pip install 'lambert-bert[serve]'.")
+
+
+def api_key(config: ServeConfig) -> str:
+    """Returns the API key, empty if none was given. Raises UsageError for an empty file."""
+    if config.api_key_file is None:
+        return os.environ.get("LAMBERT_API_KEY", "")
+    key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
+    if not key:
+        raise UsageError(f"{config.api_key_file} is empty: write the API key to it.")
     return key
 
 
