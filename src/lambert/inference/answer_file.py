@@ -1,5 +1,6 @@
 """Files of predictions: JSON lines, Parquet, or vectors as one array of numpy. They are complete or absent."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,16 @@ Row = dict[str, Any]
 Add = Callable[[Row], None]
 _ROWS = 8192
 """Rows of a row group of Parquet."""
+
+
+def row_text(row: Row) -> str:
+    """Returns a prediction as a line of JSON. Half of a surrogate pair, which UTF-8 does not have, is escaped."""
+    text = json_text(row)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text))
+    return text
 
 
 @contextmanager
@@ -39,7 +50,7 @@ def _lines(path: Path) -> Iterator[Add]:
     with path.open("w", encoding="utf-8") as file:
 
         def add(row: Row) -> None:
-            file.write(json_text(row) + "\n")
+            file.write(row_text(row) + "\n")
 
         yield add
 

@@ -1,24 +1,26 @@
-"""`lambert predict`: reads JSON lines from standard input and writes one prediction per line, in constant memory."""
+"""`lambert predict`: reads rows from standard input or files and writes one prediction for each, in constant memory."""
 
 import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 from lambert.core.batch import Source
-from lambert.core.errors import DataError
-from lambert.core.files import json_text
+from lambert.core.errors import DataError, UsageError
 from lambert.core.world import World
 from lambert.distributed.detection import detect
 from lambert.engine.signals import graceful_stop
-from lambert.inference.answer_file import Add, answer_file
+from lambert.inference.answer_file import Add, answer_file, row_text
+from lambert.inference.input_rows import InputRow, json_lines
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
-from lambert.tasks import Outputs, Task, predict
+from lambert.tasks import Outputs, Row, Task, asked
+from lambert.tasks.bad_rows import readable
 from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]
@@ -30,8 +32,8 @@ _END = "[]"
 
 
 def run(config: PredictConfig, say: Say = silent) -> None:
-    """Reads until the input ends. The "id" of a line is copied to its prediction. Raises SavedAndStopped after a
-    signal."""
+    """Reads until the input ends. The "id" of a row is copied to its prediction. Raises SavedAndStopped after a signal,
+    and DataError at the end if rows had errors."""
     with graceful_stop(
         "; the predictions so far are complete lines", "To continue: the same command, with the remaining lines."
     ):
@@ -51,49 +53,83 @@ def _answer(config: PredictConfig, say: Say) -> None:
             task = model.task
         compare_ranks(world, config.model)
         if world.is_first:
+            tally = Tally()
             try:
-                with answer_file(config.out) if config.out else nullcontext(lambda row: say(json_text(row))) as add:
-                    _lead(task, model.outputs, world, config.chunk, add)
-            except (DataError, BrokenPipeError) as error:
+                with answer_file(config.out) if config.out else nullcontext(lambda row: say(row_text(row))) as add:
+                    _lead(task, model.outputs, world, config, tally, add)
+            except (DataError, UsageError, BrokenPipeError) as error:
                 failure = error  # the other ranks do not have it: it is raised when all have ended
+            world.broadcast_text(_END)
+            failure = failure or tally.error()
         else:
-            _follow(task, model.outputs, world, config.chunk)
+            _follow(task, model.outputs, world)
     if failure is not None:
         raise failure
 
 
-def _lead(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int, add: Add) -> None:
-    """Reads standard input, broadcasts every valid chunk to the other ranks, and adds the predictions. Raises DataError
-    for a bad line and BrokenPipeError for a closed output, when the other ranks know that the input has ended."""
-    lines: list[str] = []
+class Tally:
+    """Counts rows and their errors."""
 
-    def recorded() -> Iterator[str]:
-        for line in _lines(sys.stdin):
-            lines.append(line)
-            yield line
+    def __init__(self, rows: int = 0, errors: int = 0, first: str = "") -> None:
+        self.rows, self.errors, self.first = rows, errors, first
+        """Numbers of rows and of those with errors, and the first error."""
 
-    def broadcast(source: Source) -> Outputs:
-        world.broadcast_text(json.dumps(lines))
-        lines.clear()
-        return outputs_of(source)
+    def add(self, errors: Sequence[DataError], rows: int) -> None:
+        """Counts the rows of a chunk, and its errors in the order of the rows."""
+        self.first = self.first or "".join(map(str, errors[:1]))
+        self.rows, self.errors = self.rows + rows, self.errors + len(errors)
 
-    try:
-        for answer in predict(task, broadcast, recorded(), chunk=chunk):
+    def error(self) -> DataError | None:
+        """Returns the error to raise at the end; None if all rows were predicted."""
+        if not self.errors:
+            return None
+        were = "has an error, which stands" if self.errors == 1 else "have errors, which stand"
+        which = "it is" if self.errors == 1 else "the first is"
+        return DataError(
+            f"{self.errors:,} of {self.rows:,} row{'s' * (self.rows != 1)} {were} in place of a prediction; {which}: "
+            f"{self.first}"
+        )
+
+
+def _lead(
+    task: Task[Any, Any], outputs_of: OutputsOf, world: World, config: PredictConfig, tally: Tally, add: Add
+) -> None:
+    """Reads the input, sends the rows of every chunk to the other ranks, and adds the predictions. Raises BrokenPipeError
+    for a closed output."""
+    rows = json_lines(getattr(sys.stdin, "buffer", sys.stdin))
+    while chunk := list(islice(rows, config.chunk)):
+        for answer in _answers(task, outputs_of, world, config, chunk, tally):
             add(answer)
-    except (DataError, BrokenPipeError):
-        world.broadcast_text(_END)
-        raise
-    world.broadcast_text(_END)
 
 
-def _follow(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int) -> None:
+def _answers(
+    task: Task[Any, Any], outputs_of: OutputsOf, world: World, config: PredictConfig, chunk: Sequence[InputRow],
+    tally: Tally,
+) -> Iterator[Row]:  # fmt: skip
+    """Yields the prediction or the error of each row of a chunk. Raises DataError for the first error if `errors` is
+    "stop"."""
+    errors = {number: row.error for number, row in enumerate(chunk) if row.error is not None}
+    whole = [number for number in range(len(chunk)) if number not in errors]
+    places, rows = [chunk[number].place for number in whole], [chunk[number].row for number in whole]
+    good, request, found = readable(task, rows, places)
+    errors |= {whole[number]: error for number, error in found.items()}
+    if errors and config.errors == "stop":
+        raise errors[min(errors)]
+    tally.add([errors[number] for number in sorted(errors)], len(chunk))
+    answers: Iterator[Row] = iter(())
+    if request is not None:
+        if world.size > 1:
+            world.broadcast_text(json.dumps([[rows[number] for number in good], [places[number] for number in good]]))
+        source, finish = request
+        answers = iter(finish(outputs_of(source)))
+    for number, row in enumerate(chunk):
+        answer = {"error": str(errors[number])} if number in errors else next(answers)
+        yield {"id": row.row["id"], **answer} if "id" in row.row and "id" not in answer else answer
+
+
+def _follow(task: Task[Any, Any], outputs_of: OutputsOf, world: World) -> None:
     """Computes this rank's share of every chunk."""
-    while lines := json.loads(world.broadcast_text("", _INPUT_SECONDS)):
-        deque(predict(task, outputs_of, lines, chunk=chunk), maxlen=0)
-
-
-def _lines(stream: Iterable[str]) -> Iterator[str]:
-    try:
-        yield from stream
-    except UnicodeDecodeError as error:
-        raise DataError(f"The input is not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
+    while received := json.loads(world.broadcast_text("", _INPUT_SECONDS)):
+        rows, places = received
+        source, finish = asked(task, rows, places)
+        deque(finish(outputs_of(source)), maxlen=0)

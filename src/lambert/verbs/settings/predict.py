@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from lambert.core.registry import choose
 from lambert.core.settings import check
 from lambert.inference.config import InferenceConfig
 from lambert.tasks.config import OtherColumns
@@ -24,6 +25,9 @@ class PredictConfig:
     out: Path | None = None
     """File to write instead of standard output, complete or absent: .jsonl, .parquet, or for vectors .npy, an array
     float32 [lines, D]."""
+    errors: Literal["write", "stop"] = "write"
+    """What becomes of a row that cannot be predicted. write: its error is written in place of its prediction, the work
+    goes on, and the command ends with exit code 3. stop: it ends the work."""
     chunk: int = 512
     """Lines that are read and predicted together. More lines are packed better, fewer are answered sooner."""
     columns: Annotated[OtherColumns, Parameter(name=("--columns", "--task.columns"))] = field(
@@ -33,3 +37,4 @@ class PredictConfig:
 
     def __post_init__(self) -> None:
         check(self, chunk="[1, inf)")
+        choose(dict.fromkeys(("write", "stop")), self.errors, "errors")
