@@ -5,7 +5,7 @@ A row that cannot be read is one error: the rows after it are read.
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,10 @@ class Position:
     """Lines of the file that were read."""
 
 
+START = Position()
+"""Where the input begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputRow:
     """A row to predict, or why there is none."""
@@ -44,7 +48,7 @@ class InputRow:
 
 
 def json_lines(
-    stream: Any, place: Callable[[int], str] = "line {}".format, start: Position = Position()
+    stream: Any, place: Callable[[int], str] = "line {}".format, start: Position = START
 ) -> Iterator[InputRow]:
     """Yields a row for each line of a stream of bytes, or of lines of text, that is not blank. A line that is longer
     than `LINE`, not UTF-8 or not a JSON object is an error. `place` names a line by its number."""
@@ -83,18 +87,17 @@ def _parsed(line: bytes | str, place: str, *, first: bool) -> tuple[Row, DataErr
 
 def plain(value: Any) -> Any:
     """Returns a value as one that JSON has: dates, decimal numbers and other values of tables as text."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return json.loads(json.dumps(_text_keys(value), default=_text))
-    return value
-
-
-def _text_keys(value: Any) -> Any:
-    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _text(value: Any) -> str:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def sent(value: Any) -> str:
+    """Returns rows as text for other processes, which read it as JSON."""
+    return json.dumps(value, default=plain)

@@ -1,21 +1,32 @@
-"""`lambert predict`: reads rows from standard input or files and writes one prediction for each, in constant memory."""
+"""`lambert predict`: reads rows from standard input or files and writes one prediction for each, in constant memory.
+
+With files in and a file out, the predictions so far are kept, and the same command continues.
+"""
 
 import json
 import os
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from lambert.core.batch import Source
 from lambert.core.errors import DataError, UsageError
+from lambert.core.settings import as_dict
 from lambert.core.world import World
+from lambert.distributed.agreement import software
 from lambert.distributed.detection import detect
-from lambert.engine.signals import graceful_stop
-from lambert.inference.answer_file import Add, answer_file, row_text
-from lambert.inference.input_rows import InputRow, json_lines
+from lambert.engine.progress import progress
+from lambert.engine.signals import CONTINUE, graceful_stop
+from lambert.inference.answer_file import Unfinished, answer_file, input_identity, model_identity, settings_text
+from lambert.inference.answer_formats import ERROR, row_text
+from lambert.inference.input_files import InputFiles
+from lambert.inference.input_rows import START, InputRow, Position, json_lines, plain, sent
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
@@ -29,22 +40,36 @@ _INPUT_SECONDS = 365 * 86_400.0
 """Maximum pause of the input."""
 _END = "[]"
 """Broadcast to the other ranks instead of a chunk at the end of the input."""
+_PLACES = ("model", "input", "out")
+"""Settings that do not change predictions: the model and the input are compared by their content."""
 
 
 def run(config: PredictConfig, say: Say = silent) -> None:
     """Reads until the input ends. The "id" of a row is copied to its prediction. Raises SavedAndStopped after a signal,
     and DataError at the end if rows had errors."""
-    with graceful_stop(
-        "; the predictions so far are complete lines", "To continue: the same command, with the remaining lines."
-    ):
+    with graceful_stop(*_left(config)):
         _answer(config, say)
 
 
+def _left(config: PredictConfig) -> tuple[str, str]:
+    """Returns what an interruption leaves, and how to continue."""
+    if _continues(config):
+        return "; the predictions so far are kept", CONTINUE
+    if config.input:
+        return "; the predictions so far are complete lines", "To be able to continue, name a file (out)."
+    return "; the predictions so far are complete lines", "To continue: the same command, with the remaining lines."
+
+
+def _continues(config: PredictConfig) -> bool:
+    """Returns whether the same command continues where it was stopped."""
+    return bool(config.input) and config.out is not None
+
+
 def _answer(config: PredictConfig, say: Say) -> None:
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not _continues(config):
         raise DataError(
             "The launcher restarted this process after a crash, but the lines that were read before are lost. Run the "
-            "command again with the lines that have no prediction."
+            "command again with the lines that have no prediction, or name files as input and out."
         )
     failure: Exception | None = None
     with detect(config.inference.device) as world:
@@ -53,14 +78,11 @@ def _answer(config: PredictConfig, say: Say) -> None:
             task = model.task
         compare_ranks(world, config.model)
         if world.is_first:
-            tally = Tally()
             try:
-                with answer_file(config.out) if config.out else nullcontext(lambda row: say(row_text(row))) as add:
-                    _lead(task, model.outputs, world, config, tally, add)
+                failure = _lead(model, config, world, say)
             except (DataError, UsageError, BrokenPipeError) as error:
                 failure = error  # the other ranks do not have it: it is raised when all have ended
             world.broadcast_text(_END)
-            failure = failure or tally.error()
         else:
             _follow(task, model.outputs, world)
     if failure is not None:
@@ -91,23 +113,99 @@ class Tally:
         )
 
 
-def _lead(
-    task: Task[Any, Any], outputs_of: OutputsOf, world: World, config: PredictConfig, tally: Tally, add: Add
-) -> None:
-    """Reads the input, sends the rows of every chunk to the other ranks, and adds the predictions. Raises BrokenPipeError
-    for a closed output."""
-    rows = json_lines(getattr(sys.stdin, "buffer", sys.stdin))
-    while chunk := list(islice(rows, config.chunk)):
-        for answer in _answers(task, outputs_of, world, config, chunk, tally):
-            add(answer)
+@dataclass(slots=True)
+class Sink:
+    """Where predictions go."""
+
+    add: Callable[[Row], None]
+    commit: Callable[[Position, Tally], None] = lambda position, tally: None
+    """Called after each chunk with the position of the input after it."""
+    finish: Callable[[], None] = lambda: None
+    """Called after the last prediction."""
+    start: Position = START
+    """Where the input begins."""
+    tally: Tally = field(default_factory=Tally)
+    """What was counted before."""
+
+
+def _lead(model: TextModel, config: PredictConfig, world: World, say: Say) -> DataError | None:
+    """Reads the input, sends the rows of every chunk to the other ranks, and writes the predictions. Returns the error
+    to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
+    task, keep = model.task, _kept(config.keep)
+    files = InputFiles(config.input, task.config, [*keep]) if config.input else None
+    with ExitStack() as stack:
+        sink = stack.enter_context(_sink(config, model, say))
+        tally = sink.tally
+        rows = files.rows(sink.start) if files else json_lines(getattr(sys.stdin, "buffer", sys.stdin))
+        quiet = config.out is None or say is silent
+        bar = stack.enter_context(
+            progress(None, "predict", unit="rows", quiet=quiet, done=tally.rows, summary=False, measured=1)
+        )
+        began, before = time.monotonic(), tally.rows
+        while chunk := list(islice(rows, config.chunk)):
+            for answer in _answers(task, model.outputs, world, config, chunk, tally):
+                sink.add(answer)
+            sink.commit(chunk[-1].after, tally)
+            bar.total = tally.rows / share if files and (share := files.share()) else None
+            bar.advance(len(chunk), f"{(tally.rows - before) / (time.monotonic() - began):,.0f} rows/s")
+        bar.show("writing the file")
+        sink.finish()
+    return tally.error()
+
+
+def _sink(config: PredictConfig, model: TextModel, say: Say) -> AbstractContextManager[Sink]:
+    copied = {"id", *_kept(config.keep).values()}
+    if config.out is None:
+        return nullcontext(_printed(say))
+    return _continued(config, model, copied) if config.input else _new(config.out, copied)
+
+
+def _printed(say: Say) -> Sink:
+    lines: list[str] = []
+
+    def commit(position: Position, tally: Tally) -> None:
+        say("\n".join(lines))
+        lines.clear()
+
+    return Sink(lambda row: lines.append(row_text(row)), commit)
+
+
+@contextmanager
+def _new(out: Path, copied: Collection[str]) -> Iterator[Sink]:
+    with answer_file(out, copied) as add:
+        yield Sink(add)
+
+
+@contextmanager
+def _continued(config: PredictConfig, model: TextModel, copied: Collection[str]) -> Iterator[Sink]:
+    assert config.out is not None
+    given = {name: value for name, value in as_dict(config).items() if name not in _PLACES}
+    facts = {name: value for name, value in software().items() if name != "code"}
+    of = {
+        "input": input_identity(config.input), "model": model_identity(model.folder),
+        "settings": settings_text(given), "software": settings_text(facts),
+    }  # fmt: skip
+    with Unfinished(config.out, of, copied) as unfinished:
+
+        def commit(position: Position, tally: Tally) -> None:
+            unfinished.rows, unfinished.errors, unfinished.first = tally.rows, tally.errors, tally.first
+            unfinished.commit(position)
+
+        tally = Tally(unfinished.rows, unfinished.errors, unfinished.first)
+        yield Sink(unfinished.add, commit, unfinished.finish, unfinished.position, tally)
+
+
+def _kept(keep: Sequence[str]) -> dict[str, str]:
+    """Returns the names in the output of the columns to keep, by their names in the input."""
+    return {column: name or column for column, _, name in (entry.partition("=") for entry in keep)}
 
 
 def _answers(
     task: Task[Any, Any], outputs_of: OutputsOf, world: World, config: PredictConfig, chunk: Sequence[InputRow],
     tally: Tally,
 ) -> Iterator[Row]:  # fmt: skip
-    """Yields the prediction or the error of each row of a chunk. Raises DataError for the first error if `errors` is
-    "stop"."""
+    """Yields the prediction or the error of each row of a chunk, with what is copied of the row. Raises DataError for
+    the first error if `errors` is "stop"."""
     errors = {number: row.error for number, row in enumerate(chunk) if row.error is not None}
     whole = [number for number in range(len(chunk)) if number not in errors]
     places, rows = [chunk[number].place for number in whole], [chunk[number].row for number in whole]
@@ -119,12 +217,25 @@ def _answers(
     answers: Iterator[Row] = iter(())
     if request is not None:
         if world.size > 1:
-            world.broadcast_text(json.dumps([[rows[number] for number in good], [places[number] for number in good]]))
+            world.broadcast_text(sent([[rows[number] for number in good], [places[number] for number in good]]))
         source, finish = request
         answers = iter(finish(outputs_of(source)))
+    keep = _kept(config.keep)
     for number, row in enumerate(chunk):
-        answer = {"error": str(errors[number])} if number in errors else next(answers)
-        yield {"id": row.row["id"], **answer} if "id" in row.row and "id" not in answer else answer
+        answer = {ERROR: str(errors[number])} if number in errors else next(answers)
+        yield _with_copies(answer, row.row, keep)
+
+
+def _with_copies(answer: Row, row: Row, keep: Mapping[str, str]) -> Row:
+    """Returns a prediction after the id of its row and the values of the columns that are kept; null where there is
+    none. Raises UsageError if a name is that of a key of the prediction too."""
+    copies = {"id": plain(row["id"])} if "id" in row else {}
+    rest = {key: value for key, value in answer.items() if key != "id"}
+    for column, name in keep.items():
+        if name in rest:
+            raise UsageError(f"keep: predictions have the key {name!r} too. Rename the column: --keep {column}=NAME.")
+        copies[name] = plain(row.get(column))
+    return copies | rest
 
 
 def _follow(task: Task[Any, Any], outputs_of: OutputsOf, world: World) -> None:
