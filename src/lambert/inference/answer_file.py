@@ -79,6 +79,7 @@ class Unfinished:
         self._written, self._stack = time.monotonic(), ExitStack()
         try:
             make_folder(path.parent)
+            remove_leftovers(self.folder)
             self._stack.enter_context(lock_folder(self.folder, "place for predictions"))
             state = self._read()
             self._answers = write(self.folder / _ROWS, state, copied)
