@@ -30,7 +30,7 @@ from lambert.inference.input_rows import START, InputRow, Position, json_lines, 
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
-from lambert.tasks import Outputs, Row, Task, asked
+from lambert.tasks import Outputs, Row, Task, asked, with_top
 from lambert.tasks.bad_rows import readable
 from lambert.verbs.settings.predict import PredictConfig
 
@@ -75,11 +75,11 @@ def _answer(config: PredictConfig, say: Say) -> None:
     with detect(config.inference.device) as world:
         with world.together("reading the model"):
             model = TextModel(config.model, config.task, config.code, config.inference, world, config.columns)
-            task = model.task
+            task = with_top(model.task, config.top)
         compare_ranks(world, config.model)
         if world.is_first:
             try:
-                failure = _lead(model, config, world, say)
+                failure = _lead(model, task, config, world, say)
             except (DataError, UsageError, BrokenPipeError) as error:
                 failure = error  # the other ranks do not have it: it is raised when all have ended
             world.broadcast_text(_END)
@@ -128,11 +128,10 @@ class Sink:
     """What was counted before."""
 
 
-def _lead(model: TextModel, config: PredictConfig, world: World, say: Say) -> DataError | None:
+def _lead(model: TextModel, task: Task[Any, Any], config: PredictConfig, world: World, say: Say) -> DataError | None:
     """Reads the input, sends the rows of every chunk to the other ranks, and writes the predictions. Returns the error
     to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
-    task, keep = model.task, _kept(config.keep)
-    files = InputFiles(config.input, task.config, [*keep]) if config.input else None
+    files = InputFiles(config.input, task.config, [*_kept(config.keep)]) if config.input else None
     with ExitStack() as stack:
         sink = stack.enter_context(_sink(config, model, say))
         tally = sink.tally

@@ -32,6 +32,9 @@ class PredictConfig:
     keep: tuple[str, ...] = ()
     """Columns of the input that are copied to the output; COLUMN=NAME gives one another name there. `id` is always
     copied."""
+    top: int = 0
+    """Number of the most probable labels (classify, multilabel), candidate answers (squad) or pieces (mask) that are
+    listed. 0: all labels, no candidate answers, five pieces."""
     errors: Literal["write", "stop"] = "write"
     """What becomes of a row that cannot be predicted. write: its error is written in place of its prediction, the work
     goes on, and the command ends with exit code 3; in .npy the row is NaN. stop: it ends the work."""
@@ -43,7 +46,7 @@ class PredictConfig:
     inference: InferenceConfig = field(default_factory=InferenceConfig)
 
     def __post_init__(self) -> None:
-        check(self, chunk="[1, inf)")
+        check(self, chunk="[1, inf)", top="[0, inf)")
         choose(dict.fromkeys(("write", "stop")), self.errors, "errors")
         names = [entry.rpartition("=")[2] for entry in self.keep]
         if wrong := next(
