@@ -145,10 +145,10 @@ class InputFiles:
         listed = f"Columns found: {', '.join(name[:60] for name in names[:20])}."
         if lacking := next((name for name in required if name not in names), None):
             how = "" if self._config.name == "squad" else " (--columns.text and the like name them)"
-            near = nearest(lacking, names)
+            near = nearest(lacking, [*names])
             raise DataError(f"{path} has no column {lacking!r}, which the model reads{how}.{near} {listed}")
         if lacking := next((name for name in self._keep if name not in names), None):
-            raise DataError(f"{path} has no column {lacking!r} to keep.{nearest(lacking, names)} {listed}")
+            raise DataError(f"{path} has no column {lacking!r} to keep.{nearest(lacking, [*names])} {listed}")
         if self._columns and not required and not {*self._columns[1]} & {*names}:
             raise DataError(f"{path} has none of the columns {' and '.join(self._columns[1])}. {listed}")
 
