@@ -16,8 +16,8 @@ from lambert.core.files import atomic_folder, check_new_folder, json_text
 from lambert.exports.card import card
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import Original, check_traceable, read
-from lambert.exports.padded import PaddedModel
-from lambert.exports.sample import Difference, Runtime, samples
+from lambert.exports.padded import PaddedModel, output_names
+from lambert.exports.sample import Arrays, Difference, Runtime, samples
 from lambert.model import folder as layout
 
 
@@ -86,10 +86,15 @@ def written(form: Format, config: ExportConfig) -> Iterator[str]:
 
 def compared(original: Original, runtime: Runtime) -> Difference:
     """Returns the largest difference of the outputs of a runtime from those of the model, on the texts of `samples`."""
-    difference = Difference()
+    difference, names = Difference(), output_names(original.model.labels)
     for rows in samples(original):
-        difference.add(rows, runtime(rows.inputs))
+        difference.add(rows, named(runtime(rows.inputs), names))
     return difference
+
+
+def named(found: Arrays, names: tuple[str, ...]) -> Arrays:
+    """Returns the outputs of a runtime by name; programs of torch number theirs."""
+    return {names[int(name)] if name.isdecimal() else name: values for name, values in found.items()}
 
 
 def check(difference: Difference, config: ExportConfig, tolerance: float, title: str) -> None:
