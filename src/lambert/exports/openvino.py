@@ -1,8 +1,9 @@
 """OpenVINO's intermediate representation, from the ONNX graph; in int8 by NNCF with calibration texts."""
 
+import io
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lambert.exports import onnx
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import Original
 from lambert.exports.padded import PaddedModel, input_names
-from lambert.exports.sample import TEXTS, Arrays, Runtime, padded
+from lambert.exports.sample import TEXTS, Arrays, Runtime, cut, padded
 from lambert.exports.written import Format, check_installed, written
 
 FILE = "openvino_model.xml"
@@ -76,16 +77,17 @@ def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
     """Returns the model with static 8-bit scales. Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant."""
     nncf = _nncf()
     nncf.set_log_level("ERROR")
-    names, positions = input_names(original.model), original.model.config.positions
+    names = input_names(original.model)
     shape = (1, 1) if "choice" in original.model.labels else (1,)
 
     def inputs(text: str) -> Arrays:
         found = original.tokenizer.encode(text)
-        return padded([found.ids[:positions]], [found.type_ids[:positions]], names, shape)
+        return padded([cut(found.ids, original.longest)], [cut(found.type_ids, original.longest)], names, shape)
 
     texts = calibration_texts(config.calibration)
     data = nncf.Dataset(texts, inputs)
-    return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts))
+    with redirect_stdout(io.StringIO()):  # without progress bars
+        return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts))
 
 
 def calibration_texts(path: Path | None) -> list[str]:

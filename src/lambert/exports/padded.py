@@ -96,7 +96,7 @@ def exported(padded: PaddedModel, positions: int) -> torch.export.ExportedProgra
     dims[len(dims)] = torch.export.Dim("length", max=positions)
     shape = (2, 3, length) if padded.choices else (2, length)
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in padded.inputs)
-    shapes = {name: dims for name in padded.inputs}
+    shapes = dict.fromkeys(padded.inputs, dims)
     if "token_type_ids" not in shapes:
         shapes["token_type_ids"] = None  # type: ignore[assignment]
     with torch.no_grad():

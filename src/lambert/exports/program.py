@@ -27,7 +27,9 @@ def export_torch(config: ExportConfig) -> Iterator[str]:
 def export_aoti(config: ExportConfig) -> Iterator[str]:
     """Writes model.pt2, a package of AOTInductor: machine code that torch loads without Python code of the model."""
     if not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
-        raise MachineError("--format aoti needs a C++ compiler, and none was found: install g++, or use --format torch.")
+        raise MachineError(
+            "--format aoti needs a C++ compiler: install g++, or use --format torch."
+        )
     yield from written(AOTI, config)
 
 
@@ -66,7 +68,7 @@ def _runtime(call: Any, folder: Path) -> Runtime:
 
 TORCH = Format(
     title="torch.export",
-    extra="hf",
+    extra="",
     packages=(),
     tolerances={"float32": 2e-5},
     write=_write_torch,
@@ -75,7 +77,7 @@ TORCH = Format(
 )
 AOTI = Format(
     title="AOTInductor",
-    extra="hf",
+    extra="",
     packages=(),
     tolerances={"float32": 2e-5},
     write=_write_aoti,

@@ -72,15 +72,20 @@ def samples(original: Original) -> Iterator[Rows]:
 
 
 def _rows(original: Original, texts: Sequence[Sequence[str]]) -> Rows:
-    positions = min(original.model.config.positions, _LONG)
+    longest = min(original.longest, _LONG)
     found = [original.tokenizer.encode(*parts) for parts in texts]
-    ids, types = [one.ids[:positions] for one in found], [one.type_ids[:positions] for one in found]
+    ids, types = [cut(one.ids, longest) for one in found], [cut(one.type_ids, longest) for one in found]
     batch = _batch(original, ids, types)
     single = tuple(parts[0] for parts in texts) if all(len(parts) == 1 for parts in texts) else ()
     with torch.inference_mode():
         expected = expected_outputs(original, batch)
     names = input_names(original.model)
     return Rows(padded(ids, types, names, _shape(original, len(ids))), tuple(map(len, ids)), expected, single)
+
+
+def cut(row: Sequence[int], longest: int) -> list[int]:
+    """Returns a row of at most `longest` numbers, which ends as the whole row does."""
+    return [*row] if len(row) <= longest else [*row[: longest - 1], row[-1]]
 
 
 def _shape(original: Original, rows: int) -> tuple[int, ...]:

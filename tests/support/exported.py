@@ -1,7 +1,6 @@
 """Small model folders of every family and head, with random weights that are not at their initial values."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,5 +75,3 @@ def saved(kind: str, head: str, folder: Path, *, normalize: bool = True, **shape
         (folder / name).write_text(text)
     return folder
 
-
-__all__ = ["HEADS", "KINDS", "replace", "saved", "tokenizer"]
