@@ -1,5 +1,6 @@
 """Small model folders of every family and head, with random weights that are not at their initial values."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,14 @@ HEADS = {
 }
 
 
+def cases(*sample: tuple[str, str]) -> list[tuple[str, str]]:
+    """Pairs of a family and a head: a sample of them, or with `make test-exports` all."""
+    if os.environ.get("LAMBERT_TEST_EXPORTS") != "all":
+        return [*sample]
+    kinds = [kind for kind in KINDS if kind not in ("xlm-roberta", "camembert")]  # RoBERTa's modules
+    return [(kind, head) for kind in kinds for head in HEADS]
+
+
 def tokenizer() -> Tokenizer:
     """WordPiece over the characters of the texts that exports are compared on."""
     characters = sorted({*"".join(TEXTS).lower()} - {" "})
@@ -74,4 +83,3 @@ def saved(kind: str, head: str, folder: Path, *, normalize: bool = True, **shape
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     return folder
-

@@ -27,9 +27,7 @@ def export_torch(config: ExportConfig) -> Iterator[str]:
 def export_aoti(config: ExportConfig) -> Iterator[str]:
     """Writes model.pt2, a package of AOTInductor: machine code that torch loads without Python code of the model."""
     if not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
-        raise MachineError(
-            "--format aoti needs a C++ compiler: install g++, or use --format torch."
-        )
+        raise MachineError("--format aoti needs a C++ compiler: install g++, or use --format torch.")
     yield from written(AOTI, config)
 
 
