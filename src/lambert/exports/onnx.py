@@ -42,6 +42,7 @@ def write_program(padded: PaddedModel, original: Original, path: Path) -> None:
         output_names=[*padded.outputs], opset_version=OPSET, dynamo=True, verbose=False,
     )  # fmt: skip
     _name_axes(program.model, padded)
+    _remove_traces(program.model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in padded.state_dict().values())
     program.save(path, external_data=size > _ONE_FILE)
 
@@ -54,6 +55,16 @@ def _name_axes(model: Any, padded: PaddedModel) -> None:
         for axis, size in enumerate(value.shape):
             if not isinstance(size, int) and str(size) in names:
                 value.shape[axis] = names[str(size)]
+
+
+def _remove_traces(model: Any) -> None:
+    """Removes what the exporter notes about each operator: lines of source code with the paths of this machine."""
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    model.graph.metadata_props.clear()
 
 
 def _opened(folder: Path) -> Runtime:

@@ -33,6 +33,8 @@ def export_aoti(config: ExportConfig) -> Iterator[str]:
 
 def _write_torch(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
     program = exported(padded, original.model.config.positions).run_decompositions({})
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # lines of source code with the paths of this machine
     torch.export.save(program, folder / FILE)
 
 
