@@ -81,7 +81,7 @@ def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
     shape = (1, 1) if "choice" in original.model.labels else (1,)
 
     def inputs(text: str) -> Arrays:
-        found = original.tokenizer.encode(text)
+        found = original.tokenizer.encode(*text.split("\t", 1))
         return padded([cut(found.ids, original.longest)], [cut(found.type_ids, original.longest)], names, shape)
 
     texts = calibration_texts(config.calibration)
