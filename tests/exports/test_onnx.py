@@ -32,6 +32,7 @@ def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"model.onnx", "config.json", "tokenizer.json", "README.md", "SHA256SUMS"}
     assert "model.onnx.data" not in names
+    assert "  model.onnx\n" in (tmp_path / "out" / "SHA256SUMS").read_text()
 
 
 def test_the_code_of_the_folder_gives_the_vectors_of_lambert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,6 @@ def mixed(q_BHME: Tensor, k_BHME: Tensor, v_BHME: Tensor, scores_B11M: Tensor) -
 
 def divided(qkv_BMF: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, keys and values [B, H, M, E] of a layer that computes all three."""
-    parts = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in qkv_BMF.chunk(3, -1))
+    parts = (part.reshape(*part.shape[:2], heads, -1).transpose(1, 2) for part in qkv_BMF.chunk(3, -1))
     q_BHME, k_BHME, v_BHME = parts
     return q_BHME, k_BHME, v_BHME
