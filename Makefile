@@ -4,6 +4,7 @@
 #                    that is killed at random instants
 # make test-crash  every crash, failure of the disk and damaged file, and random kills (hours on two cores)
 # make test-fuzz  10,000 examples of each test that makes up input
+# make test-exports  every format with every family and head, and native code (an hour on one core)
 # make test-gpu  the tests that need a GPU
 # make test-minimum  part of the tests with the oldest packages that pyproject.toml allows, torch apart
 # make native  the compiled kernels for CPUs, in place (`make setup` builds them too)
@@ -21,7 +22,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-cluster test-crash test-fuzz test-gpu test-minimum lint native reference pins
+.PHONY: help setup demo demo-short test test-cluster test-crash test-exports test-fuzz test-gpu test-minimum lint native reference pins
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -68,6 +69,9 @@ KILLED_RUNS ?= 200
 test-crash: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 LAMBERT_TEST_CRASHES=$(POINTS) LAMBERT_TEST_KILLED_RUNS=$(KILLED_RUNS) LAMBERT_DAMAGE=all \
 		nice $(BIN)/python -m pytest -s $(FLAGS) $(addprefix tests/faults/test_,every_crash.py damage.py)
+
+test-exports: $(VENV)/setup-dev
+	@OMP_NUM_THREADS=1 LAMBERT_TEST_EXPORTS=all nice $(BIN)/python -m pytest $(FLAGS) tests/exports
 
 FUZZ_EXAMPLES ?= 10000
 test-fuzz: $(VENV)/setup-dev
