@@ -3,10 +3,10 @@
     python benchmarks/exports.py --model RUN --texts texts.txt [--data dev.tsv] [--rounds 3] [--calibration texts.txt]
         [--kinds lambert:int8 onnx:float32 openvino:int8 ...]
 
-A line of JSON for each format and precision: megabytes of the folder, texts per second of CPU time on one core (median
-of the rounds, one text at a time at its exact length, tokenized before; other processes of the core do not count), the largest difference of an output from Lambert's in
-float32 and its share of the largest output, and with labelled data the scores of the task. In each round every kind
-runs once, in turn. `lambert:PRECISION` is Lambert itself.
+A line of JSON for each format and precision: megabytes of the model's files, texts per second of CPU time on one core
+(median of the rounds, one text at a time at its exact length, tokenized before; other processes on the core do not
+count), the largest difference of an output from Lambert's in float32 and its share of the largest output, and with
+labelled data the scores of the task. Every kind runs once in each round, in turn. `lambert:PRECISION` is Lambert.
 OpenVINO computes in float32 here; `openvino:bfloat16` is the float32 folder with its own default on fast processors.
 """
 
@@ -44,7 +44,14 @@ from lambert.inference.outputs import outputs
 from lambert.inference.text_model import TextModel
 from lambert.tasks import scored
 
-KINDS = ("lambert:float32", "lambert:bfloat16", "lambert:int8", "onnx:float32", "onnx:int8", "openvino:float32")
+KINDS: tuple[str, ...] = (
+    "lambert:float32",
+    "lambert:bfloat16",
+    "lambert:int8",
+    "onnx:float32",
+    "onnx:int8",
+    "openvino:float32",
+)
 KINDS += ("openvino:bfloat16", "openvino:int8", "torch:float32")
 TOKENS = 2048
 
@@ -135,21 +142,17 @@ def opened(name: str, source: original.Original, args: argparse.Namespace, folde
     data = args.data
     if form == "lambert":
         model = lambert.load(args.model, precision=precision)  # type: ignore[arg-type]
-        read = model.read(data) if data else None
-        found = scored(model.task, read, model.task.predictions(read, model.outputs(read))) if data else {}
+        found = {}
+        if data:
+            read = model.read(data)
+            found = scored(model.task, read, model.task.predictions(read, model.outputs(read)))
         return Kind(name, size(model.folder, "model.safetensors"), partial(flat, model), None, found, [])
     out = folder / name.replace(":", "-")
     made = "float32" if precision == "bfloat16" else precision
     config = ExportConfig(args.model, out, form, precision=made)  # type: ignore[arg-type]
     if (form, made) == ("openvino", "int8"):
         config = replace(config, calibration=args.calibration)
-    export = {
-        "onnx": onnx.export,
-        "openvino": openvino.export,
-        "torch": program.export_torch,
-        "aoti": program.export_aoti,
-    }
-    for line in export[form](config):
+    for line in FORMATS[form](config) or ():
         print(f"# {name}: {line}", flush=True)
     run = {
         "onnx": onnx.FORMAT.opened, "torch": program.TORCH.opened, "aoti": program.AOTI.opened,

@@ -21,7 +21,7 @@ from lambert.model.heads import Model
 _VECTORS = 1e-5
 """Largest difference of a component of a vector from that of sentence-transformers, in float32."""
 _HALF = 0.1
-"""The same for weights in bfloat16, as a share of the largest output; also for the outputs of heads."""
+"""The largest root mean square of the differences for weights in bfloat16, as a share of that of the outputs."""
 
 
 def export_bfloat16(config: ExportConfig) -> Iterator[str]:
@@ -60,10 +60,8 @@ def export_vectors(config: ExportConfig) -> Iterator[str]:
 
 
 def _rounded(difference: Difference) -> str:
-    return (
-        f"rounding to bfloat16 changes outputs by at most {difference.absolute:.1e}, {difference.relative:.1e} of the "
-        "largest"
-    )
+    share = f"{difference.relative:.1%} of the outputs on average"
+    return f"rounding to bfloat16 changes outputs by at most {difference.absolute:.1e} ({share})"
 
 
 def _write(original: Original, folder: Path, config: ExportConfig) -> None:

@@ -17,6 +17,10 @@ _ZERO = 128
 class Int8Linear(nn.Module):
     """Computes x W' + b by ONNX's MatMulInteger. It can be exported to ONNX only; torch computes zeros."""
 
+    scale_F: Tensor
+    whole_DF: Tensor
+    zero: Tensor
+
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         weight = layer.weight.detach()
@@ -29,7 +33,7 @@ class Int8Linear(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         step = (states.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
         bytes_ = (states / step).round().to(torch.int32).add(_ZERO).to(torch.uint8)
-        shape = (*states.shape[:-1], self.whole_DF.shape[1])  # type: ignore[index]
+        shape = (*states.shape[:-1], self.whole_DF.shape[1])
         product: Tensor = torch.onnx.ops.symbolic(
             "MatMulInteger", (bytes_, self.whole_DF, self.zero), dtype=torch.int32, shape=shape, version=20
         )

@@ -1,6 +1,7 @@
 """A model for padded rows, with the inputs and outputs that Hugging Face and Optimum name: what exporters trace."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +78,8 @@ class PaddedModel(nn.Module):
     def _pooled(self, states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
         assert self.pooler is not None
         mean = getattr(self.pooler, "pooling", "cls") == "mean"
-        rows_BD: Tensor = self.pooler.transformed(_mean(states_BMD, mask_BM) if mean else states_BMD[:, 0])
+        transformed: Any = self.pooler.transformed
+        rows_BD: Tensor = transformed(_mean(states_BMD, mask_BM) if mean else states_BMD[:, 0])
         return rows_BD
 
 

@@ -3,6 +3,7 @@
 In shape suffixes, B is the number of rows and M their length.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,11 +145,15 @@ class Difference:
     absolute: float = 0.0
     largest: float = 0.0
     """Largest magnitude of an expected output."""
+    squares: float = 0.0
+    """Sum of the squares of all differences."""
+    expected_squares: float = 0.0
+    """Sum of the squares of all expected outputs."""
 
     @property
     def relative(self) -> float:
-        """The difference as a share of the largest magnitude of the model's outputs."""
-        return self.absolute / max(self.largest, 1e-30)
+        """The root mean square of the differences, as a share of that of the model's outputs."""
+        return math.sqrt(self.squares / max(self.expected_squares, 1e-30))
 
     def add(self, rows: Rows, found: Arrays) -> None:
         """Compares outputs. Raises DataError if one is missing, has another shape or is not finite."""
@@ -163,7 +168,10 @@ class Difference:
                 )
             if not np.isfinite(values).all():
                 raise DataError(f"the output {name!r} is not finite; nothing was written.")
-            self.absolute = max(self.absolute, float(np.abs(values.reshape(expected.shape) - expected).max()))
+            differences = values.reshape(expected.shape) - expected
+            self.absolute = max(self.absolute, float(np.abs(differences).max()))
+            self.squares += float(np.square(differences, dtype=np.float64).sum())
+            self.expected_squares += float(np.square(expected, dtype=np.float64).sum())
             self.largest = max(self.largest, float(np.abs(expected).max()))
 
 

@@ -32,8 +32,9 @@ class Format:
     packages: tuple[str, ...]
     """Modules that must be installed."""
     tolerances: Mapping[str, float]
-    """Largest difference of an output from the model's, by precision: absolute for float32, otherwise a share of the
-    largest magnitude of the outputs."""
+    """Largest difference from the model, by precision: for float32 that of an output, divided by the largest magnitude
+    of the outputs if it is above 1; otherwise the root mean square of the differences as a share of that of the
+    outputs."""
     write: Callable[[PaddedModel, Original, Path, ExportConfig], None]
     """Writes the model into the folder."""
     opened: Callable[[Path], Runtime]
@@ -76,8 +77,8 @@ def written(form: Format, config: ExportConfig) -> Iterator[str]:
             form.write(padded, original, aside, config)
         difference = compared(original, form.opened(aside))
         check(difference, config, form.tolerances[config.precision], form.title)
-        line = f"verified: largest difference from Lambert {difference.absolute:.1e}, {difference.relative:.1e} of the "
-        line += f"largest output, computed by {form.title}"
+        share = f" ({difference.relative:.1%} of the outputs on average)" if config.precision != "float32" else ""
+        line = f"verified: largest difference of {form.title} from Lambert {difference.absolute:.1e}{share}"
         write_surroundings(original, aside, card(config.format, config.precision, padded, (line, *form.notes(config))))
     yield from form.notes(config)
     yield line
@@ -104,8 +105,8 @@ def check(difference: Difference, config: ExportConfig, tolerance: float, title:
     found = difference.relative if share else difference.absolute / max(1.0, difference.largest)
     if found > tolerance:
         raise DataError(
-            f"{title} computes other outputs: they differ by {difference.absolute:.1e} of at most "
-            f"{difference.largest:.1e}; nothing was written."
+            f"{title} computes other outputs: they differ by up to {difference.absolute:.1e}, and the largest "
+            f"magnitude is {difference.largest:.1e}; nothing was written."
         )
 
 
