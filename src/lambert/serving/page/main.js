@@ -45,10 +45,10 @@ function chooseModel(name) {
   byId("model").value = card.name;
   const facts = {
     Task: card.task || "vectors", Family: card.family, Width: card.dimensions, Precision: card.precision,
-    "Most tokens": card.max_length, Version: card.version,
+    "Max tokens": card.max_length, Version: card.version,
   };
   byId("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value).map(([term, value]) =>
-    element("div", { class: ["Task", "Precision", "Most tokens"].includes(term) ? null : "minor" }, element("dt", { text: term }), element("dd", { text: value }))));
+    element("div", { class: ["Task", "Precision"].includes(term) ? null : "minor" }, element("dt", { text: term }), element("dd", { text: value }))));
   const views = viewsOf(card);
   byId("tabs").replaceChildren(...views.map((view, number) => element("button", {
     type: "button", role: "tab", id: `tab-${number}`, "aria-controls": "panel", text: view.title,

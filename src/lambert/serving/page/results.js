@@ -12,7 +12,7 @@ function showAnswer(output, { inputs }) {
   const candidates = Array.isArray(output.candidates) ? output.candidates.filter((one) => one && typeof one.text === "string") : [];
   const head = element("p", { class: "headline" },
     element("strong", { dir: "auto", text: found ? output.answer : "No answer" }),
-    element("span", { class: "value", text: `${percent(output.probability)} sure` }));
+    element("span", { class: "value", text: `probability ${percent(output.probability)}` }));
   show(found ? output : { start: 0, end: 0 });
   const nodes = [head];
   if (!found) nodes.push(element("p", { class: "muted", text: "The model finds no answer in this context." }));
@@ -31,7 +31,7 @@ function showAnswer(output, { inputs }) {
     if (first >= 0) buttons[first].setAttribute("aria-pressed", "true");
     nodes.push(element("h3", { text: "Candidates" }), element("ul", { class: "candidates" }, ...buttons.map((button) => element("li", {}, button))));
   }
-  return { nodes, said: found ? `Answer: ${output.answer}, ${percent(output.probability)} sure.` : "The model finds no answer." };
+  return { nodes, said: found ? `Answer: ${output.answer}, probability ${percent(output.probability)}.` : "The model finds no answer." };
 }
 
 /** Bars of all labels, the most probable first. */
@@ -64,7 +64,7 @@ function showTags(output, { inputs }, card) {
   const kinds = [...new Set([...known.map((label) => (output.spans ? label.replace(/^[BILUES]-/, "") : label)), ...spans.map((span) => span.label)])];
   const colour = (label) => `tag colour-${kinds.indexOf(label) % 8}`;
   const tagged = spans.map(({ start, end, label }) => ({
-    start, end, make: (text) => element("mark", { class: colour(label) }, text, " ", element("span", { class: "label", text: label })),
+    start, end, make: (text) => element("mark", { class: colour(label) }, text, "\u00a0", element("span", { class: "label", text: label })),
   }));
   const counts = new Map();
   for (const { label } of spans) counts.set(label, (counts.get(label) || 0) + 1);

@@ -4,6 +4,10 @@ const LINES = "One per line.";
 const EXAMPLES = {
   squad: [
     {
+      question: "Who wrote the novel Frankenstein?",
+      context: "Frankenstein is a novel by Mary Shelley. She began to write it in 1816 at Lake Geneva, when she was eighteen years old, and it was published in London on 1 January 1818.",
+    },
+    {
       question: "Who designed the Eiffel Tower?",
       context: "The Eiffel Tower was designed by the engineers Maurice Koechlin and Émile Nouguier, who worked for the company of Gustave Eiffel. It was built in Paris from 1887 to 1889 for the World's Fair, and was the tallest structure in the world for 41 years.",
     },
@@ -81,7 +85,7 @@ function taskView(card) {
   if (!task || task === "embed") return null;
   const view = { id: "task", path: "predict", run: "Run", about: "" };
   if (task === "squad") {
-    const fields = [field("question", "Question", 1), field("context", "Context", 8, "The text that has the answer.")];
+    const fields = [field("question", "Question", 1), field("context", "Context", 7, "The text that has the answer.")];
     return { ...view, title: "Question answering", run: "Find the answer", fields, examples: EXAMPLES.squad };
   }
   if (task === "tag") {
