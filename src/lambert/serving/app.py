@@ -3,7 +3,6 @@
 import base64
 import re
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from lambert.serving.bodies import (
 )
 from lambert.serving.config import ServeConfig
 from lambert.serving.models import Models, Served
+from lambert.serving.page import page
 
 Vectors = npt.NDArray[np.float32]
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -161,8 +161,9 @@ def application(config: ServeConfig, models: Models, answering: Answering) -> Fa
         return {"status": "ready"}
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> str:
-        return resources.files("lambert.serving").joinpath("page.html").read_text(encoding="utf-8")
+    async def read_page() -> HTMLResponse:
+        found = page()
+        return HTMLResponse(found.html, headers=found.headers)
 
     return app
 
