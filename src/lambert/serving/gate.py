@@ -104,7 +104,8 @@ class Gate:
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         """Returns the status, the reason and the message for a request that is refused by its headers."""
         limits = self._limits
-        host = headers.get(b"host", b"").decode("latin-1")
+        given_hosts = [value for name, value in scope["headers"] if name == b"host"]
+        host = given_hosts[0].decode("latin-1") if len(given_hosts) == 1 else ""
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if "*" not in limits.hosts and name.lower() not in limits.hosts:
             return 400, "host", "This Host is not one of the service's: start it with --hosts NAME."

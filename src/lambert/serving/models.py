@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lambert.core.contents import model_files
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
@@ -124,7 +124,7 @@ class Models:
                 if version_of(served.path) != served.version:
                     self._served[name] = self._load(name, served.path)
                     changed.append(name)
-            except (DataError, UsageError) as error:
+            except (LambertError, OSError) as error:
                 failed.append(f"{name} was not loaded again: {error}")
         if failed:
             raise DataError(" ".join(failed))
@@ -134,8 +134,13 @@ class Models:
         """Loads a model whose files are all of one version: a folder may be replaced at any time."""
         for _ in range(_TRIES):
             version = version_of(path)
-            model = TextModel(path, "", self._code, self._inference, self._world)
-            _own(model)
+            try:
+                model = TextModel(path, "", self._code, self._inference, self._world)
+                _own(model)
+            except (LambertError, OSError):
+                if version_of(path) == version:
+                    raise
+                continue
             if version_of(path) == version:
                 self._warm(model)
                 return Served(name, path, model, version, int(time.time()))

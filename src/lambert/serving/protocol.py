@@ -9,8 +9,9 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 Refused = Callable[[str], None]
 _CLOSING_SECONDS = 5.0
@@ -26,6 +27,8 @@ class ConnectionLimits:
     """Longest time from the first byte of a request, or from the start of a connection, to the end of the headers."""
     answer_seconds: float
     """Longest time from the end of the headers until the client has read the answer."""
+    ending_seconds: float
+    """Longest time of a request when the service ends."""
     connections: int
     """Most connections at once."""
     header_bytes: int = 32_768
@@ -43,6 +46,7 @@ def protocol_class(limits: ConnectionLimits, refused: Refused) -> type[HttpTools
 
     class Protocol(HttpToolsProtocol):
         timer: asyncio.TimerHandle | None = None
+        running: RequestResponseCycle | None = None
         in_headers, begun, ending = False, False, False
         unfinished, size, refusal = 0, 0, 0
 
@@ -56,6 +60,13 @@ def protocol_class(limits: ConnectionLimits, refused: Refused) -> type[HttpTools
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
             super().connection_lost(exc)
+            if self.running is not None:  # uvicorn tells only the last of several requests in a row
+                self.running.disconnected = self.running.disconnected or not self.running.response_complete
+                self.running.message_event.set()
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self.running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def data_received(self, data: bytes) -> None:
             if not self.begun:
@@ -92,7 +103,7 @@ def protocol_class(limits: ConnectionLimits, refused: Refused) -> type[HttpTools
             self.in_headers = False
             if self.ending:
                 self.cycle.keep_alive = False
-            self._arm(limits.answer_seconds, self._abort)
+            self._arm(limits.ending_seconds if self.ending else limits.answer_seconds, self._abort)
 
         def on_response_complete(self) -> None:
             waiting = bool(self.pipeline)
@@ -108,6 +119,7 @@ def protocol_class(limits: ConnectionLimits, refused: Refused) -> type[HttpTools
             self.ending = True
             if self.cycle is not None and not self.cycle.response_complete:
                 self.cycle.keep_alive = False
+                self._arm(limits.ending_seconds, self._abort)
             elif self.in_headers or self.cycle is None:
                 if not self.begun:
                     self._arm(min(_LINGER_SECONDS, limits.header_seconds), self.transport.close)

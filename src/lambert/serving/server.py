@@ -1,6 +1,7 @@
 """The process of a service: its socket, its threads, and how it ends."""
 
 import asyncio
+import logging
 import math
 import os
 import signal
@@ -78,12 +79,12 @@ def serve(config: ServeConfig, say: Say) -> None:
     service = built(config, say)
     limits = ConnectionLimits(
         header_seconds=min(_HEADER_SECONDS, config.seconds), answer_seconds=2 * config.seconds,
-        connections=_connections(),
+        ending_seconds=config.seconds, connections=_connections(),
     )  # fmt: skip
     settings = uvicorn.Config(
         service.app, http=protocol_class(limits, service.metrics.refused), ws="none", log_level="error",
         access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
-        timeout_graceful_shutdown=math.ceil(config.seconds) + 1,
+        timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
     _listen(listener, config)
     host, port = listener.getsockname()[:2]
@@ -140,6 +141,7 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
             ended[0], server.should_exit = number, True
             return
         ended[1], server.force_exit = number, True
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it shows every request that is dropped
         for connection in list(server.server_state.connections):
             connection.transport.abort()
         if main is not None:
