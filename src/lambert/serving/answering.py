@@ -57,9 +57,10 @@ class Answering:
         return [answers[number] for number in range(len(texts))]
 
     def close(self, *, now: bool = False) -> None:
-        """Finishes what was accepted; `now`: only what is being computed."""
+        """Computes what was accepted; `now`: ends after the present batches. Texts that are being tokenized for nobody
+        are not waited for."""
         self.scheduler.close(now=now)
-        self._pool.shutdown(wait=not now, cancel_futures=now)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _with_tokens(request: Request[R]) -> tuple[Request[R], int]:

@@ -58,7 +58,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
     @app.post("/predict", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Predictions)
     async def predict(request: Request, body: bodies.PredictBody) -> Response:
         """Predictions of the model's task, as `lambert predict` writes them."""
-        chosen, inputs = served(request, body.model), _several(body.inputs, "inputs")
+        chosen, inputs = served(request, body.model), _several(body.inputs)
         if not chosen.task:
             raise Refusal(422, "task", "This model has no head for a task: use /embed.", "model")
         found = await answering.predictions(chosen.model, inputs)
@@ -69,7 +69,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
     @app.post("/embed", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Embeddings)
     async def embed(request: Request, body: bodies.EmbedBody) -> Response:
         """A vector for each text."""
-        chosen, texts = served(request, body.model), _several(body.inputs, "inputs")
+        chosen, texts = served(request, body.model), _several(body.inputs)
         found, _ = await vectors(chosen, texts, "inputs", body.prompt or "query")
         rows = (vector_D.tolist() for vector_D in found)
         return await answering.in_thread(lambda: listed(_head(chosen), "embeddings", rows))
@@ -77,14 +77,14 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
     @app.post("/similarity", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Similarities)
     async def similarity(request: Request, body: bodies.SimilarityBody) -> Response:
         """The cosine of each sentence and the source."""
-        chosen, sentences = served(request, body.model), _several(body.sentences, "sentences")
+        chosen, sentences = served(request, body.model), _several(body.sentences)
         found, _ = await vectors(chosen, [*sentences, body.source], "sentences")
         return listed(_head(chosen), "similarities", _cosines(found))
 
     @app.post("/rerank", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Ranking)
     async def rerank(request: Request, body: bodies.RerankBody) -> Response:
         """Documents ordered by a model that scores pairs of texts, or else by the cosines of vectors."""
-        chosen, documents = served(request, body.model), _several(body.documents, "documents")
+        chosen, documents = served(request, body.model), _several(body.documents)
         if chosen.pair_columns:
             first, second = chosen.pair_columns
             rows = [{first: body.query, second: document} for document in documents]
@@ -103,7 +103,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
     @app.post("/v1/embeddings", responses=OF_TEXTS, tags=["openai"], response_model=bodies.OpenAIEmbeddings)
     async def openai_embeddings(request: Request, body: bodies.OpenAIEmbeddingsBody) -> Response:
         """Vectors in the format of OpenAI's API."""
-        chosen, texts = served(request, body.model), _several(body.input, "input")
+        chosen, texts = served(request, body.model), _several(body.input)
         width = chosen.model.model.config.hidden
         if body.dimensions is not None and body.dimensions > width:
             raise Refusal(422, "fields", f"The model's vectors have {width} components.", "dimensions")
@@ -158,11 +158,8 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
     return app
 
 
-def _several(values: Any, field: str) -> list[Any]:
-    several = values if isinstance(values, list) else [values]
-    if not several:
-        raise Refusal(422, "fields", "Give at least one text.", field)
-    return several
+def _several(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else [values]
 
 
 def _head(served: Served) -> dict[str, Any]:

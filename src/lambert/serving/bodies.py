@@ -12,6 +12,9 @@ Input = Annotated[
 ]
 
 
+Texts = Annotated[list[Text], Field(min_length=1)]
+
+
 class Body(BaseModel):
     """A body without unknown fields."""
 
@@ -22,7 +25,7 @@ class PredictBody(Body):
     """Texts to predict."""
 
     inputs: Annotated[
-        Input | list[Input],
+        Input | Annotated[list[Input], Field(min_length=1)],
         Field(
             description="An input or a list.",
             examples=["This film is a delight.", [{"question": "Who left?", "context": "Ann left, Bob stayed."}]],
@@ -35,7 +38,7 @@ class EmbedBody(Body):
     """Texts to compute vectors of."""
 
     inputs: Annotated[
-        Text | list[Text], Field(description="A text or a list.", examples=[["A first text.", "A second one."]])
+        Text | Texts, Field(description="A text or a list.", examples=[["A first text.", "A second one."]])
     ]
     model: Name = None
     prompt: Annotated[
@@ -48,7 +51,7 @@ class SimilarityBody(Body):
     """A text and those to compare it with."""
 
     source: Annotated[Text, Field(examples=["How do I reset my password?"])]
-    sentences: Annotated[list[Text], Field(examples=[["I have forgotten my password.", "The weather is fine."]])]
+    sentences: Annotated[Texts, Field(examples=[["I have forgotten my password.", "The weather is fine."]])]
     model: Name = None
 
 
@@ -56,7 +59,7 @@ class RerankBody(Body):
     """A query and documents to order by it."""
 
     query: Annotated[Text, Field(examples=["Who wrote Emma?"])]
-    documents: Annotated[list[Text], Field(examples=[["Emma is a novel by Jane Austen.", "Rain is expected."]])]
+    documents: Annotated[Texts, Field(examples=[["Emma is a novel by Jane Austen.", "Rain is expected."]])]
     top_n: Annotated[int | None, Field(ge=1, description="Number of documents in the answer; all by default.")] = None
     model: Name = None
 
@@ -67,7 +70,7 @@ class OpenAIEmbeddingsBody(BaseModel):
     model_config = ConfigDict(json_schema_extra={"example": {"input": ["A text."], "encoding_format": "float"}})
 
     input: Annotated[
-        Text | list[Text],
+        Text | Texts,
         Field(description="A text or a list. Lists of token ids are refused: models have different tokenizers."),
     ]
     model: Name = None

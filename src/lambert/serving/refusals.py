@@ -1,6 +1,5 @@
 """Answers with an error status: what a service refuses, and how it says so."""
 
-import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -81,12 +80,10 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         metrics.refused("fields")
-        first = error.errors()[0]
-        # Neither message nor place repeat the input. The names of types in unions of pydantic's are not of the body.
-        place = [
-            part for part in first["loc"][1:] if not (isinstance(part, str) and re.search(r"^(str|dict|list)", part))
-        ]
-        field = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, place))) or "body"
+        # Of a union, every form has its error: the one about a part of the value says most, then one that is not about
+        # its type. Neither message nor place repeat the input.
+        first = max(error.errors(), key=lambda one: (len(_place(one)), not one["type"].endswith("_type")))
+        field = "".join(f"[{part}]" if isinstance(part, int) else part for part in _place(first)) or "body"
         return failure(422, first["msg"], field[:200])
 
     @app.exception_handler(HTTPException)
@@ -109,6 +106,12 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
         mistaken = isinstance(error, DataError | UsageError)
         metrics.refused("text" if mistaken else "machine")
         return failure(422 if mistaken else 503, str(error), headers=None if mistaken else {"Retry-After": "1"})
+
+
+def _place(error: Any) -> list[str | int]:
+    """Returns the field and the numbers in lists of an error of pydantic, without its names of the forms of a union."""
+    place = list(error["loc"][1:])
+    return place[:1] + [part for part in place[1:] if isinstance(part, int)]
 
 
 def _ascii(text: str) -> str:

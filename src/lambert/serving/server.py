@@ -6,7 +6,9 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -96,9 +98,22 @@ def serve(config: ServeConfig, say: Say) -> None:
         with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
             runner.run(_run(uvicorn.Server(settings), listener, service, _Reload(service, say), ended))
     finally:
-        service.close(now=bool(ended[1]))
-    if ended[1]:
-        raise Ended(ended[1])
+        service.close(now=True)  # all requests have been answered or dropped
+    early = Ended(ended[1]) if ended[1] else None
+    _end_process(early)
+    if early:
+        raise early
+
+
+def _end_process(early: Ended | None) -> None:
+    """Ends the process if threads still tokenize texts for requests that were given up: Python would wait for them."""
+    deadline = time.monotonic() + 1
+    while any(thread.name.startswith("lambert-texts") for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            print(early or "", end="\n" if early else "", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            os._exit(early.exit_code if early else 0)
+        time.sleep(0.01)
 
 
 class _Reload:
