@@ -5,8 +5,9 @@
 
 A line of JSON for each format and precision: megabytes of the model's files, texts per second of CPU time on one core
 (median of the rounds, one text at a time at its exact length, tokenized before; other processes on the core do not
-count), the largest difference of an output from Lambert's in float32 and its share of the largest output, and with
-labelled data the scores of the task. Every kind runs once in each round, in turn. `lambert:PRECISION` is Lambert.
+count), the largest difference of an output from Lambert's in float32, the root mean square of the differences as a
+share of that of the outputs, and with labelled data the scores of the task. Every kind runs once in each round, in
+turn. `lambert:PRECISION` is Lambert.
 OpenVINO computes in float32 here; `openvino:bfloat16` is the float32 folder with its own default on fast processors.
 """
 
@@ -43,6 +44,7 @@ from lambert.exports.written import compared, named
 from lambert.inference.outputs import outputs
 from lambert.inference.text_model import TextModel
 from lambert.tasks import scored
+from lambert.verbs.convert import FORMATS
 
 KINDS: tuple[str, ...] = (
     "lambert:float32",
@@ -121,7 +123,7 @@ def main() -> None:
             "slowest": round(min(speeds), 1), "fastest": round(max(speeds), 1),
         }  # fmt: skip
         if kind.difference is not None:
-            line |= {"difference": kind.difference.absolute, "share": round(kind.difference.relative, 5)}
+            line |= {"difference": kind.difference.absolute, "rms_share": round(kind.difference.relative, 5)}
         print(json.dumps(line | {name: round(value, 4) for name, value in kind.scores.items()}), flush=True)
 
 
@@ -154,10 +156,10 @@ def opened(name: str, source: original.Original, args: argparse.Namespace, folde
         config = replace(config, calibration=args.calibration)
     for line in FORMATS[form](config) or ():
         print(f"# {name}: {line}", flush=True)
-    run = {
+    run: Runtime = {
         "onnx": onnx.FORMAT.opened, "torch": program.TORCH.opened, "aoti": program.AOTI.opened,
         "openvino": partial(openvino.opened, hint="bf16" if precision == "bfloat16" else "f32"),
-    }[form](out)  # fmt: skip
+    }[form](out)  # type: ignore[operator]  # fmt: skip
     names = output_names(source.model.labels)
 
     def by_name(inputs: Arrays) -> Arrays:
