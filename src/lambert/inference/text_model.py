@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Source
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.files import json_text
 from lambert.core.registry import choose
 from lambert.core.world import World
@@ -30,6 +30,7 @@ from lambert.model.heads import Model
 from lambert.model.objectives import first_vectors, mean_vectors
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored, with_top
+from lambert.tasks.bad_rows import readable
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, Language, OtherColumns
 from lambert.tasks.mismatch import using_a_model
 from lambert.tasks.segments import concatenated
@@ -162,6 +163,24 @@ class TextModel:
         rows = [self._row(text, place) for text, place in zip(texts, places, strict=True)]
         data, finish = asked(with_top(self.task, top), rows, places)
         return Request(self._work, data, finish)
+
+    def readable(
+        self, texts: Sequence[Text], places: Sequence[str], top: int = 0
+    ) -> tuple[list[int], "Request[list[Row]] | None", dict[int, LambertError]]:
+        """Returns what `request` does for the texts that can be read, their numbers (None without such a text), and the
+        error of each other text by its number."""
+        errors: dict[int, LambertError] = {}
+        rows: dict[int, Row] = {}
+        for number, (text, place) in enumerate(zip(texts, places, strict=True)):
+            try:
+                rows[number] = self._row(text, place)
+            except UsageError as error:
+                errors[number] = error
+        kept = [*rows]
+        found = readable(with_top(self.task, top), [*rows.values()], [places[number] for number in kept])
+        errors |= {kept[at]: error for at, error in found[2].items()}
+        request = Request(self._work, *found[1]) if found[1] is not None else None
+        return [kept[at] for at in found[0]], request, errors
 
     def _computed(self, request: "Request[R]") -> R:
         work = request.work

@@ -4,11 +4,10 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.inference.scheduler import Scheduler
 from lambert.inference.text_model import Request, Text, TextModel
 from lambert.tasks import Row
@@ -38,23 +37,20 @@ class Answering:
         Raises what `make` raises, or OverloadedError.
         """
         request, tokens = await self.in_thread(lambda: _with_tokens(make()))
-        outputs = await asyncio.wrap_future(self.scheduler.submit(request.work, request.source))
-        return await self.in_thread(lambda: request.finish(outputs)), tokens
+        return await self._computed(request), tokens
 
-    async def predictions(self, model: TextModel, texts: Sequence[Text]) -> list[Row]:
+    async def predictions(self, model: TextModel, texts: Sequence[Text], top: int = 0) -> list[Row]:
         """Returns the prediction for each text, or {"error": ...} for one that the task cannot read."""
         places = [f"inputs[{number}]" for number in range(len(texts))]
-        try:
-            return (await self.answer(lambda: model.request(texts, places)))[0]
-        except (DataError, UsageError):
-            errors = await self.in_thread(lambda: _errors(model, texts, places))
-        good = [number for number in range(len(texts)) if number not in errors]
+        good, request, errors = await self.in_thread(lambda: model.readable(texts, places, top))
         answers: dict[int, Row] = {number: {"error": str(error)} for number, error in errors.items()}
-        if good:
-            kept = [texts[number] for number in good]
-            found, _ = await self.answer(lambda: model.request(kept, [places[number] for number in good]))
-            answers |= dict(zip(good, found, strict=True))
+        if request is not None:
+            answers |= dict(zip(good, await self._computed(request), strict=True))
         return [answers[number] for number in range(len(texts))]
+
+    async def _computed(self, request: Request[R]) -> R:
+        outputs = await asyncio.wrap_future(self.scheduler.submit(request.work, request.source))
+        return await self.in_thread(lambda: request.finish(outputs))
 
     def close(self, *, now: bool = False) -> None:
         """Computes what was accepted; `now`: ends after the present batches. Texts that are being tokenized for nobody
@@ -66,14 +62,3 @@ class Answering:
 def _with_tokens(request: Request[R]) -> tuple[Request[R], int]:
     indices_S = np.arange(request.source.size(0))
     return request, int(request.source.lengths(np.zeros_like(indices_S), indices_S).sum()) if len(indices_S) else 0
-
-
-def _errors(model: TextModel, texts: Sequence[Any], places: Sequence[str]) -> dict[int, LambertError]:
-    """Returns the error of each text that the task cannot read, by its number."""
-    found: dict[int, LambertError] = {}
-    for number, (text, place) in enumerate(zip(texts, places, strict=True)):
-        try:
-            model.request([text], [place])
-        except (DataError, UsageError) as error:
-            found[number] = error
-    return found

@@ -61,7 +61,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         chosen, inputs = served(request, body.model), _several(body.inputs)
         if not chosen.task:
             raise Refusal(422, "task", "This model has no head for a task: use /embed.", "model")
-        found = await answering.predictions(chosen.model, inputs)
+        found = await answering.predictions(chosen.model, inputs, body.top or 0)
         if not isinstance(body.inputs, list) and "error" in found[0]:
             raise Refusal(422, "text", found[0]["error"], "inputs")
         return await answering.in_thread(lambda: listed(_head(chosen), "outputs", found))

@@ -32,6 +32,10 @@ class PredictBody(Body):
         ),
     ]
     model: Name = None
+    top: Annotated[
+        int | None,
+        Field(ge=1, le=1000, description="Number of labels, answers or pieces to list, where a task has some."),
+    ] = None
 
 
 class EmbedBody(Body):

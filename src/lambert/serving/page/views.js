@@ -86,7 +86,7 @@ function taskView(card) {
   const view = { id: "task", path: "predict", run: "Run", about: "" };
   if (task === "squad") {
     const fields = [field("question", "Question", 1), field("context", "Context", 7, "The text that has the answer.")];
-    return { ...view, title: "Question answering", run: "Find the answer", fields, examples: EXAMPLES.squad };
+    return { ...view, title: "Question answering", run: "Find the answer", fields, examples: EXAMPLES.squad, top: 5 };
   }
   if (task === "tag") {
     return { ...view, title: "Tagging", run: "Tag words", fields: [field("text", "Text", 5)], examples: EXAMPLES.tag, plain: true };
@@ -134,7 +134,9 @@ function viewsOf(card) {
 function bodyOf(card, view, texts) {
   const values = Object.fromEntries(view.fields.map(({ key, list }) => [key, list ? lines(texts[key]) : texts[key]]));
   const model = card.name;
-  return view.id === "task" ? { model, inputs: view.plain ? values[view.fields[0].key] : values } : { model, ...values };
+  if (view.id !== "task") return { model, ...values };
+  const inputs = view.plain ? values[view.fields[0].key] : values;
+  return view.top ? { model, inputs, top: view.top } : { model, inputs };
 }
 
 /** What is missing before the request can be sent: {key, message}, or null. */
