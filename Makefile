@@ -59,7 +59,7 @@ test: $(VENV)/setup-dev
 
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
 CLUSTER := $(addprefix tests/faults/test_,cluster.py unlike_ranks.py unlike_disks.py lost_ranks.py uneven_ranks.py \
-	network.py killed_preparation.py)
+	network.py killed_preparation.py) tests/serving/test_ray_serve.py
 test-cluster: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(FLAGS) $(CLUSTER)
 

@@ -1,0 +1,77 @@
+"""The service as an application of Ray Serve: the same routes and the same engine in replicas on several machines.
+
+    serve run lambert.serving.ray_serve:application model=/shared/runs/mine precision=bfloat16 replicas=4 cpus=8
+
+Arguments are the settings of `lambert serve` as NAME=VALUE (several models are separated by commas), and:
+
+replicas  number of replicas, or LEAST-MOST to follow the number of requests
+cpus      cores of a replica, whose threads compute batches
+gpus      GPUs of a replica
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import UsageError
+from lambert.core.registry import nearest
+from lambert.serving.config import ServeConfig
+
+_LISTS = ("model", "hosts", "code")
+_READ: dict[type, Callable[[str], Any]] = {int: int, float: float, str: str}
+ONGOING = 256
+"""Requests that a replica accepts at once. It computes them together, so many are better than few."""
+
+
+def application(arguments: Mapping[str, str]) -> Any:
+    """Returns the application for `serve run` and `ray.serve.run`. Raises UsageError for a wrong argument."""
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise UsageError(f"Ray Serve needs {error.name}: pip install 'lambert-bert[ray-serve]'.") from error
+    given = dict(arguments)
+    replicas, cpus, gpus = given.pop("replicas", "1"), int(given.pop("cpus", "1")), float(given.pop("gpus", "0"))
+    config = settings(given)
+    least, _, most = replicas.partition("-")
+    scale: dict[str, Any] = {"num_replicas": int(least)}
+    if most:
+        limits = {"min_replicas": int(least), "max_replicas": int(most), "target_ongoing_requests": ONGOING // 4}
+        scale = {"autoscaling_config": limits}
+
+    @serve.deployment(
+        name="Lambert", max_ongoing_requests=ONGOING, ray_actor_options={"num_cpus": cpus, "num_gpus": gpus}, **scale
+    )
+    @serve.ingress(_builder(config, cpus))
+    class Lambert:
+        """A replica."""
+
+    return Lambert.bind()
+
+
+def settings(arguments: Mapping[str, str]) -> ServeConfig:
+    """Returns the settings of a replica. Its hosts are any, because Ray's proxies are what listens."""
+    kinds = {field.name: type(field.default) for field in fields(ServeConfig)}
+    values: dict[str, Any] = {"hosts": ("*",)}
+    if not arguments.get("model"):
+        raise UsageError("Ray Serve requires a model: model=FOLDER or model=NAME=FOLDER.")
+    for name, value in arguments.items():
+        if name not in kinds:
+            raise UsageError(f"{name} is not an argument of the application.{nearest(name, kinds)}")
+        try:
+            values[name] = tuple(value.split(",")) if name in _LISTS else _READ.get(kinds[name], Path)(value)
+        except ValueError as error:
+            raise UsageError(f"{name}={value} is not a number.") from error
+    return ServeConfig(**values)
+
+
+def _builder(config: ServeConfig, cpus: int) -> Callable[[], Any]:
+    def build() -> Any:
+        import torch
+
+        from lambert.serving.server import built
+
+        torch.set_num_threads(cpus)
+        return built(config).app
+
+    return build
