@@ -56,7 +56,7 @@ demo-short: $(VENV)/setup
 	@$(BIN)/python demo/run.py --short
 
 test: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/serving/test_page_browser.py
 
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
 CLUSTER := $(addprefix tests/faults/test_,cluster.py unlike_ranks.py unlike_disks.py lost_ranks.py uneven_ranks.py \

@@ -310,7 +310,7 @@ def test_cancel_and_busy(page: Any) -> None:
     choose(page, "classify")
     for way in ("click", "Escape", "Enter"):
         page.locator("#run").click()
-        page.get_by_text("Computing…").wait_for()
+        page.locator("#output").get_by_text("Computing…").wait_for()
         assert page.locator("#result").get_attribute("aria-busy") == "true"
         page.locator("#run").click(force=True)
         if way == "click":
@@ -322,7 +322,7 @@ def test_cancel_and_busy(page: Any) -> None:
         assert page.evaluate("document.activeElement.id") == "run"
     assert len(held) == 3
     page.locator("#run").click()
-    page.get_by_text("Computing…").wait_for()
+    page.locator("#output").get_by_text("Computing…").wait_for()
     choose(page, "tag")
     assert page.locator("#cancel").is_hidden()
     page.unroute("**/predict")

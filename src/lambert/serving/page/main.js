@@ -184,6 +184,7 @@ async function run() {
   state.running = running;
   clear();
   byId("output").replaceChildren(element("p", { class: "muted busy", text: "Computing…" }));
+  say("Computing…");
   busy(true);
   const begin = performance.now();
   try {

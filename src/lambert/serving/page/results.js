@@ -37,7 +37,7 @@ function showAnswer(output, { inputs }) {
 /** Bars of all labels, the most probable first. */
 function showLabels(output) {
   const chosen = new Set("labels" in output ? output.labels : [output.label]);
-  const tick = "labels" in output ? "✓ given" : "✓";
+  const tick = "labels" in output ? "✓ chosen" : "✓";
   const rows = Object.entries(output.probabilities).sort((one, other) => other[1] - one[1]);
   const names = rows.map(([label]) => label).filter((label) => chosen.has(label));
   const shown = names.length ? names.join(", ") : "No label";

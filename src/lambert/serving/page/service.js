@@ -62,7 +62,7 @@ function failure(error) {
     element("p", { class: "headline wrong" }, element("strong", { text: error.title }), error.status ? element("span", { class: "value", text: String(error.status) }) : null),
     element("p", { class: "reason", dir: "auto", text: error.message }),
     error.field ? element("p", { class: "muted" }, "Field: ", element("code", { text: error.field })) : null,
-    error.wait ? element("p", { text: `Try again in ${error.wait} s.` }) : null,
+    /^\d+$/.test(error.wait) ? element("p", { text: `Try again in ${error.wait} s.` }) : null,
   ].filter(Boolean);
 }
 
