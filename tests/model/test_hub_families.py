@@ -39,6 +39,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("distilbert", DISTIL),
     "electra-small": ("electra", {**SHAPE, "embedding_size": 32, "vocab_size": V, "max_position_embeddings": 320}),
     "electra-base": ("electra", {**SHAPE, "embedding_size": 64, "vocab_size": V, "max_position_embeddings": 320}),
+    "mpnet": ("mpnet", {**SHAPE, "vocab_size": V, "max_position_embeddings": 322}),
     "modernbert": ("modernbert", {**MODERN, **IDS, "classifier_pooling": "mean"}),
     "modernbert-cls": ("modernbert", {**MODERN, **IDS, "classifier_pooling": "cls", "rope_parameters": ROTARY}),
     "modernbert-biased": ("modernbert", {**MODERN, **IDS, **BIASED, "decoder_bias": False}),

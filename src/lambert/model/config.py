@@ -77,7 +77,7 @@ class EncoderConfig:
     """Standard deviation of initial weights, truncated at two standard deviations (google-research/bert,
     create_initializer)."""
     block: str = "bert"
-    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra), or
+    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra, mpnet), or
     package.module:name of a block that takes the place of BERT's."""
 
     modern: ModernConfig = field(default_factory=ModernConfig)

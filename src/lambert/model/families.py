@@ -7,6 +7,7 @@ from lambert.model.distilbert import DISTILBERT
 from lambert.model.electra import ELECTRA
 from lambert.model.family import Family
 from lambert.model.modernbert import MODERNBERT
+from lambert.model.mpnet import MPNET
 from lambert.model.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 FAMILIES: dict[str, Family] = {
@@ -17,6 +18,7 @@ FAMILIES: dict[str, Family] = {
     "camembert": CAMEMBERT,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
+    "mpnet": MPNET,
 }
 DEFAULT = EncoderConfig().block
 """The family of a folder that names none, and the one whose embeddings and heads go with a block from outside."""

@@ -68,7 +68,7 @@ class FreshEncoderConfig(EncoderConfig):
     """Standard deviation of fresh weights, truncated at two of them. 0: by the width: 0.02 from 768 on, as in BERT, and
     larger in a narrower encoder: 0.03 at 512, 0.06 at 256, 0.088 at 128 (docs/numerics.md)."""
     block: str | None = None  # type: ignore[assignment]
-    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra), or
+    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra, mpnet), or
     package.module:name of a block that takes the place of BERT's. Unset: that of the model in init, or bert."""
     modern: FreshModernConfig = field(default_factory=FreshModernConfig)
     """Settings of ModernBERT's blocks."""

@@ -52,7 +52,10 @@ def template(tokenizer: Tokenizer, source: str = "the tokenizer") -> Template:
 
 def named(tokenizer: Tokenizer, role: str) -> int | None:
     """Returns the id of the token for a role (mask, pad, unk, cls or sep) that its name tells, such as <mask> or
-    <|mask|>; None if there is none."""
+    <|mask|>; None if there is none. The unknown token is the one that the pieces are looked up with, if it has one."""
+    own = getattr(tokenizer.model, "unk_token", None) if role == "unk" else None
+    if own is not None and (number := tokenizer.token_to_id(own)) is not None:
+        return int(number)
     added = sorted(tokenizer.get_added_tokens_decoder().items(), key=lambda entry: (not entry[1].special, entry[0]))
     for number, token in added:
         if re.sub(r"[\W_]", "", token.content.lower()) == role:
