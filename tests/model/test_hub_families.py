@@ -27,6 +27,7 @@ ROBERTA = {**SHAPE, "vocab_size": V, "max_position_embeddings": 322, "type_vocab
 DISTIL = {"dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 96, "vocab_size": V, "max_position_embeddings": 320}
 MODERN = {**SHAPE, "vocab_size": V, "max_position_embeddings": 512, "pad_token_id": 0, "local_attention": 32}
 IDS = {"bos_token_id": None, "eos_token_id": None, "cls_token_id": None, "sep_token_id": None}
+EURO = {**SHAPE, **IDS, "vocab_size": V, "max_position_embeddings": 320, "pad_token_id": 0, "mask_token_id": 4}
 BIASED = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
 ROTARY = {
     "full_attention": {"rope_type": "default", "rope_theta": 3000.0},
@@ -45,6 +46,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic_bert": ("nomic_bert", {**SHAPE, "vocab_size": V, "max_position_embeddings": 320}),
     "gte": ("gte", {**SHAPE, "vocab_size": V, "max_position_embeddings": 320}),
     "gte-untyped": ("gte", {**SHAPE, "vocab_size": V, "type_vocab_size": 0, "rope_parameters": PLAIN_ROTARY}),
+    "eurobert": ("eurobert", {**EURO, "num_key_value_heads": 2}),
+    "eurobert-mean": ("eurobert", {**EURO, "classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True}),
+    "eurobert-bos": ("eurobert", {**EURO, "num_key_value_heads": 1, "classifier_pooling": "bos"}),
     "modernbert": ("modernbert", {**MODERN, **IDS, "classifier_pooling": "mean"}),
     "modernbert-cls": ("modernbert", {**MODERN, **IDS, "classifier_pooling": "cls", "rope_parameters": ROTARY}),
     "modernbert-biased": ("modernbert", {**MODERN, **IDS, **BIASED, "decoder_bias": False}),

@@ -5,6 +5,7 @@ from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
 from lambert.model.distilbert import DISTILBERT
 from lambert.model.electra import ELECTRA
+from lambert.model.eurobert import EUROBERT
 from lambert.model.family import Family
 from lambert.model.gte import GTE
 from lambert.model.modernbert import MODERNBERT
@@ -23,6 +24,7 @@ FAMILIES: dict[str, Family] = {
     "mpnet": MPNET,
     "nomic_bert": NOMIC_BERT,
     "gte": GTE,
+    "eurobert": EUROBERT,
 }
 DEFAULT = EncoderConfig().block
 """The family of a folder that names none, and the one whose embeddings and heads go with a block from outside."""

@@ -33,7 +33,7 @@ _TELLING = {"mlm": "heads.mlm.bias", "nsp": "heads.nsp.classifier.weight", "span
 _PROBLEMS = {"value": "regression", "multilabel": "multi_label_classification"}
 """problem_type of config.json of the heads that share an architecture with `label`."""
 
-BY_PIECE = ("encoder.words.weight", "heads.mlm.bias")
+BY_PIECE = ("encoder.words.weight", "heads.mlm.bias", "heads.mlm.decoder")
 """Parameters with a row or a value for each piece of the vocabulary."""
 _BLOCKS = (8, 64, 128)
 """Numbers of rows to a multiple of which other programs pad these parameters."""

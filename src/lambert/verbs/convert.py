@@ -25,7 +25,7 @@ from lambert.runs.result import Result, Say, silent
 from lambert.tasks import sentence_transformers
 from lambert.verbs.settings.convert import ExportConfig, ImportConfig
 
-_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 KEPT = ("id2label", "label2id", "problem_type", "lambert", *_IDS)
 """Keys of config.json that describe the head, and ids of special tokens. They are copied."""
 
