@@ -227,6 +227,11 @@ def test_dropouts(kind: str, read: tuple[str, str], aside: tuple[str, ...], tmp_
     config = layout.encoder_config(settings | dict(zip(read, (0.3, 0.4), strict=True)), tmp_path)
     assert config == dataclasses.replace(plain, dropout=0.3, attention_dropout=0.4)
     assert layout.encoder_config(settings | dict.fromkeys(aside, 0.7), tmp_path) == plain
+    assert weights.load(tmp_path)[1].warnings() == []
+    named = [key for key in aside if key in ("embedding_dropout", "classifier_dropout")]
+    (tmp_path / "config.json").write_text(json.dumps(settings | dict.fromkeys(aside, 0.7)))
+    lines = weights.load(tmp_path)[1].warnings()
+    assert [next(key for key in named if f"{key} = 0.7, which is left aside" in line) for line in lines] == named[::-1]
 
 
 def test_the_discriminator_is_a_body(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A small tokenizer of Gemma's kind, which mmBERT has too, as transformers' GemmaTokenizer describes it.
 
-BPE over whole texts in which each space is U+2581, with pieces for bytes, tokens of several spaces and of markup, unused
-pieces, and <bos> and <eos> around each text.
+BPE over whole texts in which each space is U+2581, with pieces for bytes, tokens of several spaces and of markup,
+unused pieces, and <bos> and <eos> around each text.
 """
 
 import json

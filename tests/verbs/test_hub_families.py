@@ -11,7 +11,7 @@ import torch
 import transformers
 from gemma import gemma
 from processors import needs_fast
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 import lambert
 from lambert.core.errors import UsageError
@@ -25,7 +25,7 @@ SHAPE = {
 }  # fmt: skip
 KINDS = {
     "modernbert": "bpe", "roberta": "bpe", "xlm-roberta": "unigram", "camembert": "unigram", "distilbert": "wordpiece",
-    "electra": "wordpiece",
+    "electra": "wordpiece", "nomic_bert": "wordpiece", "gte": "unigram", "eurobert": "bpe", "mpnet": "mpnet",
 }  # fmt: skip
 
 
@@ -38,7 +38,27 @@ def corpora(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             input=(texts,), out=folder / kind, documents="line", tokenizer_kind=kind, vocabulary=pieces, heldout=0.2,
             workers=1,
         )  # fmt: skip
-    return {kind: folder / kind for kind in ("bpe", "unigram", "wordpiece")}
+    of_mpnet(folder / "wordpiece", folder / "mpnet-tokenizer")
+    lambert.prepare(
+        input=(texts,), out=folder / "mpnet", documents="line", tokenizer=str(folder / "mpnet-tokenizer"), heldout=0.2,
+        workers=1,
+    )  # fmt: skip
+    return {kind: folder / kind for kind in ("bpe", "unigram", "wordpiece", "mpnet")}
+
+
+def of_mpnet(corpus: Path, out: Path) -> None:
+    """A tokenizer with MPNet's names, template and first ids, of the pieces of another one."""
+    values = tokenizers.described(tokenizers.load(corpus))
+    names = {"[PAD]": "<s>", "[UNK]": "<pad>", "[CLS]": "</s>", "[SEP]": "[UNK]", "[MASK]": "<mask>"}
+    for token in values["added_tokens"]:
+        token["content"] = names[token["content"]]
+    values["model"]["vocab"] = {names.get(piece, piece): n for piece, n in values["model"]["vocab"].items()}
+    tokenizer = Tokenizer.from_str(tokenizers._serialised(values))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s>:0 $A:0 </s>:0", pair="<s>:0 $A:0 </s>:0 </s>:0 $B:1 </s>:1",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )  # fmt: skip
+    tokenizers.save(tokenizer, out)
 
 
 def of_roberta(corpus: Path, out: Path) -> Path:
@@ -69,10 +89,11 @@ def test_from_text_to_answers(
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
     assert theirs.config.model_type == family
     words = transformers.AutoTokenizer.from_pretrained(folder)
-    assert words.mask_token == "[MASK]"
+    mask = "<mask>" if family == "mpnet" else "[MASK]"
+    assert words.mask_token == mask
     ours = lambert.load(folder, precision="float32")
     text = "The old [MASK] walked slowly."
-    ids = words(text, return_tensors="pt")
+    ids = words(text.replace("[MASK]", mask), return_tensors="pt")
     with torch.no_grad():
         logits = theirs(input_ids=ids["input_ids"], attention_mask=ids["attention_mask"]).logits[0]
     at = ids["input_ids"][0].tolist().index(words.mask_token_id)
@@ -91,7 +112,7 @@ def test_from_text_to_answers(
     ).eval()
     words = transformers.AutoTokenizer.from_pretrained(tuned.folder / "model")
     given = words("the river stone", "the green house", return_tensors="pt")
-    assert ("token_type_ids" in given) == (family == "electra")
+    assert ("token_type_ids" in given) == (family in ("electra", "nomic_bert"))
     with torch.no_grad():
         expected = torch.softmax(net(**given).logits[0], -1)
     answer = model({"one": "the river stone", "two": "the green house"})

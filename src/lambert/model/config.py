@@ -11,9 +11,9 @@ ACTIVATIONS = ("gelu", "gelu_tanh")
 
 @dataclass(frozen=True, slots=True)
 class ModernConfig:
-    """What blocks with rotary positions have: those of ModernBERT, and of these settings `theta` in NomicBERT and GTE, and
-    `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling` in EuroBERT. Defaults: Warner et al., "Smarter,
-    Better, Faster, Longer", 2024, table 3."""
+    """What blocks with rotary positions have. ModernBERT has all of these settings, NomicBERT and GTE `theta` alone, and
+    EuroBERT `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling`. Defaults: Warner et al., "Smarter, Better,
+    Faster, Longer", 2024, table 3."""
 
     theta: float = 160_000.0
     """Base of the rotary angles of global layers."""
@@ -34,8 +34,8 @@ class ModernConfig:
     decoder_bias: bool = True
     """Bias of the masked-LM logits."""
     pooling: Literal["mean", "cls", "late"] = "mean"
-    """What the heads of sentences read: the mean of the states, the state of the first token, or in EuroBERT the mean of
-    the states after the layer that these heads have (`late`)."""
+    """What the heads of sentences read: the mean of the states, the state of the first token, or in EuroBERT the mean
+    of the states after the layer that these heads have (`late`)."""
     kv_heads: int = 0
     """Number of heads of keys and values in EuroBERT, which consecutive heads share; it must divide the heads. 0: each
     head has its own."""

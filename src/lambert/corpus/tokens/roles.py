@@ -50,6 +50,12 @@ def template(tokenizer: Tokenizer, source: str = "the tokenizer") -> Template:
     return Template(cls, sep, len(ids) - 2 if usual or again else 0, types[-1], again)
 
 
+def bert_template(tokenizer: Tokenizer) -> bool:
+    """Returns whether the special tokens stand where BERT's do between two texts, or the tokenizer has no template."""
+    pair = tokenizer.encode("", "")
+    return len(pair.ids) in (0, 3)
+
+
 def named(tokenizer: Tokenizer, role: str) -> int | None:
     """Returns the id of the token for a role (mask, pad, unk, cls or sep) that its name tells, such as <mask> or
     <|mask|>; None if there is none. The unknown token is the one that the pieces are looked up with, if it has one."""

@@ -1,7 +1,7 @@
 """The EuroBERT family (Boizard et al., "EuroBERT", 2025): Llama's block with attention in both directions.
 
-Rotary positions, RMS norms before attention and the gated feed-forward layer, heads that may share keys and values, and a
-decoder of its own. Read in this order: block, encoder, heads, folder, costs, cpu.
+Rotary positions, RMS norms before attention and the gated feed-forward layer, heads that may share keys and values,
+and a decoder of its own. Read in this order: block, encoder, heads, folder, costs, cpu.
 """
 
 from dataclasses import replace

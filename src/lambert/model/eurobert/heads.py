@@ -1,5 +1,5 @@
-"""EuroBERT's heads. The masked-LM head is a table of its own and nothing else; a text is classified from the mean, or the
-first, of its states through a layer with gelu, or from the mean of the outputs of this layer ("late").
+"""EuroBERT's heads. The masked-LM head is a table of its own and nothing else. A text is classified from the mean or
+the first of its states through a layer with gelu, or from the mean of the outputs of this layer ("late").
 
 Source: transformers, EuroBertForMaskedLM and EuroBertForSequenceClassification.
 """

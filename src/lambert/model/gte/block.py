@@ -1,5 +1,5 @@
-"""gte's block: attention with rotary positions and a gated feed-forward layer, each followed by a residual sum and a layer
-norm.
+"""gte's block: attention with rotary positions and a gated feed-forward layer, each followed by a residual sum and a
+layer norm.
 
 Source: transformers, GteLayer; gated units: Shazeer, "GLU variants improve transformer", 2020, equation 6.
 """

@@ -64,8 +64,8 @@ THETA = 160_000.0
 
 
 def current_name(name: str) -> str:
-    """Returns the name that files of today have for a tensor: another prefix is replaced, and the one that files without
-    heads omit is added."""
+    """Returns the name that files of today have for a tensor: another prefix is replaced, and the one that files
+    without heads omit is added."""
     return re.sub(r"^(new\.|(?=(embeddings|encoder|pooler)\.))", "gte.", name)
 
 
@@ -104,8 +104,8 @@ def from_json(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
 
 
 def theta(settings: Mapping[str, Any], default: float, path: Path) -> float:
-    """Returns the base of the rotary angles that config.json names. Raises DataError for scaled angles, and for heads of
-    another width than hidden / heads."""
+    """Returns the base of the rotary angles that config.json names. Raises DataError for scaled angles, and for heads
+    of another width than hidden / heads."""
     rotary = settings.get("rope_parameters") or {}
     if not isinstance(rotary, dict):
         raise DataError(f"{path} has rope_parameters = {shown(rotary)}; it must be a table.")
@@ -117,8 +117,8 @@ def theta(settings: Mapping[str, Any], default: float, path: Path) -> float:
         raise DataError(f"{path} has rope_theta = {shown(found)}; it must be a number above 1.")
     if "rope_theta" in settings and older != found:
         raise DataError(
-            f"{path} has rope_theta = {shown(older)} and {shown(found)} in rope_parameters, which contradict each other. "
-            "Remove the wrong one."
+            f"{path} has rope_theta = {shown(older)} and {shown(found)} in rope_parameters, which contradict each "
+            "other. Remove the wrong one."
         )
     width, heads, hidden = settings.get("head_dim"), settings.get("num_attention_heads"), settings.get("hidden_size")
     if width is not None and isinstance(heads, int) and isinstance(hidden, int) and width * heads != hidden:

@@ -18,8 +18,8 @@ def kernels_lack(config: EncoderConfig) -> str:
 
 
 def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
-    """Returns an estimate of the bytes that the encoder holds per token at the peak of the backward pass, as BERT's: with
-    the scores, which have biases, and the probabilities in float32 and in the type of the products."""
+    """Returns an estimate of the bytes that the encoder holds per token at the peak of the backward pass, as BERT's,
+    with the scores, which have biases, and the probabilities in float32 and in the type of the products."""
     scores = config.heads * longest * (2 * torch.float32.itemsize + dtype.itemsize)
     probabilities = (1 + bool(config.attention_dropout)) * config.heads * longest * dtype.itemsize
     more = scores - (probabilities if device.type == "cpu" else 0)

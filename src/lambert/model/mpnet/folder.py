@@ -80,6 +80,4 @@ def from_json(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
     config = bert.from_json(settings, path)
     if config.positions <= PAD + 1:
         raise DataError(f"{path} has max_position_embeddings = {config.positions}; it must be above {PAD + 1}.")
-    return dataclasses.replace(
-        config, segment_types=0, position_offset=PAD + 1, positions=config.positions - PAD - 1
-    )
+    return dataclasses.replace(config, segment_types=0, position_offset=PAD + 1, positions=config.positions - PAD - 1)

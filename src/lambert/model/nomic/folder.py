@@ -1,7 +1,7 @@
 """NomicBERT's model folder: names of tensors and keys of config.json.
 
-The names are those of the models' first releases, which transformers 5 reads and writes too. Of config.json, the keys of
-these releases are read as well as those of transformers, which are written.
+The names are those of the models' first releases, which transformers 5 reads and writes too. Of config.json, the keys
+of these releases are read as well as those of transformers, which are written.
 """
 
 import re
@@ -66,8 +66,8 @@ _FIXED = {
 
 
 def current_name(name: str) -> str:
-    """Returns the name that files of today have for a tensor: another prefix is replaced, and the one that files without
-    heads omit is added."""
+    """Returns the name that files of today have for a tensor: another prefix is replaced, and the one that files
+    without heads omit is added."""
     return re.sub(r"^(bert\.|(?=(embeddings|emb_ln|encoder|pooler)\.))", "nomic_bert.", name)
 
 
