@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from flat import make_batch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -210,6 +210,51 @@ def test_what_is_not_supported_is_named(key: str, value: object, tmp_path: Path)
     settings = json.loads((tmp_path / "config.json").read_text()) | {key: value}
     with pytest.raises(DataError, match=key if key != "rope_parameters" else "rope_type"):
         layout.encoder_config(settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("mpnet", "relative_attention_num_buckets", 16), ("mpnet", "pad_token_id", 0), ("mpnet", "hidden_act", "relu"),
+        ("mpnet", "max_position_embeddings", 2), ("nomic_bert", "hidden_act", "gelu"), ("nomic_bert", "head_dim", 8),
+        ("nomic_bert", "rotary_scaling_factor", 2.0), ("nomic_bert", "type_vocab_size", 0), ("gte", "rope_theta", 5.0),
+        ("gte", "rope_parameters", {"rope_type": "yarn"}), ("gte", "type_vocab_size", 2),
+        ("gte", "rope_scaling", {"type": "ntk", "factor": 8.0}), ("eurobert", "num_key_value_heads", 3),
+        ("eurobert", "tie_word_embeddings", True), ("eurobert", "classifier_pooling", "max"),
+        ("eurobert", "mlp_bias", 1), ("eurobert", "hidden_act", "gelu"),
+    ],
+)  # fmt: skip
+def test_what_other_families_do_not_support_is_named(kind: str, key: str, value: object, tmp_path: Path) -> None:
+    peer(kind, "").save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    layout.encoder_config(settings, tmp_path)
+    with pytest.raises(DataError, match=key if key != "rope_parameters" else "rope_type"):
+        layout.encoder_config(settings | {key: value}, tmp_path)
+
+
+def test_keys_of_first_releases(tmp_path: Path) -> None:
+    """NomicBERT's and EuroBERT's first config.json had other keys, and gte's tensors another prefix."""
+    peer("nomic_bert", "").save_pretrained(tmp_path)
+    newer = json.loads((tmp_path / "config.json").read_text())
+    older = {
+        "model_type": "nomic_bert", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_inner": 96, "n_positions": 320,
+        "resid_pdrop": 0.0, "attn_pdrop": 0.0, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "vocab_size": V,
+        "activation_function": "swiglu", "qkv_proj_bias": False, "prenorm": False, "type_vocab_size": 2,
+    }  # fmt: skip
+    assert layout.encoder_config(older, tmp_path) == layout.encoder_config(newer, tmp_path)
+    peer("eurobert-bos", "").save_pretrained(tmp_path / "euro")
+    newer = json.loads((tmp_path / "euro/config.json").read_text())
+    older = {key: value for key, value in newer.items() if key not in ("rope_parameters", "classifier_pooling")}
+    older |= {"rope_theta": newer["rope_parameters"]["rope_theta"], "rope_scaling": None, "clf_pooling": "bos"}
+    assert layout.encoder_config(older, tmp_path / "euro") == layout.encoder_config(newer, tmp_path / "euro")
+    peer("gte", "mlm").save_pretrained(tmp_path / "gte")
+    tensors = load_file(tmp_path / "gte/model.safetensors")
+    expected, _ = weights.load(tmp_path / "gte")
+    save_file({name.replace("gte.", "new."): t for name, t in tensors.items()}, tmp_path / "gte/model.safetensors")
+    found, report = weights.load(tmp_path / "gte")
+    assert report.missing == report.unexpected == ()
+    for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(

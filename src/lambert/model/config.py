@@ -11,9 +11,9 @@ ACTIVATIONS = ("gelu", "gelu_tanh")
 
 @dataclass(frozen=True, slots=True)
 class ModernConfig:
-    """What blocks with rotary positions have. ModernBERT has all of these settings, NomicBERT and GTE `theta` alone, and
-    EuroBERT `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling`. Defaults: Warner et al., "Smarter, Better,
-    Faster, Longer", 2024, table 3."""
+    """What blocks with rotary positions have: ModernBERT all of these settings, NomicBERT and GTE `theta` alone, and
+    EuroBERT `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling`. Defaults: Warner et al., "Smarter,
+    Better, Faster, Longer", 2024, table 3."""
 
     theta: float = 160_000.0
     """Base of the rotary angles of global layers."""

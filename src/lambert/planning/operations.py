@@ -39,8 +39,8 @@ def heads_forward(
         rows = everywhere if kind.everywhere else targets[name]
         products += rows * _head_products(config, name, labels.get(name, 0))
     if any(kind.reads == "pooled" for kind in kinds.values()):
-        rows, own = _pooler_products(config)
-        products += own * (sum(lengths) if rows == "tokens" else len(lengths))
+        reads, own = _pooler_products(config)
+        products += own * (sum(lengths) if reads == "tokens" else len(lengths))
     return 2 * products
 
 

@@ -29,9 +29,9 @@ Freeze = int | Literal["embeddings", "encoder"]
 
 @dataclass(frozen=True, slots=True)
 class FreshModernConfig(ModernConfig):
-    """What blocks with rotary positions have. ModernBERT has all of these settings, NomicBERT and GTE `theta` alone, and
-    EuroBERT `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling`. Defaults: Warner et al., "Smarter, Better,
-    Faster, Longer", 2024, table 3."""
+    """What blocks with rotary positions have: ModernBERT all of these settings, NomicBERT and GTE `theta` alone, and
+    EuroBERT `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling`. Defaults: Warner et al., "Smarter,
+    Better, Faster, Longer", 2024, table 3."""
 
     theta: float | None = None  # type: ignore[assignment]
     """Base of the rotary angles of global layers. Unset: that of the model in init, or 160,000; in a fresh NomicBERT

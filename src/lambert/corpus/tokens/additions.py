@@ -98,7 +98,7 @@ class ByteLevel(Addition):
         """Returns a piece that may be a unit of a text, but that its encoding is not. Added tokens that are not special
         are no units: they are found in a text before it is divided."""
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if not token.special}
-        added |= {self._tokenizer.id_to_token(number) for number in self._free}
+        added |= {str(self._tokenizer.id_to_token(number)) for number in self._free}
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
         for piece in sorted(pieces.keys() - added, key=pieces.__getitem__):
             if [token.value for token in self._tokenizer.model.tokenize(piece)] != [piece]:

@@ -28,7 +28,7 @@ def expanded(qkv_TF: Tensor, heads: int, kv_heads: int) -> Tensor:
     own_TE = qkv_TF.view(len(qkv_TF), heads + 2 * kv_heads, -1)
     if kv_heads == heads:
         return own_TE.view(len(qkv_TF), 3, heads, -1)
-    parts = own_TE.split([heads, kv_heads, kv_heads], dim=1)
+    parts = torch.split(own_TE, [heads, kv_heads, kv_heads], dim=1)
     shared = (part.repeat_interleave(heads // kv_heads, dim=1) for part in parts[1:])
     return torch.stack([parts[0], *shared], dim=1)
 

@@ -35,8 +35,9 @@ class CpuBlock(nn.Module):
 
 
 def _joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    biases = [layer.bias for layer in layers if layer.bias is not None]
-    return torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    return torch.cat(weights), torch.cat(biases) if biases else None
 
 
 def for_cpu(encoder: Encoder, product: Product, native: str = "") -> nn.Module:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lambert.core.errors import DataError, shown
 from lambert.model.bert import folder as bert
@@ -56,7 +56,7 @@ _DEFAULTS = {
     "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "init_range": 0.02,
 }  # fmt: skip
 """Values of fields whose key a file omits, as in transformers.EuroBertConfig."""
-_POOLING = {"late": "late", "mean": "mean", "bos": "cls"}
+_POOLING: dict[str, Literal["mean", "cls", "late"]] = {"late": "late", "mean": "mean", "bos": "cls"}
 THETA = 10_000.0
 
 

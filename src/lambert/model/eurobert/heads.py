@@ -22,7 +22,7 @@ class EuroPooler(Pooler):
         self.pooling = config.modern.pooling
         self.of_tokens = self.pooling == "late"
 
-    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:
+    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
         pool = first_vectors if self.pooling == "cls" else mean_vectors
         if not self.of_tokens:
             states_TD = pool(states_TD, batch.bounds_S1).to(states_TD.dtype)
