@@ -41,10 +41,11 @@ _SPARE = 40
 """Rows without a piece that a table may have otherwise: the multilingual MiniLM has 35."""
 
 _ELSEWHERE = {
+    "albert": "Its layers share their weights, which no family here does: take a BERT or DistilBERT.",
     "new": "Its blocks are those of the family 'gte' of transformers, with other positions in its config.json: take "
     "the same model in that form, such as alibaba-nlp-community/gte-multilingual-base.",
 }
-"""What to take instead of families that are code of their own repositories, by model_type."""
+"""What to take instead of other families, by model_type."""
 _DROPOUTS = {"classifier_dropout": "heads", "embedding_dropout": "embeddings", "embd_pdrop": "embeddings"}
 """Keys of config.json for dropouts that Lambert does not have, and what they drop."""
 
