@@ -175,3 +175,30 @@ def test_kubernetes_command_is_understood(lambert: Any) -> None:
     assert shown.code == 0, shown.err
     assert "2 machines that meet at lambert-0.lambert:29500" in shown.out
     assert shown.out.rstrip().endswith("-m lambert pretrain /data/recipe.toml --out=/data/run")
+
+
+def test_service_on_kubernetes() -> None:
+    yaml = pytest.importorskip("yaml")
+    from lambert.serving.config import ServeConfig
+
+    deployment, service, autoscaler = yaml.safe_load_all((DEPLOY / "serve-kubernetes.yaml").read_text())
+    template = deployment["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    assert labels == deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+    assert autoscaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    (container,) = template["spec"]["containers"]
+    assert {volume["name"] for volume in template["spec"]["volumes"]} == {
+        mount["name"] for mount in container["volumeMounts"]
+    }
+    config = cli.call(container["command"][3:], run=lambda config, *_, **__: config)
+    assert isinstance(config, ServeConfig)
+    assert [name for name, _ in config.models] == ["labels"]
+    (port,) = container["ports"]
+    assert port["containerPort"] == config.port == int(template["metadata"]["annotations"]["prometheus.io/port"])
+    paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
+    assert paths == {"startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"}
+    wait = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert template["spec"]["terminationGracePeriodSeconds"] >= wait + config.seconds + 2
+    metric = autoscaler["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    assert metric in (DEPLOY.parent / "src" / "lambert" / "serving" / "metrics.py").read_text()
+    assert "LAMBERT_API_KEY" in {variable["name"] for variable in container["env"]}

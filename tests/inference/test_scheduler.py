@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.world import World
 from lambert.engine.precision import Precision
-from lambert.inference.scheduler import ExpiredError, OverloadedError, Scheduler, Work
+from lambert.inference.scheduler import ExpiredError, Observer, OverloadedError, Scheduler, Work
 
 
 class Texts:
@@ -124,7 +125,9 @@ def test_cancelled_and_expired_requests_are_not_computed(model: Model, work: Wor
     running = scheduler.submit(work, Texts(0, [10]))
     time.sleep(0.1)
     left, late = scheduler.submit(work, Texts(1, [600] * 2)), scheduler.submit(work, Texts(2, [600]), seconds=0.05)
+    waiting = scheduler.waiting_tokens
     assert left.cancel()
+    assert scheduler.waiting_tokens == waiting - 1200  # at once, so that others are not refused
     time.sleep(0.1)
     model.go.set()
     running.result(10)
@@ -154,3 +157,42 @@ def test_closing_computes_what_was_accepted(model: Model, work: Work) -> None:
     assert [future.result(0)[0]["texts"].tolist() for future in futures] == [[number] for number in range(9)]
     with pytest.raises(RuntimeError, match="closed"):
         scheduler.submit(work, Texts(0, [10]))
+
+
+def test_closing_at_once_computes_no_more_than_has_begun(model: Model, work: Work) -> None:
+    scheduler = Scheduler(World(), workers=1, batch_tokens=100)
+    begun = scheduler.submit(work, Texts(0, [60]))
+    time.sleep(0.1)
+    waiting = scheduler.submit(work, Texts(1, [60]))
+    closing = threading.Thread(target=scheduler.close, kwargs={"now": True})
+    closing.start()
+    with pytest.raises(CancelledError):
+        waiting.result(10)
+    model.go.set()
+    closing.join(10)
+    begun.result(0)
+    assert model.batches == [[0]]
+
+
+def test_an_observer_is_told_of_waiting_and_of_batches(model: Model, work: Work) -> None:
+    class Seen(Observer):
+        waits: ClassVar[list[float]] = []
+        batches: ClassVar[list[tuple[int, int]]] = []
+
+        def taken(self, seconds: float) -> None:
+            self.waits.append(seconds)
+
+        def computed(self, tokens: int, sequences: int, seconds: float) -> None:
+            self.batches.append((tokens, sequences))
+            assert 0 < seconds < 10
+
+    scheduler = Scheduler(World(), workers=1, batch_tokens=600, observer=Seen())
+    scheduler.submit(work, Texts(0, [10]))
+    time.sleep(0.1)
+    scheduler.submit(work, Texts(1, [600, 600]))
+    time.sleep(0.1)
+    model.go.set()
+    scheduler.close()
+    assert Seen.batches == [(10, 1), (600, 1), (600, 1)]
+    assert len(Seen.waits) == 2  # one for each request
+    assert Seen.waits[0] < 0.05 < Seen.waits[1]

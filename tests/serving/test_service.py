@@ -63,7 +63,7 @@ def test_vectors_are_those_of_the_library(service: Service, tuned: Tuned) -> Non
         ("/predict", b"\xff\xfe", 400, "not JSON"),
         ("/predict", b"[" * 100_000, 400, "not JSON"),
         ("/predict", {}, 422, "inputs"),
-        ("/predict", {"inputs": []}, 422, "at least one"),
+        ("/predict", {"inputs": []}, 422, "at least 1"),
         ("/predict", {"inputs": ["a"] * 2000}, 413, "send fewer"),
         ("/predict", {"inputs": "a", "nothing": 1}, 422, "nothing"),
         ("/predict", {"inputs": "a", "model": "other"}, 404, "classify, squad, tag"),

@@ -4,12 +4,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,67 @@ class Service:
         except urllib.error.HTTPError as error:
             return error.code, _content(error)
 
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def connect(self) -> socket.socket:
+        """Returns a connection that nothing was sent over."""
+        return socket.create_connection(self.address, timeout=30)
+
+    def raw(self, request: bytes) -> bytes:
+        """Returns what the service sends until it closes the connection."""
+        with self.connect() as connection:
+            with suppress(OSError):  # the service may close before it has read all
+                connection.sendall(request)
+            return received(connection)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics by their names with labels, as in `lambert_refusals_total{reason="key"}`."""
+        lines = self.ask("/metrics")[1].splitlines()
+        found = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in found}
+
+    def wait_for(self, name: str, holds: Callable[[float], bool], seconds: float = 30) -> float:
+        """Returns the value of a metric as soon as it fulfils a condition."""
+        deadline = time.monotonic() + seconds
+        while not holds(value := self.metrics().get(name, 0.0)):
+            assert time.monotonic() < deadline, (name, value)
+            time.sleep(0.01)
+        return value
+
+    def reads(self, gist: str) -> str:
+        """Returns the next line that the process prints and that contains a text."""
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if gist in line:
+                return line
+        raise AssertionError("".join(lines))
+
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Sends a signal and returns the exit code and what was printed after the address."""
         self.process.send_signal(number)
         said, _ = self.process.communicate(timeout=60)
         return self.process.returncode, said
+
+
+def received(connection: socket.socket) -> bytes:
+    """Returns what comes over a connection until the other side closes it."""
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := connection.recv(65_536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def post(path: str, body: Any, *headers: str) -> bytes:
+    """Returns the bytes of a request."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content
 
 
 def _content(answer: Any) -> Any:
@@ -63,3 +121,5 @@ def serving(*models: str | Path, env: dict[str, str] | None = None, **settings: 
     finally:
         process.kill()
         process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

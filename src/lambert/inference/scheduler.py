@@ -44,6 +44,16 @@ class ExpiredError(MachineError):
     """The time of a request was over before all its sequences were computed."""
 
 
+class Observer:
+    """What a Scheduler reports. Its threads call the methods, and computing waits for them."""
+
+    def taken(self, seconds: float) -> None:
+        """The first sequences of a request are computed after this time in the queue."""
+
+    def computed(self, tokens: int, sequences: int, seconds: float) -> None:
+        """A batch was computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What computes a request: a model, in its precision."""
@@ -60,6 +70,7 @@ class _Job:
     source: Source
     lengths: list[int]
     deadline: float
+    begin: float = field(default_factory=time.monotonic)
     future: "Future[list[Found]]" = field(default_factory=Future)
     taken: int = 0
     """Number of sequences that workers have taken; they are taken in order."""
@@ -89,20 +100,30 @@ class Scheduler:
         workers: Number of threads; 0: one for each of torch's threads on a CPU, one on a GPU.
         batch_tokens: Most tokens of a batch, except for a single longer sequence; 0: the fastest for the device.
         most_tokens: Most tokens that wait, except for a first request.
+        observer: Is told what is computed.
     """
 
-    def __init__(self, world: World, *, workers: int = 0, batch_tokens: int = 0, most_tokens: int = 1_000_000) -> None:
+    def __init__(
+        self, world: World, *, workers: int = 0, batch_tokens: int = 0, most_tokens: int = 1_000_000,
+        observer: Observer | None = None,
+    ) -> None:  # fmt: skip
+        self._observer = observer or Observer()
         on_cpu = world.device.type == "cpu"
         self._world = world
         self._workers = workers or (torch.get_num_threads() if on_cpu else 1)
-        self._threads = max(1, torch.get_num_threads() // self._workers)
+        self._threads = torch.get_num_threads()
         self._batch_tokens = batch_tokens or (FAST_TOKENS if on_cpu else _GPU_TOKENS)
         self._most_tokens = most_tokens
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
-        self._idle, self._running, self._closing = 0, 0, False
+        self._idle, self._closing = 0, False
         self._tokens, self._computed, self._busy = 0, 0, 0.0
         self._pool: list[threading.Thread] = []
+
+    @property
+    def workers(self) -> int:
+        """Number of threads."""
+        return self._workers
 
     @property
     def waiting_tokens(self) -> int:
@@ -150,12 +171,16 @@ class Scheduler:
             self._jobs.append(job)
             self._tokens += sum(lengths)
             self._changed.notify()
+        job.future.add_done_callback(lambda future: self._remove(job) if future.cancelled() else None)
         return job.future
 
-    def close(self) -> None:
-        """Computes what was accepted, then ends the threads. A closed scheduler accepts nothing."""
+    def close(self, *, now: bool = False) -> None:
+        """Ends the threads after they have computed what was accepted; `now`: after their present batches. A closed
+        scheduler accepts nothing."""
         with self._changed:
             self._closing = True
+            for job in list(self._jobs) if now else ():
+                job.future.cancel()
             self._changed.notify_all()
         for thread in self._pool:
             thread.join()
@@ -169,19 +194,22 @@ class Scheduler:
             thread.start()
 
     def _work(self) -> None:
-        torch.set_num_threads(self._threads)
         while parts := self._take():
+            # A batch that is alone has all cores.
+            torch.set_num_threads(max(1, self._threads // min(self._workers, self._running)))
             begin = time.perf_counter()
+            tokens = sum(sum(part.job.lengths[part.low : part.high]) for part in parts)
             try:
                 self._compute(parts)
             except Exception as error:  # whatever it is, the callers must learn it, and this thread must live
                 with self._changed:
                     for part in parts:
                         self._fail(part.job, error)
+            seconds = time.perf_counter() - begin
             with self._changed:
-                self._running -= 1
-                self._busy += time.perf_counter() - begin
-                self._computed += sum(sum(part.job.lengths[part.low : part.high]) for part in parts)
+                self._busy += seconds
+                self._computed += tokens
+            self._observer.computed(tokens, sum(part.high - part.low for part in parts), seconds)
 
     def _take(self) -> list[_Part]:
         """Waits for sequences, and returns a batch of them; empty at the end."""
@@ -197,21 +225,24 @@ class Scheduler:
                 self._idle -= 1
             goal = min(self._batch_tokens, max(_TURN, math.ceil(self._tokens / (1 + self._idle))))
             parts = self._turns(goal)
-            self._running += 1
             if self._jobs:
                 self._changed.notify()
             return parts
 
     def _drop(self) -> None:
-        """Removes jobs that nobody waits for any more."""
+        """Removes jobs whose time is over."""
         now = time.monotonic()
-        for job in [job for job in self._jobs if job.future.cancelled() or job.deadline < now]:
+        for job in [job for job in self._jobs if job.deadline < now]:
             self._fail(job, ExpiredError("The request waited too long and was not computed: try again later."))
 
+    def _remove(self, job: _Job) -> None:
+        with self._changed:
+            if job in self._jobs:
+                self._jobs.remove(job)
+                self._tokens -= sum(job.lengths[job.taken :])
+
     def _fail(self, job: _Job, error: Exception) -> None:
-        if job in self._jobs:
-            self._jobs.remove(job)
-            self._tokens -= sum(job.lengths[job.taken :])
+        self._remove(job)
         with suppress(InvalidStateError):  # its caller has cancelled it
             job.future.set_exception(error)
 
@@ -234,7 +265,10 @@ class Scheduler:
                 waiting.append(job)
         self._tokens -= total
         parts = [_Part(job, low, job.taken) for job, low in taken.items() if low < job.taken]
+        now = time.monotonic()
         for part in parts:  # those that were served go to the end of the queue, or leave it
+            if part.low == 0:
+                self._observer.taken(now - part.job.begin)
             self._jobs.remove(part.job)
             if part.job.taken < len(part.job.lengths):
                 self._jobs.append(part.job)

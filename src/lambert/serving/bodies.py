@@ -2,13 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 Name = Annotated[str | None, Field(description="Name of the model; the first one by default.", max_length=128)]
 Text = Annotated[str, Field(description="A text.")]
 Input = Annotated[
     Text | dict[str, Any], Field(description="A text, or an object with the keys that the model reads (GET /models).")
 ]
+
+
+Texts = Annotated[list[Text], Field(min_length=1)]
 
 
 class Body(BaseModel):
@@ -21,7 +25,7 @@ class PredictBody(Body):
     """Texts to predict."""
 
     inputs: Annotated[
-        Input | list[Input],
+        Input | Annotated[list[Input], Field(min_length=1)],
         Field(
             description="An input or a list.",
             examples=["This film is a delight.", [{"question": "Who left?", "context": "Ann left, Bob stayed."}]],
@@ -34,7 +38,7 @@ class EmbedBody(Body):
     """Texts to compute vectors of."""
 
     inputs: Annotated[
-        Text | list[Text], Field(description="A text or a list.", examples=[["A first text.", "A second one."]])
+        Text | Texts, Field(description="A text or a list.", examples=[["A first text.", "A second one."]])
     ]
     model: Name = None
     prompt: Annotated[
@@ -47,7 +51,7 @@ class SimilarityBody(Body):
     """A text and those to compare it with."""
 
     source: Annotated[Text, Field(examples=["How do I reset my password?"])]
-    sentences: Annotated[list[Text], Field(examples=[["I have forgotten my password.", "The weather is fine."]])]
+    sentences: Annotated[Texts, Field(examples=[["I have forgotten my password.", "The weather is fine."]])]
     model: Name = None
 
 
@@ -55,7 +59,7 @@ class RerankBody(Body):
     """A query and documents to order by it."""
 
     query: Annotated[Text, Field(examples=["Who wrote Emma?"])]
-    documents: Annotated[list[Text], Field(examples=[["Emma is a novel by Jane Austen.", "Rain is expected."]])]
+    documents: Annotated[Texts, Field(examples=[["Emma is a novel by Jane Austen.", "Rain is expected."]])]
     top_n: Annotated[int | None, Field(ge=1, description="Number of documents in the answer; all by default.")] = None
     model: Name = None
 
@@ -63,34 +67,57 @@ class RerankBody(Body):
 class OpenAIEmbeddingsBody(BaseModel):
     """Body of OpenAI's embeddings endpoint. Its other fields are ignored, as clients send several."""
 
-    input: Annotated[Text | list[Text], Field(examples=["A text."])]
-    model: Annotated[str | None, Field(max_length=128)] = None
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int | None, Field(ge=1, description="Keep this many first components (Matryoshka).")] = None
+    model_config = ConfigDict(json_schema_extra={"example": {"input": ["A text."], "encoding_format": "float"}})
+
+    input: Annotated[
+        Text | Texts,
+        Field(description="A text or a list. Lists of token ids are refused: models have different tokenizers."),
+    ]
+    model: Name = None
+    encoding_format: Annotated[
+        Literal["float", "base64"], Field(description="base64: of float32 numbers, little-endian.")
+    ] = "float"
+    dimensions: Annotated[
+        int | None, Field(ge=1, description="Keep this many first components, and divide by the length (Matryoshka).")
+    ] = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, int | list):
+            raise PydanticCustomError("token_ids", "Send texts: token ids are of another model's tokenizer.")
+        return value
 
 
-class Predictions(BaseModel):
-    """A prediction, or an error, for each input."""
+class Answer(BaseModel):
+    """An answer, with the model that computed it."""
 
-    model: str
-    version: str
-    outputs: list[dict[str, Any]]
+    model: Annotated[str, Field(description="The name of the model.", examples=["topics"])]
+    version: Annotated[
+        str, Field(description="The first digits of the SHA-256 of its files.", examples=["0123456789ab"])
+    ]
 
 
-class Embeddings(BaseModel):
+class Predictions(Answer):
+    """A prediction, or {"error": ...}, for each input."""
+
+    outputs: Annotated[
+        list[dict[str, Any]],
+        Field(examples=[[{"label": "good", "probability": 0.98, "probabilities": {"good": 0.98, "bad": 0.02}}]]),
+    ]
+
+
+class Embeddings(Answer):
     """A vector for each text."""
 
-    model: str
-    version: str
-    embeddings: list[list[float]]
+    embeddings: Annotated[list[list[float]], Field(examples=[[[0.25, -0.5], [0.125, 0.75]]])]
 
 
-class Similarities(BaseModel):
+class Similarities(Answer):
     """The cosine of each sentence and the source."""
 
-    model: str
-    version: str
-    similarities: list[float]
+    similarities: Annotated[list[float], Field(examples=[[0.91, 0.13]])]
 
 
 class Ranked(BaseModel):
@@ -100,12 +127,76 @@ class Ranked(BaseModel):
     score: float
 
 
-class Ranking(BaseModel):
+class Ranking(Answer):
     """Documents, the best first."""
 
+    results: Annotated[list[Ranked], Field(examples=[[{"index": 0, "score": 0.88}, {"index": 1, "score": 0.02}]])]
+
+
+class OpenAIEmbedding(BaseModel):
+    """A vector in the format of OpenAI's API."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class OpenAIUsage(BaseModel):
+    """Tokens that were computed."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class OpenAIEmbeddings(BaseModel):
+    """Vectors in the format of OpenAI's API."""
+
+    object: Literal["list"]
     model: str
+    usage: OpenAIUsage
+    data: Annotated[list[OpenAIEmbedding], Field(examples=[[{"object": "embedding", "index": 0, "embedding": [0.5]}]])]
+
+
+class OpenAIModel(BaseModel):
+    """A model in the format of OpenAI's API."""
+
+    id: str
+    object: Literal["model"]
+    created: Annotated[int, Field(description="When it was loaded, in seconds since 1970.")]
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    """The models in the format of OpenAI's API."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class Card(BaseModel):
+    """What a model is."""
+
+    name: str
     version: str
-    results: list[Ranked]
+    task: Annotated[str, Field(description="Its task; empty if it only computes vectors.", examples=["classify"])]
+    family: str
+    dimensions: Annotated[int, Field(description="Length of its vectors.", examples=[768])]
+    precision: str
+    prompts: Annotated[
+        dict[str, str], Field(description="What precedes texts in /embed.", examples=[{"query": "", "document": ""}])
+    ]
+    max_length: int | None = None
+    labels: list[str] | None = None
+    inputs: Annotated[list[str] | None, Field(description="Keys of the objects that /predict reads; empty: texts.")] = (
+        None
+    )
+    example: Annotated[Any, Field(description="An input of /predict.")] = None
+
+
+class Status(BaseModel):
+    """How the service is."""
+
+    status: Annotated[str, Field(examples=["ok"])]
 
 
 class Failure(BaseModel):

@@ -32,11 +32,14 @@ class ServeConfig:
     """File with the key that requests must send as `Authorization: Bearer KEY`. The environment variable
     LAMBERT_API_KEY has the same effect."""
     seconds: float = 30.0
-    """Longest time of a request, from its first byte to its answer."""
+    """Longest time of a request until its answer begins. One that is not answered by then gets 503. It is also the
+    longest time that the service takes to end."""
     max_body_megabytes: float = 8.0
     """Largest body of a request."""
     max_items: int = 1024
     """Most texts of a request."""
+    max_requests: int = 1024
+    """Most requests at once. Requests beyond it are answered with 429."""
     max_waiting_tokens: int = 262_144
     """Most tokens that wait to be computed. Requests beyond it are answered with 429 and Retry-After."""
     precision: Precisions | Literal["auto"] = "auto"
@@ -52,7 +55,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         check(
             self, port="[0, 65535]", seconds="(0, 86400]", max_body_megabytes="(0, 1024]", max_items="[1, inf)",
-            max_waiting_tokens="[1, inf)", workers="[0, inf)",
+            max_requests="[1, inf)", max_waiting_tokens="[1, inf)", workers="[0, inf)",
         )  # fmt: skip
         names = [name for name, _ in self.models]
         if twice := next((name for name in names if names.count(name) > 1), None):

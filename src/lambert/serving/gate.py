@@ -1,104 +1,145 @@
-"""What stands before the application: Host and key, size and time of a body, and clients that leave."""
+"""What stands before the application: Host and key, number and size of requests, their time, and clients that leave."""
 
 import asyncio
 import hmac
 import json
-from collections.abc import Collection
+import time
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lambert.serving.metrics import Metrics
+
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics", "/openapi.json")
 """Paths that need no key: they tell nothing of texts."""
+LEFT = 499
+"""The status in the metrics of a request whose client has left before the answer."""
+OVERLOADED = "262,000 tokens are waiting, and 262,144 is the most: try again in 5 s."
+TOO_LATE = "The request was not computed within 30 s: try again later, or send fewer texts."
 _DRAINED, _DRAINED_SECONDS = 100_000_000, 5.0
 """Bytes and seconds of a refused body that are still read."""
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_PLACES = 32
+"""Number of largest bodies that are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What requests may be."""
+
+    hosts: frozenset[str]
+    """Names that the Host header may have; "*": any."""
+    key: str
+    """What requests must send as `Authorization: Bearer KEY`; empty: nothing."""
+    body_bytes: int
+    """Largest body."""
+    requests: int
+    """Most requests at once."""
+    seconds: float
+    """Longest time until a body is complete, and until the answer begins."""
 
 
 class Gate:
-    """ASGI middleware that reads the body of a request within limits before the application sees it, and cancels the
-    application if the client leaves.
+    """ASGI middleware that reads the body of a request within limits before the application sees it, cancels the
+    application if the client leaves or the time is over, and counts.
 
     Args:
-        hosts: Names that the Host header may have; "*": any.
-        key: What requests must send as `Authorization: Bearer KEY`; empty: nothing.
-        most_bytes: Largest body.
-        seconds: Longest time until a body is complete.
+        report: Gets the traceback of an error that is a bug.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str], key: str, most_bytes: int, seconds: float) -> None:
-        self._app, self._hosts, self._key = app, set(hosts), key.encode()
-        self._most_bytes, self._seconds = most_bytes, seconds
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, report: Callable[[str], None]) -> None:
+        self._app, self._limits, self._metrics, self._report = app, limits, metrics, report
+        self._requests, self._bytes = 0, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        refusal = self._refusal(scope, headers)
-        if refusal is not None:
-            await self._drain(receive)
-            await _refuse(send, *refusal)
-            return
-        try:
-            async with asyncio.timeout(self._seconds):
-                body = await self._body(receive)
-        except TimeoutError:
-            await _refuse(send, 408, f"The body was not complete after {self._seconds:g} s.")
-            return
-        if body is None:
-            return
-        if len(body) > self._most_bytes:
-            await self._drain(receive)
-            await _refuse(send, 413, f"The body is larger than {self._most_bytes:,} bytes: send less.")
-            return
-        await self._run(scope, body, receive, send)
+        begin, status = time.perf_counter(), LEFT
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
-        host = headers.get(b"host", b"").decode("latin-1")
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        scope.setdefault("state", {})
+        self._requests += 1
+        self._metrics.in_flight.inc()
+        try:
+            await self._admit(scope, receive, counted)
+        finally:
+            self._requests -= 1
+            self._metrics.in_flight.dec()
+            path, model = getattr(scope.get("route"), "path", "other"), scope["state"].get("model", "")
+            self._metrics.answered(path, model, status, time.perf_counter() - begin)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        end = asyncio.get_running_loop().time() + self._limits.seconds
+        refusal = self._refusal(scope, dict(scope["headers"]))
+        if refusal is not None:
+            await self._refuse(receive, send, *refusal)
+            return
+        body = bytearray()
+        try:
+            async with asyncio.timeout_at(end):
+                whole = await self._read(body, receive)
+            if whole:
+                await self._run(scope, bytes(body), receive, send, end)
+            elif len(body) > self._limits.body_bytes:
+                await self._refuse(receive, send, 413, "body", self._too_large)
+        except TimeoutError:
+            message = f"The body was not complete after {self._limits.seconds:g} s."
+            await self._refuse(None, send, 408, "body_time", message)
+        finally:
+            self._bytes -= len(body)
+
+    @property
+    def _too_large(self) -> str:
+        return f"The body is larger than {self._limits.body_bytes:,} bytes: send less."
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
+        """Returns the status, the reason and the message for a request that is refused by its headers."""
+        limits = self._limits
+        given_hosts = [value for name, value in scope["headers"] if name == b"host"]
+        host = given_hosts[0].decode("latin-1") if len(given_hosts) == 1 else ""
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if "*" not in self._hosts and name.lower() not in self._hosts:
-            return 400, "This Host is not one of the service's: start it with --hosts NAME."
-        if self._key and scope["path"] not in OPEN_PATHS:
+        if "*" not in limits.hosts and name.lower() not in limits.hosts:
+            return 400, "host", "This Host is not one of the service's: start it with --hosts NAME."
+        if scope["path"] in OPEN_PATHS:
+            return None
+        if limits.key:
             given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, b"Bearer " + self._key):
-                return 401, "Send the API key as `Authorization: Bearer KEY`."
+            if not hmac.compare_digest(given, b"Bearer " + limits.key.encode()):
+                return 401, "key", "Send the API key as `Authorization: Bearer KEY`."
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._most_bytes:
-            return 413, f"The body is larger than {self._most_bytes:,} bytes: send less."
-        if scope["method"] in ("POST", "PUT", "PATCH"):
-            kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
-            if kind != "application/json":
-                return 415, "The content type must be application/json."
+        if length.isdigit() and (len(length) > 18 or int(length) > limits.body_bytes):
+            return 413, "body", self._too_large
+        if self._requests > limits.requests or self._bytes > _PLACES * limits.body_bytes:
+            return 429, "requests", f"{self._requests - 1:,} requests are being answered: try again in 1 s."
         return None
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Returns the body, or the beginning of one that is too large; None if the client has left."""
-        parts, size = [], 0
+    async def _read(self, body: bytearray, receive: Receive) -> bool:
+        """Appends the body; False if it is too large or the client has left."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._most_bytes or not message.get("more_body", False):
-                return b"".join(parts)
+                return False
+            part = message.get("body", b"")
+            body += part
+            self._bytes += len(part)
+            if len(body) > self._limits.body_bytes:
+                return False
+            if not message.get("more_body", False):
+                return True
 
-    async def _drain(self, receive: Receive) -> None:
-        """Reads what the client is still sending, within limits: a client that is sending would not see an answer."""
-        left = _DRAINED
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(_DRAINED_SECONDS, self._seconds)):
-                while left > 0:
-                    message = await receive()
-                    left -= len(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return
-
-    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Runs the application until it has answered or the client has left."""
-        given = False
+    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send, end: float) -> None:
+        """Runs the application until it has answered, the client has left, or the time is over before the answer
+        begins."""
+        given, begun = False, False
 
         async def replay() -> Message:
             nonlocal given
@@ -107,31 +148,61 @@ class Gate:
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        task = asyncio.ensure_future(self._app(scope, replay, send))
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        task = asyncio.ensure_future(self._app(scope, replay, watched))
         left = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+            in_time = max(0.0, end - asyncio.get_running_loop().time())
+            done, _ = await asyncio.wait((task, left), timeout=in_time, return_when=asyncio.FIRST_COMPLETED)
+            if not done and begun:
+                done, _ = await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             left.cancel()
+        if begun:
+            return
+        if not done:
+            message = TOO_LATE.replace("30", f"{self._limits.seconds:g}")
+            await self._refuse(None, send, 503, "expired", message)
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            self._report("".join(traceback.format_exception(error)))
+            await self._refuse(None, send, 500, "bug", "The service has a bug, and its operator was told.")
+
+    async def _refuse(self, receive: Receive | None, send: Send, status: int, reason: str, message: str) -> None:
+        """Answers with an error, and closes the connection. If the client may still be sending (`receive`), what it
+        sends is read before, within limits: it would not see the answer otherwise."""
+        self._metrics.refused(reason)
+        if receive is not None:
+            await self._drain(receive)
+        content = json.dumps({"error": message}).encode()
+        headers: list[tuple[bytes, bytes]] = [
+            (b"content-type", b"application/json"), (b"content-length", str(len(content)).encode()),
+            (b"connection", b"close"),
+        ]  # fmt: skip
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if status in (429, 503):
+            headers.append((b"retry-after", b"1"))
+        start: dict[str, Any] = {"type": "http.response.start", "status": status, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": content})
+
+    async def _drain(self, receive: Receive) -> None:
+        left = _DRAINED
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_DRAINED_SECONDS, self._limits.seconds)):
+                while left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
 
 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _refuse(send: Send, status: int, message: str) -> None:
-    body = json.dumps({"error": message}).encode()
-    headers: list[tuple[bytes, bytes]] = [
-        (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close"),
-    ]  # fmt: skip
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    start: dict[str, Any] = {"type": "http.response.start", "status": status, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})

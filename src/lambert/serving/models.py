@@ -1,19 +1,22 @@
 """The models of a service by name: loading, what is told of them, and replacing them while requests are computed."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lambert.core.contents import model_files
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
 from lambert.model.folder import model_folder
 from lambert.tasks.config import Columns
+from lambert.tasks.templates import columns_of, is_template
 
+_TRIES = 3
 EXAMPLES: dict[str, Any] = {
     "squad": {
         "question": "Where is the Amazon rainforest?",
@@ -35,6 +38,8 @@ class Served:
     model: TextModel
     version: str
     """The first hexadecimal digits of the SHA-256 of its files."""
+    since: int
+    """When it was loaded, in seconds since 1970."""
 
     @property
     def task(self) -> str:
@@ -60,12 +65,18 @@ class Served:
             return float(answer["value"])
         return float(answer["probabilities"][self.model.task.config.labels[1]])
 
+    def prompt(self, kind: Literal["query", "document"]) -> str:
+        """Returns what precedes texts of this kind before their vectors are computed."""
+        embed = self.model.embed
+        return embed.prompt if kind == "query" else embed.prompt_b
+
     def card(self) -> dict[str, Any]:
         """Returns what clients may know of the model, as plain values."""
         config, task = self.model.model.config, self.task
         found: dict[str, Any] = {
             "name": self.name, "version": self.version, "task": task, "family": config.block,
             "dimensions": config.hidden, "precision": self.model.precision,
+            "prompts": {"query": self.prompt("query"), "document": self.prompt("document")},
         }  # fmt: skip
         if task:
             settings = self.model.task.config
@@ -77,12 +88,20 @@ class Served:
 
 
 class Models:
-    """The models of a service. Raises DataError or UsageError if one cannot be loaded."""
+    """The models of a service.
+
+    Args:
+        named: Names and folders.
+        warm: Computes something with a model before it is served, so that no request waits for what is made once.
+
+    Raises DataError or UsageError if one cannot be loaded.
+    """
 
     def __init__(
-        self, named: Collection[tuple[str, Path]], inference: InferenceConfig, code: tuple[str, ...], world: World
-    ) -> None:
-        self._inference, self._code, self._world = inference, code, world
+        self, named: Collection[tuple[str, Path]], inference: InferenceConfig, code: tuple[str, ...], world: World,
+        warm: Callable[[TextModel], None],
+    ) -> None:  # fmt: skip
+        self._inference, self._code, self._world, self._warm = inference, code, world, warm
         self._served = {name: self._load(name, path) for name, path in named}
 
     def __iter__(self) -> Iterator[Served]:
@@ -106,15 +125,33 @@ class Models:
                 if version_of(served.path) != served.version:
                     self._served[name] = self._load(name, served.path)
                     changed.append(name)
-            except (DataError, UsageError) as error:
+            except (LambertError, OSError) as error:
                 failed.append(f"{name} was not loaded again: {error}")
         if failed:
             raise DataError(" ".join(failed))
         return changed
 
     def _load(self, name: str, path: Path) -> Served:
-        version = version_of(path)
-        return Served(name, path, TextModel(path, "", self._code, self._inference, self._world), version)
+        """Loads a model whose files are all of one version: a folder may be replaced at any time."""
+        for _ in range(_TRIES):
+            version = version_of(path)
+            try:
+                model = TextModel(path, "", self._code, self._inference, self._world)
+                _own(model)
+            except (LambertError, OSError):
+                if version_of(path) == version:
+                    raise
+                continue
+            if version_of(path) == version:
+                self._warm(model)
+                return Served(name, path, model, version, int(time.time()))
+        raise DataError(f"{path} changes while it is read: replace it by renaming a complete folder.")
+
+
+def _own(model: TextModel) -> None:
+    """Copies the weights, which are in the mapped file: it may be overwritten while they are served."""
+    for tensor in (*model.model.parameters(), *model.model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def version_of(path: Path) -> str:
@@ -127,17 +164,24 @@ def version_of(path: Path) -> str:
 
 
 def inputs_of(task: str, columns: Columns) -> list[str]:
-    """Returns the keys of the objects that a model reads; empty if it reads texts."""
+    """Returns the keys of the objects that a model reads; empty if it reads texts. Columns of choices are the last."""
     if task == "squad":
         return ["question", "context"]
     if task in ("tag", "mask", "embed"):
         return []
-    names = [name for name in (columns.text, columns.text_b) if name]
-    return names if len(names) > 1 else []
+    given = {"text": columns.text or "text", "text_b": columns.text_b}
+    texts = [key if name.isdecimal() else name for key, name in given.items()]
+    names = list(dict.fromkeys(column for name in texts for column in columns_of(name)))
+    if task == "choice":
+        return [*names, *columns.choices]
+    return names if len(names) > 1 or is_template(columns.text) else []
 
 
 def _example(task: str, columns: Columns) -> Any:
     names = inputs_of(task, columns)
     if task == "squad" or not names:
         return EXAMPLES.get(task, EXAMPLES[""])
-    return dict.fromkeys(names, EXAMPLES[""])
+    found: dict[str, Any] = dict.fromkeys(names, EXAMPLES[""])
+    if task == "choice" and len(columns.choices) == 1:
+        found[columns.choices[0]] = ["It is good.", "It is bad."]
+    return found

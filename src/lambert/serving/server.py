@@ -1,27 +1,37 @@
 """The process of a service: its socket, its threads, and how it ends."""
 
 import asyncio
+import logging
 import math
 import os
 import signal
 import socket
+import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import LambertError, MachineError, UsageError
-from lambert.core.world import World
-from lambert.engine.device import device_named
-from lambert.engine.precision import resolved
-from lambert.inference.config import InferenceConfig
-from lambert.inference.scheduler import Scheduler
 from lambert.serving.config import ServeConfig
-from lambert.serving.gate import LOOPBACK, Gate
-from lambert.serving.models import Models
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Say = Callable[[str], None]
+_FILES = 65_536
+"""Open files that the process asks for; each connection is one."""
+_RESERVED_FILES = 128
+_HEADER_SECONDS = 10.0
+
+
+class Ended(LambertError):
+    """A second signal ended the service before it had answered all requests."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("The service was ended at once: requests that had not been answered were dropped.")
+        self.exit_code = 128 + number
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +42,19 @@ class Built:
     """The ASGI application."""
     state: Any
     """`ready`: whether it takes requests."""
-    models: Models
-    close: Callable[[], None]
-    """Computes what was accepted, then ends the threads."""
+    models: Any
+    metrics: Any
+    close: Callable[..., None]
+    """Computes what was accepted, then ends the threads; `now=True`: only what is being computed."""
 
 
-def built(config: ServeConfig) -> Built:
-    """Loads the models and returns the service. Raises as `serve` does."""
+def built(config: ServeConfig, say: Say = lambda line: None) -> Built:
+    """Loads the models, computes something with each, and returns the service. Raises as `serve` does."""
     try:
-        from lambert.serving.answering import Answering
-        from lambert.serving.app import application
+        from lambert.serving.building import build
     except ImportError as error:
         raise _missing(error) from error
-    key = api_key(config)
-    world = World(device=device_named(config.device, 0))
-    precision: Any = resolved(config.precision, world) if config.precision == "auto" else config.precision
-    models = Models(config.models, InferenceConfig(precision, device=config.device), config.code, world)
-    scheduler = Scheduler(world, workers=config.workers, most_tokens=config.max_waiting_tokens)
-    answering = Answering(scheduler, config.seconds)
-    app = application(config, models, answering)
-    gate = Gate(app, _hosts(config), key, most_bytes=int(config.max_body_megabytes * 1e6), seconds=config.seconds)
-    return Built(gate, app.state, models, answering.close)
+    return Built(*build(config, api_key(config), _hosts(config), say))
 
 
 def serve(config: ServeConfig, say: Say) -> None:
@@ -62,9 +64,12 @@ def serve(config: ServeConfig, say: Say) -> None:
         UsageError: A setting is wrong, or a package is missing.
         DataError: A model cannot be read.
         MachineError: The port is in use.
+        Ended: A second signal came before all requests were answered.
     """
     try:
         import uvicorn
+
+        from lambert.serving.protocol import ConnectionLimits, protocol_class
     except ImportError as error:
         raise _missing(error) from error
     if not api_key(config) and config.host not in LOOPBACK:
@@ -72,45 +77,100 @@ def serve(config: ServeConfig, say: Say) -> None:
             f"host = {config.host!r} lets other machines connect, and there is no API key: set LAMBERT_API_KEY or "
             "--api-key-file."
         )
-    listener = _listener(config)
-    service = built(config)
-    settings = uvicorn.Config(
-        service.app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=10,
-        timeout_graceful_shutdown=math.ceil(config.seconds),
+    listener = _bound(config)
+    service = built(config, say)
+    limits = ConnectionLimits(
+        header_seconds=min(_HEADER_SECONDS, config.seconds), answer_seconds=2 * config.seconds,
+        ending_seconds=config.seconds, connections=_connections(),
     )  # fmt: skip
-    server = uvicorn.Server(settings)
+    settings = uvicorn.Config(
+        service.app, http=protocol_class(limits, service.metrics.refused), ws="none", log_level="error",
+        access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
+        timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
+    )  # fmt: skip
+    _listen(listener, config)
     host, port = listener.getsockname()[:2]
     for served in service.models:
         say(f"model    {served.name} ({served.task or 'no task'}, {served.model.precision})  {served.path}")
     say(f"serving  http://{f'[{host}]' if ':' in host else host}:{port}")
+    ended = [0, 0]
     try:
         with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
-            runner.run(_run(server, listener, service.state, partial(_reload, service.models, say)))
+            runner.run(_run(uvicorn.Server(settings), listener, service, _Reload(service, say), ended))
     finally:
-        service.close()
+        service.close(now=True)  # all requests have been answered or dropped
+    early = Ended(ended[1]) if ended[1] else None
+    _end_process(early)
+    if early:
+        raise early
 
 
-async def _run(server: Any, listener: socket.socket, state: Any, reload: Callable[[], None]) -> None:
-    """Runs until a signal ends the service. A second signal closes the connections at once."""
+def _end_process(early: Ended | None) -> None:
+    """Ends the process if threads still tokenize texts for requests that were given up: Python would wait for them."""
+    deadline = time.monotonic() + 1
+    while any(thread.name.startswith("lambert-texts") for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            print(early or "", end="\n" if early else "", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            os._exit(early.exit_code if early else 0)
+        time.sleep(0.01)
+
+
+class _Reload:
+    """Loads changed models again in a thread. A request for it that comes while it runs is kept."""
+
+    def __init__(self, service: Built, say: Say) -> None:
+        self._service, self._say = service, say
+        self._asked = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="lambert-reload", daemon=True)
+        self._thread.start()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    def _work(self) -> None:
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            try:
+                changed = self._service.models.reload()
+                self._service.metrics.reloaded("changed" if changed else "unchanged")
+                self._say(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}")
+            except LambertError as error:
+                self._service.metrics.reloaded("failed")
+                self._say(f"warning: {error}")
+            except Exception as error:  # what a broken folder can raise must not end the reloads
+                self._service.metrics.reloaded("failed")
+                self._say(f"warning: the models were not loaded again: {type(error).__name__}: {error}")
+
+
+async def _run(server: Any, listener: socket.socket, service: Built, reload: _Reload, ended: list[int]) -> None:
+    """Runs until a signal ends the service. `ended` gets the first and the second one; the second closes all
+    connections."""
     loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
 
-    def end() -> None:
-        state.ready = False
-        server.force_exit = server.should_exit
-        server.should_exit = True
+    def end(number: int) -> None:
+        service.state.ready = False
+        if not ended[0]:
+            ended[0], server.should_exit = number, True
+            return
+        ended[1], server.force_exit = number, True
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it shows every request that is dropped
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        if main is not None:
+            main.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, end, number)
     if hasattr(signal, "SIGHUP"):
-        loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, reload))
-    await server._serve([listener])  # `serve` would raise the signals again at the end
-
-
-def _reload(models: Models, say: Say) -> None:
+        loop.add_signal_handler(signal.SIGHUP, reload.ask)
     try:
-        say(f"loaded again: {', '.join(models.reload()) or 'nothing, no file has changed'}")
-    except LambertError as error:
-        say(f"warning: {error}")
+        await server._serve([listener])  # `serve` would raise the signals again at the end
+    except asyncio.CancelledError:
+        if not ended[1]:
+            raise
 
 
 def _missing(error: ImportError) -> UsageError:
@@ -118,30 +178,60 @@ def _missing(error: ImportError) -> UsageError:
 
 
 def api_key(config: ServeConfig) -> str:
-    """Returns the API key, empty if none was given. Raises UsageError for an empty file."""
+    """Returns the API key, empty if none was given. Raises UsageError for a file that has none."""
     if config.api_key_file is None:
         return os.environ.get("LAMBERT_API_KEY", "")
-    key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
-    if not key:
-        raise UsageError(f"{config.api_key_file} is empty: write the API key to it.")
+    try:
+        key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isascii() or not key.isprintable():
+        raise UsageError(f"{config.api_key_file} has no API key: write one line of letters and digits to it.")
     return key
 
 
-def _hosts(config: ServeConfig) -> set[str]:
+def _hosts(config: ServeConfig) -> frozenset[str]:
     own = {config.host.lower()} - {"0.0.0.0", "::"}
-    return {*LOOPBACK, *own, *(name.lower() for name in config.hosts)}
+    return frozenset({*LOOPBACK, *own, *(name.lower() for name in config.hosts)})
 
 
-def _listener(config: ServeConfig) -> socket.socket:
+def _bound(config: ServeConfig) -> socket.socket:
+    """Returns a socket that has the address and does not listen yet."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise _unusable(config, error) from error
+    return listener
+
+
+def _listen(listener: socket.socket, config: ServeConfig) -> None:
+    try:
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        raise MachineError(
-            f"{config.host}:{config.port} cannot be used: {error.strerror}. Choose another port with --port."
-        ) from error
-    return listener
+        raise _unusable(config, error) from error
+
+
+def _unusable(config: ServeConfig, error: OSError) -> MachineError:
+    return MachineError(
+        f"{config.host}:{config.port} cannot be used: {error.strerror}. Choose another address with --host and --port."
+    )
+
+
+def _connections() -> int:
+    """Returns how many connections the limit of open files allows, after raising it if it may be raised."""
+    try:
+        import resource
+    except ImportError:
+        return 512
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(16, (wanted if soft == resource.RLIM_INFINITY else soft) - _RESERVED_FILES)

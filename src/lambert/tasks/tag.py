@@ -107,12 +107,8 @@ class Tag:
         for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False):
             words = np.array(encoding.word_ids, dtype=np.int64)
             firsts = np.flatnonzero(np.diff(words, prepend=-1)).tolist()
-            found.append(
-                [
-                    (encoding.offsets[first][0], encoding.offsets[end - 1][1])
-                    for first, end in pairwise([*firsts, len(words)])
-                ]
-            )
+            offsets = encoding.offsets  # a copy of all
+            found.append([(offsets[first][0], offsets[end - 1][1]) for first, end in pairwise([*firsts, len(words)])])
         return found
 
     def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:

@@ -32,4 +32,5 @@ MPNET = replace(
     kernels_lack=costs.kernels_lack,
     saved_per_token=costs.saved_per_token,
     for_cpu=for_cpu,
+    padded=None,
 )

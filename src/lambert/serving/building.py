@@ -1,0 +1,53 @@
+"""Puts a service together: models, scheduler, application and gate."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lambert.core.world import World
+from lambert.engine.device import device_named
+from lambert.engine.precision import resolved
+from lambert.inference.config import InferenceConfig
+from lambert.inference.scheduler import Scheduler
+from lambert.inference.text_model import TextModel
+from lambert.serving.answering import Answering
+from lambert.serving.app import application
+from lambert.serving.config import ServeConfig
+from lambert.serving.gate import Gate, Limits
+from lambert.serving.metrics import Metrics
+from lambert.serving.models import Models
+
+WARM_TEXT = "The first batch takes longer, because memory is allocated and kernels are chosen. " * 4
+
+
+def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[str], None]) -> tuple[Any, ...]:
+    """Returns the fields of `Built`."""
+    world = World(device=device_named(config.device, 0))
+    precision: Any = resolved(config.precision, world) if config.precision == "auto" else config.precision
+    metrics = Metrics()
+    scheduler = Scheduler(world, workers=config.workers, most_tokens=config.max_waiting_tokens, observer=metrics)
+
+    def warm(model: TextModel) -> None:
+        request = model.vectors([WARM_TEXT] * scheduler.workers)
+        request.finish(scheduler.submit(request.work, request.source).result())
+
+    inference = InferenceConfig(precision, device=config.device)
+    try:
+        models = Models(config.models, inference, config.code, world, warm)
+    except BaseException:
+        scheduler.close(now=True)
+        raise
+    metrics.watch(scheduler, models)
+    answering = Answering(scheduler)
+    app = application(config, models, answering, metrics)
+    limits = Limits(hosts, key, int(config.max_body_megabytes * 1e6), config.max_requests, config.seconds)
+
+    def report(text: str) -> None:
+        try:
+            Path("crash.txt").write_text(text, encoding="utf-8")
+            where = "The traceback is in crash.txt: please report it."
+        except OSError:
+            where = text
+        say(f"warning: a request failed because of a bug: {text.strip().splitlines()[-1]} {where}")
+
+    return Gate(app, limits, metrics, report), app.state, models, metrics, answering.close

@@ -1,0 +1,104 @@
+"""JSON in and out: bodies are parsed, and answers encoded, in threads, while other requests are served."""
+
+import json
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, NoReturn
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic_core import to_json
+
+from lambert.serving.answering import Answering
+from lambert.serving.refusals import Refusal
+
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+_SHOWN = 64
+_NOT_JSON = "The body is not JSON, or is nested too deeply."
+
+
+def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
+    """Returns the class of routes whose bodies are parsed by the threads of `answering`, with at most `most_items`
+    items in a list."""
+
+    class JsonRequest(Request):
+        async def json(self) -> Any:
+            if not hasattr(self, "_json"):
+                body = await self.body()
+                self._json = await answering.in_thread(lambda: parsed(body, most_items))
+            return self._json
+
+    class JsonRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+
+            async def handle(request: Request) -> Response:
+                if request.method == "POST":
+                    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                    if kind != "application/json":
+                        raise Refusal(415, "content_type", "The content type must be application/json.")
+                return await handler(JsonRequest(request.scope, request.receive))
+
+            return handle
+
+    return JsonRoute
+
+
+def parsed(body: bytes, most_items: int) -> Any:
+    """Returns the value of a JSON text in UTF-8.
+
+    Raises Refusal: 400 for what is not strict JSON, 422 for half of a surrogate pair, 413 for a list of a field of more
+    than `most_items` items.
+    """
+    try:
+        value = json.loads(body.decode(), parse_constant=_not_json)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "json", _NOT_JSON) from error
+    if isinstance(value, dict):
+        for name, items in value.items():
+            if isinstance(items, list) and len(items) > most_items:
+                message = f"{len(items):,} texts are more than {most_items:,}: send fewer."
+                raise Refusal(413, "items", message, name[:_SHOWN])
+    if _HALF_PAIR.search(body):
+        place = _half_pair(value)
+        if place is not None:
+            message = "A text contains half of a surrogate pair, which is not a character."
+            raise Refusal(422, "text", message, place)
+    return value
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _half_pair(value: Any) -> str | None:
+    """Returns the place of a text that UTF-8 cannot encode, a key included."""
+    waiting = [("", value)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, str):
+            if not _encodable(value):
+                return place
+        elif isinstance(value, list):
+            waiting += [(f"{place}[{number}]", item) for number, item in enumerate(value)]
+        elif isinstance(value, dict):
+            if not all(map(_encodable, value)):
+                return place or "body"
+            waiting += [(f"{place}.{key[:_SHOWN]}".removeprefix("."), item) for key, item in value.items()]
+    return None
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def listed(head: Mapping[str, Any], name: str, items: Iterable[Any]) -> Response:
+    """Returns the answer {**head, name: [items]}. Between items, other threads run: a list that is encoded at once
+    would stop the event loop. Numbers that are not finite become null."""
+    rows = b",".join([to_json(item, inf_nan_mode="null") for item in items])
+    content = b"".join([to_json(dict(head))[:-1], b"," if head else b"", to_json(name), b":[", rows, b"]}"])
+    return Response(content, media_type="application/json")

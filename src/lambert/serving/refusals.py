@@ -1,0 +1,118 @@
+"""Answers with an error status: what a service refuses, and how it says so."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from lambert.core.errors import DataError, LambertError, UsageError
+from lambert.inference.scheduler import ExpiredError, OverloadedError
+from lambert.serving.bodies import Failure
+from lambert.serving.gate import OVERLOADED, TOO_LATE
+from lambert.serving.metrics import Metrics
+
+_DESCRIBED = {
+    400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON, or is nested too deeply."),
+    401: ("The API key is missing or wrong.", "Send the API key as `Authorization: Bearer KEY`."),
+    404: ("There is no model of this name.", "There is no model of this name; there are: names, topics."),
+    408: ("The request did not arrive in time.", "The body was not complete after 30 s."),
+    413: ("The body or the number of texts is too large.", "2,000 texts are more than 1,024: send fewer."),
+    415: ("The content type is not application/json.", "The content type must be application/json."),
+    422: ("A field is missing, unknown or wrong.", "Field required"),
+    429: ("Too much work is waiting; Retry-After says when to try again.", OVERLOADED),
+    431: ("The headers are too large or too many.", "The headers are larger than 32,768 bytes: send less."),
+    503: ("The request was not computed in time.", TOO_LATE),
+}
+_FIELDS = {404: "model", 413: "inputs", 422: "inputs"}
+_RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Returns the description of refusals for OpenAPI."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        description, message = _DESCRIBED[status]
+        example = {"error": message} | ({"field": _FIELDS[status]} if status in _FIELDS else {})
+        found[status] = {
+            "model": Failure, "description": description, "content": {"application/json": {"example": example}},
+        }  # fmt: skip
+        if status in (429, 503):
+            found[status]["headers"] = _RETRY
+    return found
+
+
+OF_TEXTS = documented(*_DESCRIBED)
+"""The refusals of a route that takes texts."""
+
+
+class Refusal(HTTPException):
+    """An answer with an error status. An HTTPException, because FastAPI makes 400 of others while it reads a body.
+
+    Args:
+        status: The status.
+        reason: Its name in the metrics.
+        message: What is wrong and what to do.
+        field: The field of the body that is wrong.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, field: str | None = None) -> None:
+        super().__init__(status, message)
+        self.status, self.reason, self.message, self.field = status, reason, message, field
+
+
+def failure(status: int, message: str, field: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Returns the answer. No character of the message or of the field is outside of what UTF-8 can encode."""
+    content = {"error": _ascii(message), "field": _ascii(field)} if field else {"error": _ascii(message)}
+    return JSONResponse(content, status, headers)
+
+
+def add_handlers(app: FastAPI, metrics: Metrics) -> None:
+    """Makes answers of the errors of the routes."""
+
+    @app.exception_handler(Refusal)
+    async def refused(request: Request, error: Refusal) -> JSONResponse:
+        metrics.refused(error.reason)
+        headers = {"Retry-After": "1"} if error.status == 503 else None
+        return failure(error.status, error.message, error.field, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        metrics.refused("fields")
+        # Of a union, every form has its error: the one about a part of the value says most, then one that is not about
+        # its type. Neither message nor place repeat the input.
+        first = max(error.errors(), key=lambda one: (len(_place(one)), not one["type"].endswith("_type")))
+        field = "".join(f"[{part}]" if isinstance(part, int) else part for part in _place(first)) or "body"
+        return failure(422, first["msg"], field[:200])
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        metrics.refused({404: "path", 405: "method"}.get(error.status_code, "body"))
+        return failure(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+
+    @app.exception_handler(OverloadedError)
+    async def overloaded(request: Request, error: OverloadedError) -> JSONResponse:
+        metrics.refused("overloaded")
+        return failure(429, str(error), headers={"Retry-After": str(min(3600, max(1, round(error.seconds))))})
+
+    @app.exception_handler(ExpiredError)
+    async def expired(request: Request, error: ExpiredError) -> JSONResponse:
+        metrics.refused("expired")
+        return failure(503, str(error), headers={"Retry-After": "1"})
+
+    @app.exception_handler(LambertError)
+    async def wrong(request: Request, error: LambertError) -> JSONResponse:
+        mistaken = isinstance(error, DataError | UsageError)
+        metrics.refused("text" if mistaken else "machine")
+        return failure(422 if mistaken else 503, str(error), headers=None if mistaken else {"Retry-After": "1"})
+
+
+def _place(error: Any) -> list[str | int]:
+    """Returns the field and the numbers in lists of an error of pydantic, without its names of the forms of a union."""
+    place = list(error["loc"][1:])
+    return place[:1] + [part for part in place[1:] if isinstance(part, int)]
+
+
+def _ascii(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,167 @@
+"""Clients that leave, that are slow, that send too much, or that do not speak HTTP."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from patience import HANGS
+
+from tests.support.services import Service, post, received, serving
+
+pytest.importorskip("fastapi")
+pytestmark = pytest.mark.timeout(HANGS)
+MANY = 4_000
+POST = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def folder(tuned: Callable[[str], Path]) -> Path:
+    return tuned("classify")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    with serving(f"topics={folder}", precision="float32", workers=1, max_items=MANY) as running:
+        yield running
+        code, said = running.end()
+        assert (code, said) == (0, "")  # nothing that clients did was printed
+
+
+@pytest.fixture(scope="module")
+def hasty(folder: Path) -> Iterator[Service]:
+    with serving(f"topics={folder}", precision="float32", seconds=SECONDS, max_requests=4) as running:
+        yield running
+        code, said = running.end()
+        assert (code, said) == (0, "")
+
+
+def test_a_client_that_leaves_is_dropped(service: Service) -> None:
+    body = post("/embed", {"inputs": ["the old river found a house near the road " * 6] * MANY})
+    before = service.metrics()["lambert_sequences_total"]
+    with service.connect() as connection:
+        connection.sendall(body)
+        service.wait_for("lambert_waiting_tokens", lambda tokens: tokens > 0)
+    service.wait_for("lambert_waiting_tokens", lambda tokens: tokens == 0, 1)
+    time.sleep(0.3)
+    assert service.metrics()["lambert_sequences_total"] - before < MANY
+    service.wait_for('lambert_requests_total{model="topics",path="/embed",status="499"}', lambda count: count == 1)
+    service.wait_for("lambert_requests_in_flight", lambda count: count == 1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "slow"),
+    [
+        (b"", b""),
+        (b"", b"\r\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", b"x"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n"),
+        (post("/embed", {"inputs": "a"})[:-3], b""),
+        (post("/embed", {"inputs": "a" * 100})[:-100], b"a"),
+    ],
+    ids=["silent", "empty lines", "headers", "after an answer", "body", "bytes of a body"],
+)
+def test_a_slow_client_is_cut_off(sent: bytes, slow: bytes, hasty: Service) -> None:
+    begin = time.monotonic()
+    with hasty.connect() as connection:
+        connection.sendall(sent)
+        connection.settimeout(0.2)
+        answer, closed = b"", False
+        while not closed and time.monotonic() - begin < 4 * SECONDS:
+            with suppress(TimeoutError, OSError):
+                connection.send(slow)
+            try:
+                part = connection.recv(1000)
+                closed, answer = not part, answer + part
+            except TimeoutError:
+                pass
+            except OSError:
+                closed = True
+    assert closed
+    assert SECONDS * 0.8 < time.monotonic() - begin < SECONDS + 1.5 + 2 * (b"healthz" in sent)
+    if b"X:" in sent or b"embed" in sent:
+        assert answer.startswith(b"HTTP/1.1 408"), answer
+        assert b"in time" in answer or b"after 2 s" in answer
+
+
+def test_a_client_that_does_not_read_is_cut_off(hasty: Service) -> None:
+    with hasty.connect() as connection:
+        connection.sendall(post("/embed", {"inputs": ["a bird"] * 1000}) * 40)
+        hasty.wait_for("lambert_requests_in_flight", lambda count: count > 1)
+        hasty.wait_for("lambert_requests_in_flight", lambda count: count == 1, 6 * SECONDS)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"".join(b"X-%d: 1\r\n" % number for number in range(200)) + b"\r\n",
+        b"X: " + b"x" * 40_000 + b"\r\n\r\n",
+        b"X: " + b"x" * 10_000_000,
+    ],
+    ids=["many", "long", "endless"],
+)
+def test_headers_are_limited(headers: bytes, service: Service) -> None:
+    name = 'lambert_refusals_total{reason="headers"}'
+    before = service.metrics().get(name, 0)
+    answer = service.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + headers)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 ")
+    assert service.metrics()[name] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64), {400}),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", {400}),
+        (b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n", {400}),
+        (b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", {431}),
+        (b"GET / HTTP/9.9\r\n\r\n", {400}),
+        (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", {400}),
+        (POST + b"Content-Length: -5\r\n\r\n", {400}),
+        (POST + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n", {400}),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", {0, 400}),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n", {400}),
+        (b"GET /healthz HTTP/1.1\r\nHost: local\xffhost\r\nConnection: close\r\n\r\n", {400}),
+        (b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n", {400}),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", {400}),
+        (b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n", {400}),
+        (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", {400, 404}),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade, close\r\n"
+         b"Sec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", {200}),
+        (b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n", {200}),
+        (b"GET //evil/..%2f%00?a=%ff HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", {404}),
+    ],
+)  # fmt: skip
+def test_what_is_not_http_is_refused(sent: bytes, statuses: set[int], service: Service) -> None:
+    """The fixture checks that nothing was printed."""
+    answer = service.raw(sent)
+    assert int(answer[9:12] or b"0") in statuses, answer
+    assert service.ask("/healthz")[0] == 200
+
+
+def test_requests_in_a_row_on_one_connection(service: Service) -> None:
+    body = post("/embed", {"inputs": "a bird"})
+    with service.connect() as connection:
+        connection.sendall(body * 3 + post("/embed", {"inputs": "a bird"}, "Connection: close"))
+        answer = received(connection)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4
+
+
+def test_more_requests_than_allowed_are_refused(hasty: Service) -> None:
+    waiting = [hasty.connect() for _ in range(4)]
+    try:
+        for connection in waiting:
+            connection.sendall(post("/embed", {"inputs": "a"})[:-1])
+        hasty.wait_for("lambert_requests_in_flight", lambda count: count == 5)
+        answer = hasty.raw(post("/embed", {"inputs": "a"}))
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1" in answer.lower()
+        assert hasty.ask("/healthz")[0] == 200
+        for connection in waiting:
+            connection.sendall(b"}")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+    finally:
+        for connection in waiting:
+            connection.close()
