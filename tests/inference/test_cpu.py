@@ -38,6 +38,12 @@ CONFIGS = {
     "modernbert": MODERN,
     "modernbert, tanh, biased, first token": replace(MODERN, activation="gelu_tanh", modern=BIASED),
     "modernbert, no kernels for its heads": replace(MODERN, heads=4),
+    "mpnet": replace(CONFIG, segment_types=0, position_offset=2, pad=1, block="mpnet"),
+    "nomic_bert": replace(CONFIG, block="nomic_bert"),
+    "gte": replace(CONFIG, segment_types=1, block="gte"),
+    "eurobert": replace(
+        CONFIG, segment_types=0, norm_eps=1e-5, block="eurobert", modern=ModernConfig(kv_heads=2, mlp_bias=True)
+    ),
 }
 HEADS = {"mlm": 0, "nsp": 0, "tag": 5, "span": 0}
 OTHERS = {"mlm": 0, "tag": 5, "span": 0, "label": 3, "choice": 0, "vector": 0, "first_vector": 0}
@@ -48,7 +54,7 @@ def lively(config: EncoderConfig, seed: int = 2) -> "frozen.Model":
     torch.manual_seed(seed)
     model = weights.fresh(config, HEADS if config.block == "bert" else OTHERS).eval()
     for name, parameter in model.named_parameters():
-        wide = "query" in name or "key" in name or "attention_in" in name
+        wide = any(part in name for part in ("query", "key", "attention_in", "relative"))
         parameter.data += (0.1 if wide else 0.05) * torch.randn_like(parameter)
     return model
 

@@ -74,8 +74,8 @@ def test_weights_beside_a_tensorflow_checkpoint_are_read(tmp_path: Path) -> None
 
 
 def test_another_family_is_refused_before_its_tokenizer_is_missed(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mpnet"}')
-    with pytest.raises(DataError, match=r"has model_type = 'mpnet', a family that Lambert does not have. Take"):
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+    with pytest.raises(DataError, match=r"has model_type = 'deberta-v2', a family that Lambert does not have. Take"):
         load_task(tmp_path, "")
 
 

@@ -207,8 +207,8 @@ def test_older_names_and_copies_are_those_of_the_family() -> None:
         ("model_type", "bert", "type_vocab_size|hidden_size|num_hidden_layers"),
         (
             "model_type",
-            "mpnet",
-            "model_type = 'mpnet', a family that .* of these families: bert, modernbert, .*toy",
+            "deberta-v2",
+            "model_type = 'deberta-v2', a family that .* of these families: bert, modernbert, .*toy",
         ),
     ],
 )

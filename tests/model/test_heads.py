@@ -62,7 +62,9 @@ def test_rounding_the_vocabulary_up_changes_no_logit_and_no_gradient() -> None:
     torch.testing.assert_close(found[1][0], expected)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "modernbert"])
+@pytest.mark.parametrize(
+    "family", ["bert", "roberta", "distilbert", "electra", "modernbert", "mpnet", "nomic_bert", "gte", "eurobert"]
+)
 def test_losses_are_those_of_the_outputs(family: str) -> None:
     """Training computes some rows only; inference computes all."""
     config = replace(CONFIG, block=family, init_range=0.1)

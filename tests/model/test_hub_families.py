@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 from flat import make_batch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from lambert.core.batch import Batch, Target
 from lambert.core.errors import DataError
@@ -26,11 +27,13 @@ ROBERTA = {**SHAPE, "vocab_size": V, "max_position_embeddings": 322, "type_vocab
 DISTIL = {"dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 96, "vocab_size": V, "max_position_embeddings": 320}
 MODERN = {**SHAPE, "vocab_size": V, "max_position_embeddings": 512, "pad_token_id": 0, "local_attention": 32}
 IDS = {"bos_token_id": None, "eos_token_id": None, "cls_token_id": None, "sep_token_id": None}
+EURO = {**SHAPE, **IDS, "vocab_size": V, "max_position_embeddings": 320, "pad_token_id": 0, "mask_token_id": 4}
 BIASED = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
 ROTARY = {
     "full_attention": {"rope_type": "default", "rope_theta": 3000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
 }
+PLAIN_ROTARY = {"rope_type": "default", "rope_theta": 700.0}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {**SHAPE, "vocab_size": V, "max_position_embeddings": 320}),
     "roberta": ("roberta", ROBERTA),
@@ -39,6 +42,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("distilbert", DISTIL),
     "electra-small": ("electra", {**SHAPE, "embedding_size": 32, "vocab_size": V, "max_position_embeddings": 320}),
     "electra-base": ("electra", {**SHAPE, "embedding_size": 64, "vocab_size": V, "max_position_embeddings": 320}),
+    "mpnet": ("mpnet", {**SHAPE, "vocab_size": V, "max_position_embeddings": 322}),
+    "nomic_bert": ("nomic_bert", {**SHAPE, "vocab_size": V, "max_position_embeddings": 320}),
+    "gte": ("gte", {**SHAPE, "vocab_size": V, "max_position_embeddings": 320}),
+    "gte-untyped": ("gte", {**SHAPE, "vocab_size": V, "type_vocab_size": 0, "rope_parameters": PLAIN_ROTARY}),
+    "eurobert": ("eurobert", {**EURO, "num_key_value_heads": 2}),
+    "eurobert-mean": ("eurobert", {**EURO, "classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True}),
+    "eurobert-bos": ("eurobert", {**EURO, "num_key_value_heads": 1, "classifier_pooling": "bos"}),
     "modernbert": ("modernbert", {**MODERN, **IDS, "classifier_pooling": "mean"}),
     "modernbert-cls": ("modernbert", {**MODERN, **IDS, "classifier_pooling": "cls", "rope_parameters": ROTARY}),
     "modernbert-biased": ("modernbert", {**MODERN, **IDS, **BIASED, "decoder_bias": False}),
@@ -100,8 +110,17 @@ def ours_of(model: Model, batch: Batch, head: str) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("head", [*HEADS])
-@pytest.mark.parametrize("kind", [*CONFIGS])
+def stored_gradients(model: Any) -> dict[str, Tensor]:
+    """Its gradients by the names that transformers gives tensors in files, which it joins for some families."""
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return dict(revert_weight_conversion(model, found))
+
+
+CASES = [(kind, head) for kind in CONFIGS for head in HEADS if hasattr(transformers, names(kind, head))]
+"""The heads that transformers has in each family."""
+
+
+@pytest.mark.parametrize(("kind", "head"), CASES)
 def test_parity_and_round_trip(kind: str, head: str, tmp_path: Path) -> None:
     theirs = peer(kind, head)
     theirs.save_pretrained(tmp_path / "theirs")
@@ -123,7 +142,7 @@ def test_parity_and_round_trip(kind: str, head: str, tmp_path: Path) -> None:
     weights_of_sum = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
     (expected * weights_of_sum).sum().backward()
     (found * weights_of_sum).sum().backward()
-    wanted = {family.current_name(name): p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    wanted = {family.current_name(name): grad for name, grad in stored_gradients(theirs).items()}
     compared = 0
     for name, parameter in ours.named_parameters():
         grad = wanted.get(family.stored_name(name))
@@ -194,6 +213,51 @@ def test_what_is_not_supported_is_named(key: str, value: object, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("mpnet", "relative_attention_num_buckets", 16), ("mpnet", "pad_token_id", 0), ("mpnet", "hidden_act", "relu"),
+        ("mpnet", "max_position_embeddings", 2), ("nomic_bert", "hidden_act", "gelu"), ("nomic_bert", "head_dim", 8),
+        ("nomic_bert", "rotary_scaling_factor", 2.0), ("nomic_bert", "type_vocab_size", 0), ("gte", "rope_theta", 5.0),
+        ("gte", "rope_parameters", {"rope_type": "yarn"}), ("gte", "type_vocab_size", 2),
+        ("gte", "rope_scaling", {"type": "ntk", "factor": 8.0}), ("eurobert", "num_key_value_heads", 3),
+        ("eurobert", "tie_word_embeddings", True), ("eurobert", "classifier_pooling", "max"),
+        ("eurobert", "mlp_bias", 1), ("eurobert", "hidden_act", "gelu"),
+    ],
+)  # fmt: skip
+def test_what_other_families_do_not_support_is_named(kind: str, key: str, value: object, tmp_path: Path) -> None:
+    peer(kind, "").save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    layout.encoder_config(settings, tmp_path)
+    with pytest.raises(DataError, match=key if key != "rope_parameters" else "rope_type"):
+        layout.encoder_config(settings | {key: value}, tmp_path)
+
+
+def test_keys_of_first_releases(tmp_path: Path) -> None:
+    """NomicBERT's and EuroBERT's first config.json had other keys, and gte's tensors another prefix."""
+    peer("nomic_bert", "").save_pretrained(tmp_path)
+    newer = json.loads((tmp_path / "config.json").read_text())
+    older = {
+        "model_type": "nomic_bert", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_inner": 96, "n_positions": 320,
+        "resid_pdrop": 0.0, "attn_pdrop": 0.0, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "vocab_size": V,
+        "activation_function": "swiglu", "qkv_proj_bias": False, "prenorm": False, "type_vocab_size": 2,
+    }  # fmt: skip
+    assert layout.encoder_config(older, tmp_path) == layout.encoder_config(newer, tmp_path)
+    peer("eurobert-bos", "").save_pretrained(tmp_path / "euro")
+    newer = json.loads((tmp_path / "euro/config.json").read_text())
+    older = {key: value for key, value in newer.items() if key not in ("rope_parameters", "classifier_pooling")}
+    older |= {"rope_theta": newer["rope_parameters"]["rope_theta"], "rope_scaling": None, "clf_pooling": "bos"}
+    assert layout.encoder_config(older, tmp_path / "euro") == layout.encoder_config(newer, tmp_path / "euro")
+    peer("gte", "mlm").save_pretrained(tmp_path / "gte")
+    tensors = load_file(tmp_path / "gte/model.safetensors")
+    expected, _ = weights.load(tmp_path / "gte")
+    save_file({name.replace("gte.", "new."): t for name, t in tensors.items()}, tmp_path / "gte/model.safetensors")
+    found, report = weights.load(tmp_path / "gte")
+    assert report.missing == report.unexpected == ()
+    for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
     ("kind", "read", "aside"),
     [
         ("bert", ("hidden_dropout_prob", "attention_probs_dropout_prob"), ("classifier_dropout",)),
@@ -208,6 +272,11 @@ def test_dropouts(kind: str, read: tuple[str, str], aside: tuple[str, ...], tmp_
     config = layout.encoder_config(settings | dict(zip(read, (0.3, 0.4), strict=True)), tmp_path)
     assert config == dataclasses.replace(plain, dropout=0.3, attention_dropout=0.4)
     assert layout.encoder_config(settings | dict.fromkeys(aside, 0.7), tmp_path) == plain
+    assert weights.load(tmp_path)[1].warnings() == []
+    named = [key for key in aside if key in ("embedding_dropout", "classifier_dropout")]
+    (tmp_path / "config.json").write_text(json.dumps(settings | dict.fromkeys(aside, 0.7)))
+    lines = weights.load(tmp_path)[1].warnings()
+    assert [next(key for key in named if f"{key} = 0.7, which is left aside" in line) for line in lines] == named[::-1]
 
 
 def test_the_discriminator_is_a_body(tmp_path: Path) -> None:

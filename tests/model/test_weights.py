@@ -279,7 +279,9 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model_type", "mpnet", "model_type = 'mpnet'"),
+        ("model_type", "albert", "model_type = 'albert'.*share their weights.*take a BERT"),
+        ("model_type", "deberta-v2", "model_type = 'deberta-v2'.*one of these families: bert"),
+        ("model_type", "new", "model_type = 'new'.*take the same model in that form, such as alibaba-nlp-community"),
         ("model_type", "modern_bert", "Did you mean 'modernbert'"),
         ("hidden_act", "relu", "hidden_act = 'relu'"),
         ("position_embedding_type", "relative_key", "position_embedding_type = 'relative_key'"),

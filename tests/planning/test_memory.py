@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from lambert.engine.precision import PRECISIONS
-from lambert.model.config import SIZES, EncoderConfig
+from lambert.model.config import SIZES, EncoderConfig, ModernConfig
 from lambert.model.encoder import Encoder
+from lambert.model.families import FAMILIES
 from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_weight, training_state, weight_count
 
 MEASURED = """
@@ -79,8 +81,15 @@ def test_a_weight_has_a_gradient_two_moments_and_where_it_is_rounded_a_copy() ->
     assert [kept_per_weight(dtype) for dtype in PRECISIONS.values()] == [12, 18, 18, 18]
 
 
-def test_weights_are_counted_as_they_are_made() -> None:
-    config = EncoderConfig(layers=3, hidden=8, heads=2, intermediate=20, vocabulary=11, positions=5)
+@pytest.mark.parametrize("family", [*FAMILIES])
+@pytest.mark.parametrize("modern", [{}, {"kv_heads": 1, "attention_bias": True, "mlp_bias": True, "norm_bias": True}])
+def test_weights_are_counted_as_they_are_made(family: str, modern: dict[str, Any]) -> None:
+    own = {"mpnet": {"segment_types": 0, "pad": 1, "position_offset": 2}, "electra": {"embedding": 4}}
+    types = {"segment_types": 0} if family in ("modernbert", "eurobert", "distilbert") else {}
+    config = EncoderConfig(
+        layers=3, hidden=8, heads=2, intermediate=20, vocabulary=11, positions=5, block=family,
+        modern=ModernConfig(**modern), **types | own.get(family, {}),
+    )  # fmt: skip
     assert weight_count(config) == sum(parameter.numel() for parameter in Encoder(config).parameters())
 
 

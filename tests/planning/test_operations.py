@@ -8,6 +8,7 @@ from flat import make_batch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambert.core.batch import JointTarget, Target
+from lambert.model.config import ModernConfig
 from lambert.model.encoder import SIZES, EncoderConfig
 from lambert.model.heads import Model
 from lambert.planning import operations as flops
@@ -45,6 +46,10 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "distilbert": {"segment_types": 0},
     "electra": {"embedding": 48},
     "modernbert": {"segment_types": 0},
+    "mpnet": {"segment_types": 0, "position_offset": 2},
+    "nomic_bert": {},
+    "gte": {"segment_types": 1},
+    "eurobert": {"segment_types": 0, "modern": ModernConfig(kv_heads=1, pooling="late")},
 }
 
 

@@ -142,7 +142,7 @@ def of_another_shape(folder: Path) -> None:
 
 def of_another_kind(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mpnet"}))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "deberta-v2"}))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def of_another_kind(folder: Path) -> None:
         (of_another_vocabulary, ["vocabulary does not match the weights"]),
         (without_a_tensor, ["bert.encoder.layer.0.output.dense.weight"]),
         (of_another_shape, ["intermediate.dense.weight", "[64, 32]", "[48, 32]"]),
-        (of_another_kind, ["model_type", "mpnet"]),
+        (of_another_kind, ["model_type", "deberta-v2"]),
         (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
         (lambda folder: (folder / "config.json").write_text("{"), ["config.json", "JSON"]),
         (lambda folder: (folder / "model.safetensors").unlink(), ["No weights"]),

@@ -32,6 +32,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "camembert": ("camembert", "unigram", ROBERTA, 8),
     "multilingual-bert": ("bert", "unigram", SHAPE | {"max_position_embeddings": 128}, 35),
     "distilbert": ("distilbert", "wordpiece", DISTIL, 0),
+    "gte": ("gte", "unigram", SHAPE | {"max_position_embeddings": 128}, 8),
+    "eurobert": ("eurobert", "bpe", SHAPE | {"max_position_embeddings": 128, "num_key_value_heads": 1}, 64),
     "electra": ("electra", "wordpiece", SHAPE | {"embedding_size": 16, "max_position_embeddings": 128}, 64),
 }
 """model_type, kind of tokenizer, settings, and to a multiple of what the table is padded; 35: rows that it has more."""
@@ -105,7 +107,8 @@ def test_transformers_reads_the_new_words(case: str, learnt: dict[str, Path], do
         assert size == first + 35
     else:
         assert size == (-(-(first + WORDS) // padding) * padding if padding else first + WORDS)
-    assert new.get_output_embeddings().weight.data_ptr() == new.get_input_embeddings().weight.data_ptr()
+    tied = new.get_output_embeddings().weight.data_ptr() == new.get_input_embeddings().weight.data_ptr()
+    assert tied == (case != "eurobert")
     means = [before.convert_tokens_to_ids(pieces.split(" ")) for *_, pieces in rows]
     same, taken = 0, 0
     for text in domain.read_text("utf-8").splitlines():
@@ -125,6 +128,46 @@ def test_transformers_reads_the_new_words(case: str, learnt: dict[str, Path], do
 
     library_words = roles.specials(tokenizers.load(found.folder))
     assert not library_words.continuation_V[first:].any()
+
+
+@pytest.mark.parametrize("case", ["modernbert", "xlm-roberta", "distilbert"])
+def test_words_take_the_places_of_unused_pieces(
+    case: str, learnt: dict[str, Path], domain: Path, tmp_path: Path, lambert: Lambert
+) -> None:
+    made(case, learnt, tmp_path / "base")
+    tokenizer = tokenizers.load(tmp_path / "base")
+    tokenizer.add_tokens([f"[unused{number}]" for number in range(8)])
+    first = roles.size(tokenizer)
+    net = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "base").eval()
+    net.resize_token_embeddings(first)
+    net.save_pretrained(tmp_path / "base")
+    tokenizers.save(tokenizer, tmp_path / "base", longest=128, segments=False)
+    unused = [tokenizer.token_to_id(f"[unused{number}]") for number in range(8)]
+    flags = {"input": domain, "documents": "line"}
+    done = lambert("extend", tmp_path / "base", out=tmp_path / "few", words=5, **flags)
+    assert done.code == 0, done.err
+    assert "unused    5 of them in the places of [unused0] and the like" in done.out
+    done = lambert("extend", tmp_path / "base", out=tmp_path / "more", words=12, **flags)
+    assert done.code == 0, done.err
+    done = lambert("extend", tmp_path / "base", out=tmp_path / "kept", words=5, **flags, replace_unused="false")
+    assert done.code == 0, done.err
+    for name, words, places in (
+        ("few", 5, unused[:5]), ("more", 12, [*unused, *range(first, first + 4)]), ("kept", 5, range(first, first + 5)),
+    ):  # fmt: skip
+        new = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / name).eval()
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+        assert new.get_input_embeddings().num_embeddings == max(first, *(place + 1 for place in places))
+        table, before = (one.get_input_embeddings().weight for one in (new, net))
+        rows = [line.split("\t") for line in (tmp_path / name / "added_words.tsv").read_text("utf-8").splitlines()]
+        assert len(rows) == words
+        for place, (word, _, pieces) in zip(places, rows, strict=True):
+            assert theirs(f"x {word}", add_special_tokens=False)["input_ids"][-1] == place
+            divided = [tokenizer.token_to_id(piece) for piece in pieces.split(" ")]
+            assert torch.allclose(table[place], before[divided].mean(0), atol=1e-6)
+        others = [number for number in range(first) if number not in places]
+        assert torch.equal(table[others], before[others])
+        kept = [piece for piece in theirs.get_vocab() if piece.startswith("[unused")]
+        assert len(kept) == 8 - sum(place in unused for place in places)
 
 
 @pytest.mark.parametrize("case", ["roberta", "xlm-roberta"])

@@ -177,10 +177,10 @@ def test_the_run_in_init_is_no_place_for_another(init: str, tmp_path: Path, lamb
 
 
 def test_another_family_is_refused_before_its_tokenizer_is_read(tmp_path: Path, lambert: Lambert) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mpnet"}')
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
     (tmp_path / "tokenizer.json").touch()
     called = lambert("finetune", init=tmp_path, data=tmp_path / "data.tsv", out=tmp_path / "run")
-    one_line(called, 3, "has model_type = 'mpnet'", "Take a model of one of these families: bert,")
+    one_line(called, 3, "has model_type = 'deberta-v2'", "Take a model of one of these families: bert,")
 
 
 def test_what_is_left_open_is_found_recorded_and_found_again(

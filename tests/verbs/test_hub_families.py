@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from gemma import gemma
 from processors import needs_fast
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 import lambert
 from lambert.core.errors import UsageError
@@ -24,7 +25,7 @@ SHAPE = {
 }  # fmt: skip
 KINDS = {
     "modernbert": "bpe", "roberta": "bpe", "xlm-roberta": "unigram", "camembert": "unigram", "distilbert": "wordpiece",
-    "electra": "wordpiece",
+    "electra": "wordpiece", "nomic_bert": "wordpiece", "gte": "unigram", "eurobert": "bpe", "mpnet": "mpnet",
 }  # fmt: skip
 
 
@@ -37,7 +38,27 @@ def corpora(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             input=(texts,), out=folder / kind, documents="line", tokenizer_kind=kind, vocabulary=pieces, heldout=0.2,
             workers=1,
         )  # fmt: skip
-    return {kind: folder / kind for kind in ("bpe", "unigram", "wordpiece")}
+    of_mpnet(folder / "wordpiece", folder / "mpnet-tokenizer")
+    lambert.prepare(
+        input=(texts,), out=folder / "mpnet", documents="line", tokenizer=str(folder / "mpnet-tokenizer"), heldout=0.2,
+        workers=1,
+    )  # fmt: skip
+    return {kind: folder / kind for kind in ("bpe", "unigram", "wordpiece", "mpnet")}
+
+
+def of_mpnet(corpus: Path, out: Path) -> None:
+    """A tokenizer with MPNet's names, template and first ids, of the pieces of another one."""
+    values = tokenizers.described(tokenizers.load(corpus))
+    names = {"[PAD]": "<s>", "[UNK]": "<pad>", "[CLS]": "</s>", "[SEP]": "[UNK]", "[MASK]": "<mask>"}
+    for token in values["added_tokens"]:
+        token["content"] = names[token["content"]]
+    values["model"]["vocab"] = {names.get(piece, piece): n for piece, n in values["model"]["vocab"].items()}
+    tokenizer = Tokenizer.from_str(tokenizers._serialised(values))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s>:0 $A:0 </s>:0", pair="<s>:0 $A:0 </s>:0 </s>:0 $B:1 </s>:1",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )  # fmt: skip
+    tokenizers.save(tokenizer, out)
 
 
 def of_roberta(corpus: Path, out: Path) -> Path:
@@ -68,10 +89,11 @@ def test_from_text_to_answers(
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
     assert theirs.config.model_type == family
     words = transformers.AutoTokenizer.from_pretrained(folder)
-    assert words.mask_token == "[MASK]"
+    mask = "<mask>" if family == "mpnet" else "[MASK]"
+    assert words.mask_token == mask
     ours = lambert.load(folder, precision="float32")
     text = "The old [MASK] walked slowly."
-    ids = words(text, return_tensors="pt")
+    ids = words(text.replace("[MASK]", mask), return_tensors="pt")
     with torch.no_grad():
         logits = theirs(input_ids=ids["input_ids"], attention_mask=ids["attention_mask"]).logits[0]
     at = ids["input_ids"][0].tolist().index(words.mask_token_id)
@@ -90,7 +112,7 @@ def test_from_text_to_answers(
     ).eval()
     words = transformers.AutoTokenizer.from_pretrained(tuned.folder / "model")
     given = words("the river stone", "the green house", return_tensors="pt")
-    assert ("token_type_ids" in given) == (family == "electra")
+    assert ("token_type_ids" in given) == (family in ("electra", "nomic_bert"))
     with torch.no_grad():
         expected = torch.softmax(net(**given).logits[0], -1)
     answer = model({"one": "the river stone", "two": "the green house"})
@@ -133,6 +155,53 @@ def test_roberta_with_its_own_tokenizer(corpora: dict[str, Path], texts: Path, t
         states = theirs(input_ids=given["input_ids"]).last_hidden_state[0]
     np.testing.assert_allclose(ours.encode(["the river stone"])[0], states.mean(0).numpy(), atol=2e-5)
     assert len(ours("the <mask> stone")["masks"]) == len(ours("the [MASK] stone")["masks"]) == 1
+
+
+def test_modernbert_with_a_tokenizer_of_gemmas_kind(texts: Path, labelled: Labelled, tmp_path: Path) -> None:
+    """mmBERT: a ModernBERT whose texts are not divided into words before their pieces are looked up."""
+    tokenizer = gemma(texts.read_text(encoding="utf-8").splitlines(), 500)
+    tokenizers.save(tokenizer, tmp_path / "mmbert", longest=64, segments=False)
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "sep_token_id": 1, "bos_token_id": 2, "cls_token_id": 1}
+    shape = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48}
+    config = transformers.ModernBertConfig(
+        **shape, **ids, vocab_size=512, max_position_embeddings=64, global_rope_theta=16e4, local_rope_theta=16e4
+    )
+    transformers.ModernBertForMaskedLM(config).save_pretrained(tmp_path / "mmbert")
+
+    corpus = lambert.prepare(
+        input=(texts,), out=tmp_path / "corpus", documents="line", tokenizer=str(tmp_path / "mmbert"), workers=1
+    ).folder
+    short = {name: value for name, value in SHAPE.items() if not name.startswith("model__")}
+    run = lambert.pretrain(
+        init=tmp_path / "mmbert", corpus=corpus, out=tmp_path / "run", masking__whole_word=True, **short
+    )
+    folder = run.folder / "model"
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    assert (words.mask_token, words.cls_token, words.pad_token) == ("<mask>", "<bos>", "<pad>")
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
+    given = words("The old <mask> walked slowly.", return_tensors="pt")
+    with torch.no_grad():
+        logits = theirs(**given).logits[0]
+    at = given["input_ids"][0].tolist().index(words.mask_token_id)
+    (found,) = lambert.load(folder, precision="float32")("The old [MASK] walked slowly.")["masks"]
+    best = torch.softmax(logits[at, : roles.size(tokenizer)], -1).sort(descending=True).values[: len(found)].tolist()
+    assert [candidate["probability"] for candidate in found] == pytest.approx(best, rel=1e-4)
+
+    rows = {"data": labelled("pair", "train"), "dev": labelled("pair", "dev")}
+    tuned = lambert.finetune(
+        init=folder, out=tmp_path / "tuned", **rows, task__max_length=40, train__steps=2, train__batch_size=8,
+        task__columns__text="one", task__columns__text_b="two",
+    )  # fmt: skip
+    net = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tuned.folder / "model", attn_implementation="eager"
+    ).eval()
+    ids = tokenizer.encode("the river stone", "the green house").ids
+    assert [ids[0], ids[-1], ids.count(1), ids.count(2)] == [2, 1, 2, 2]
+    with torch.no_grad():
+        chances = torch.softmax(net(input_ids=torch.tensor([ids])).logits[0], -1)
+    answer = lambert.load(tuned.folder, precision="float32")({"one": "the river stone", "two": "the green house"})
+    wanted = {net.config.id2label[number]: float(chance) for number, chance in enumerate(chances)}
+    assert answer["probabilities"] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_an_encoder_with_fewer_layers_than_kinds_of_layers(corpora: dict[str, Path], tmp_path: Path) -> None:

@@ -10,16 +10,20 @@ from lambert.core.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Where the special tokens of a sequence stand: [CLS] A [SEP], or [CLS] A [SEP] ... [SEP] B [SEP]."""
+    """Where the special tokens of a sequence stand: [CLS] A [SEP], and [CLS] A [SEP] ... [SEP] B [SEP] or
+    [CLS] A [SEP] [CLS] B [SEP]."""
 
     cls: int
     """Id of the first token."""
     sep: int
     """Id of the token after each text."""
     between: int = 1
-    """Number of [SEP] between A and B: 1 in BERT, 2 in RoBERTa; 0: other tokens, which is not supported."""
+    """Number of tokens between A and B: 1 in BERT, 2 in RoBERTa; 0: tokens that are not supported."""
     second_type: int = 1
-    """Segment type of B and the [SEP] after it; that of the tokens before is 0. 0 in RoBERTa."""
+    """Segment type of B, the [SEP] after it and, if `again`, the [CLS] before it; that of the tokens before is 0. 0 in
+    RoBERTa."""
+    again: bool = False
+    """Whether the last token before B is [CLS], as in Gemma's kind, instead of [SEP]."""
 
     @property
     def single(self) -> int:

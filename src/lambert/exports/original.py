@@ -16,7 +16,7 @@ from lambert.model.heads import Model
 from lambert.tasks import described, sentence_transformers
 from lambert.tasks.config import TaskConfig
 
-_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 KEPT = ("id2label", "label2id", "problem_type", "lambert", *_IDS)
 """Keys of config.json that describe the head, and ids of special tokens. They are copied."""
 

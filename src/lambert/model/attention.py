@@ -115,25 +115,30 @@ def _efficient(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float
 def padded(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:
     """Computes `attention` on padded rows [S, longest] with torch's masked `scaled_dot_product_attention`. The host
     does not wait."""
-    T = len(qkv_T3HE)
-    starts_S, lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
-    places_M = torch.arange(longest, device=qkv_T3HE.device)
-    inside_SM = places_M < lengths_S[:, None]
-    rows_SM = (starts_S[:, None] + places_M).clamp_(max=T - 1)
+    rows_SM, inside_SM, back_T = padded_rows(bounds_S1, longest, len(qkv_T3HE))
     q_SHME, k_SHME, v_SHME = qkv_T3HE[rows_SM].permute(2, 0, 3, 1, 4)
     seen_S1MM = inside_SM[:, None, None, :]
     if window:
         # Rows beyond the end of a short sequence see its last token, because a row that sees nothing is NaN.
         near_MM = _near(longest, window, qkv_T3HE.device)
-        last_SM = places_M == (lengths_S - 1)[:, None]
+        last_SM = torch.arange(longest, device=qkv_T3HE.device) == (inside_SM.sum(1, keepdim=True) - 1)
         seen_S1MM = (seen_S1MM & near_MM) | (~inside_SM[:, None, :, None] & last_SM[:, None, None, :])
     mixed_SHME = nn.functional.scaled_dot_product_attention(
         q_SHME, k_SHME, v_SHME, attn_mask=seen_S1MM, dropout_p=dropout
     )
-    tokens_T = torch.arange(T, device=qkv_T3HE.device)
-    sentence_T = torch.searchsorted(bounds_S1[1:].long(), tokens_T, right=True)
-    mixed_THE: Tensor = mixed_SHME.transpose(1, 2)[sentence_T, tokens_T - starts_S[sentence_T]]
+    mixed_THE: Tensor = mixed_SHME.transpose(1, 2).flatten(0, 1)[back_T]
     return mixed_THE
+
+
+def padded_rows(bounds_S1: Tensor, longest: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns how sequences are padded to rows: the token at each place of a row [S, longest], whether the place is
+    inside its sequence, and the place of each token in the flattened rows [T]."""
+    starts_S, lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
+    places_M = torch.arange(longest, device=bounds_S1.device)
+    tokens_T = torch.arange(tokens, device=bounds_S1.device)
+    sequence_T = torch.searchsorted(bounds_S1[1:].long(), tokens_T, right=True)
+    rows_SM = (starts_S[:, None] + places_M).clamp_(max=tokens - 1)
+    return rows_SM, places_M < lengths_S[:, None], sequence_T * longest + tokens_T - starts_S[sequence_T]
 
 
 def _native(qkv_T3HE: Tensor, bounds_S1: Tensor, longest: int, dropout: float, window: int = 0) -> Tensor:

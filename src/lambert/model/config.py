@@ -11,7 +11,9 @@ ACTIVATIONS = ("gelu", "gelu_tanh")
 
 @dataclass(frozen=True, slots=True)
 class ModernConfig:
-    """What only ModernBERT's blocks have. Defaults: Warner et al., "Smarter, Better, Faster, Longer", 2024, table 3."""
+    """What blocks with rotary positions have: ModernBERT all of these settings, NomicBERT and GTE `theta` alone, and
+    EuroBERT `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling`. Defaults: Warner et al., "Smarter,
+    Better, Faster, Longer", 2024, table 3."""
 
     theta: float = 160_000.0
     """Base of the rotary angles of global layers."""
@@ -31,13 +33,20 @@ class ModernConfig:
     """Bias of the layer that all heads have before their logits."""
     decoder_bias: bool = True
     """Bias of the masked-LM logits."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """What the heads of sentences read: the mean of the states, or the state of the first token."""
+    pooling: Literal["mean", "cls", "late"] = "mean"
+    """What the heads of sentences read: the mean of the states, the state of the first token, or in EuroBERT the mean
+    of the states after the layer that these heads have (`late`)."""
+    kv_heads: int = 0
+    """Number of heads of keys and values in EuroBERT, which consecutive heads share; it must divide the heads. 0: each
+    head has its own."""
 
     def __post_init__(self) -> None:
-        check(self, "modern.", theta="(1, inf)", local_theta="(1, inf)", window="[1, inf)", global_every="[1, inf)")
-        if self.pooling not in ("mean", "cls"):
-            raise UsageError(f"modern.pooling = {self.pooling!r} is unknown. Known: mean, cls.")
+        check(
+            self, "modern.", theta="(1, inf)", local_theta="(1, inf)", window="[1, inf)", global_every="[1, inf)",
+            kv_heads="[0, inf)",
+        )  # fmt: skip
+        if self.pooling not in ("mean", "cls", "late"):
+            raise UsageError(f"modern.pooling = {self.pooling!r} is unknown. Known: mean, cls, late.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +86,11 @@ class EncoderConfig:
     """Standard deviation of initial weights, truncated at two standard deviations (google-research/bert,
     create_initializer)."""
     block: str = "bert"
-    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra), or
-    package.module:name of a block that takes the place of BERT's."""
+    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra, mpnet,
+    nomic_bert, gte, eurobert), or package.module:name of a block that takes the place of BERT's."""
 
     modern: ModernConfig = field(default_factory=ModernConfig)
-    """Settings of ModernBERT's blocks."""
+    """Settings of blocks with rotary positions."""
 
     def __post_init__(self) -> None:
         count = "[1, inf)"
@@ -93,6 +102,8 @@ class EncoderConfig:
         )  # fmt: skip
         if self.hidden % self.heads:
             raise UsageError(f"heads = {self.heads} does not divide hidden = {self.hidden}.")
+        if self.modern.kv_heads and self.heads % self.modern.kv_heads:
+            raise UsageError(f"modern.kv_heads = {self.modern.kv_heads} does not divide heads = {self.heads}.")
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation = {self.activation!r} is unknown. Known: {', '.join(ACTIVATIONS)}.")
 

@@ -5,8 +5,12 @@ from lambert.model.bert import BERT
 from lambert.model.config import EncoderConfig
 from lambert.model.distilbert import DISTILBERT
 from lambert.model.electra import ELECTRA
+from lambert.model.eurobert import EUROBERT
 from lambert.model.family import Family
+from lambert.model.gte import GTE
 from lambert.model.modernbert import MODERNBERT
+from lambert.model.mpnet import MPNET
+from lambert.model.nomic import NOMIC_BERT
 from lambert.model.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 FAMILIES: dict[str, Family] = {
@@ -17,6 +21,10 @@ FAMILIES: dict[str, Family] = {
     "camembert": CAMEMBERT,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
+    "mpnet": MPNET,
+    "nomic_bert": NOMIC_BERT,
+    "gte": GTE,
+    "eurobert": EUROBERT,
 }
 DEFAULT = EncoderConfig().block
 """The family of a folder that names none, and the one whose embeddings and heads go with a block from outside."""

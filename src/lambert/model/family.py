@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lambert.core.errors import DataError, shown
-from lambert.model.config import EncoderConfig
+from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.encoder import Encoder
 from lambert.model.objectives import Head, Pooler
 
@@ -38,7 +38,7 @@ class Family:
     """Heads by objective, where they differ from `heads.HEADS`."""
     pooler: type[nn.Module] = Pooler
     """Module from (states [T, D], batch) to one row per sequence [S, D], made from an EncoderConfig."""
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    defaults: Mapping[str, float | ModernConfig] = field(default_factory=dict)
     """Settings of a fresh encoder that are not given in a recipe, where they differ from those of EncoderConfig."""
     completed: Callable[[EncoderConfig], EncoderConfig] = lambda config: config
     """Function that returns the settings of a fresh encoder with what the family determines."""

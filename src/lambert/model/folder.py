@@ -33,12 +33,21 @@ _TELLING = {"mlm": "heads.mlm.bias", "nsp": "heads.nsp.classifier.weight", "span
 _PROBLEMS = {"value": "regression", "multilabel": "multi_label_classification"}
 """problem_type of config.json of the heads that share an architecture with `label`."""
 
-BY_PIECE = ("encoder.words.weight", "heads.mlm.bias")
+BY_PIECE = ("encoder.words.weight", "heads.mlm.bias", "heads.mlm.decoder")
 """Parameters with a row or a value for each piece of the vocabulary."""
 _BLOCKS = (8, 64, 128)
 """Numbers of rows to a multiple of which other programs pad these parameters."""
 _SPARE = 40
 """Rows without a piece that a table may have otherwise: the multilingual MiniLM has 35."""
+
+_ELSEWHERE = {
+    "albert": "Its layers share their weights, which no family here does: take a BERT or DistilBERT.",
+    "new": "Its blocks are those of the family 'gte' of transformers, with other positions in its config.json: take "
+    "the same model in that form, such as alibaba-nlp-community/gte-multilingual-base.",
+}
+"""What to take instead of other families, by model_type."""
+_DROPOUTS = {"classifier_dropout": "heads", "embedding_dropout": "embeddings", "embd_pdrop": "embeddings"}
+"""Keys of config.json for dropouts that Lambert does not have, and what they drop."""
 
 _SAVED = re.compile(r"saved after update ([\d,]+ of [\d,]+)")
 """A line of log.txt about a run that was stopped."""
@@ -120,7 +129,8 @@ def check_family(settings: Mapping[str, Any], folder: Path) -> Family:
     found = settings.get("model_type", OWN_TYPE if BLOCK in settings else DEFAULT)
     if found not in known:
         close = difflib.get_close_matches(str(found), known, n=1, cutoff=0.75)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Take a model of one of these families: {', '.join(known)}."
+        others = f"Take a model of one of these families: {', '.join(known)}."
+        hint = _ELSEWHERE.get(str(found), f"Did you mean {close[0]!r}?" if close else others)
         raise DataError(
             f"{_config_file(folder)} has model_type = {shown(found)}, a family that Lambert does not have. {hint}"
         )
@@ -144,6 +154,17 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
         return dataclasses.replace(family.from_json(settings, path), block=block)
     except UsageError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def dropouts_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
+    """Returns a line for each dropout in config.json that training does not use: embeddings and heads drop as the
+    layers do."""
+    return [
+        f"note: config.json has {key} = {shown(value)}, which is left aside: {what} drop as the layers do, with "
+        f"{config.dropout:g}."
+        for key, what in _DROPOUTS.items()
+        if isinstance(value := settings.get(key), int | float) and value != config.dropout
+    ]
 
 
 def _block(name: object, path: Path, code: Collection[str]) -> str:

@@ -147,5 +147,7 @@ def _by_transformers(model: Model, folder: Path, batch: Batch, names: Collection
         return {"span": torch.cat([torch.stack([row.start_logits[0], row.end_logits[0]], -1) for row in rows])}
     found = _OUTPUTS.get(heads, {layout.own_head(head, model.labels): "logits" for head in heads})
     return {
-        name: torch.cat([row[output].flatten(0, -2) for row in rows]) for name, output in found.items() if name in names
+        name: torch.cat([row[output].flatten(0, -2) for row in rows])
+        for name, output in found.items()
+        if name in names and rows[0].get(output) is not None  # some families have a pooler only where a head reads it
     }

@@ -48,6 +48,8 @@ class Report:
     """(copy, original) of tensors that should be equal and are not: the original is used."""
     fresh_pooler: bool = False
     """Whether the pooler is missing."""
+    notes: tuple[str, ...] = ()
+    """Lines about settings of the file that are not used."""
 
     def lines(self) -> list[str]:
         """Returns a line that names the tensors for each kind of difference."""
@@ -59,11 +61,13 @@ class Report:
         ]
 
     def warnings(self) -> list[str]:
-        """Returns a line for each difference that changes the outputs that the file was trained for."""
-        return [
+        """Returns a line for each difference that changes the outputs that the file was trained for, or training."""
+        untied = [
             f"warning: {copy} differs from {original}, to which it is tied: it was left aside."
             for copy, original in self.untied
-        ] + ["note: the pooler starts with random weights: the encoder's folder has none."] * self.fresh_pooler
+        ]
+        pooler = ["note: the pooler starts with random weights: the encoder's folder has none."] * self.fresh_pooler
+        return [*untied, *pooler, *self.notes]
 
 
 def state(model: Model) -> dict[str, Tensor]:
@@ -247,7 +251,8 @@ def _loaded(
         name: tensor for name, tensor in tensors.items() if name not in labelled or tensor.shape == shapes[name]
     }
     files.check_finite(((name, tensor) for name, tensor in found.items() if name in shapes), path)
-    report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied)
+    notes = tuple(layout.dropouts_aside(settings, config))
+    report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied, notes=notes)
     check_lacking(family, dict(model.named_parameters()), tensors, path)
     if own_heads:
         check_promised(model, report.missing, path)

@@ -39,7 +39,8 @@ def heads_forward(
         rows = everywhere if kind.everywhere else targets[name]
         products += rows * _head_products(config, name, labels.get(name, 0))
     if any(kind.reads == "pooled" for kind in kinds.values()):
-        products += len(lengths) * _pooler_products(config)
+        reads, own = _pooler_products(config)
+        products += own * (sum(lengths) if reads == "tokens" else len(lengths))
     return 2 * products
 
 
@@ -53,9 +54,11 @@ def _head_products(config: EncoderConfig, name: str, labels: int) -> int:
 
 
 @cache
-def _pooler_products(config: EncoderConfig) -> int:
+def _pooler_products(config: EncoderConfig) -> tuple[str, int]:
+    """Returns what the layer of the pooler reads, "tokens" or "sequences", and its multiply-adds for one of them."""
     with torch.device("meta"):
-        return _products(family_of(config).pooler(config))
+        pooler = family_of(config).pooler(config)
+    return "tokens" if getattr(pooler, "of_tokens", False) else "sequences", _products(pooler)
 
 
 def _products(module: nn.Module) -> int:

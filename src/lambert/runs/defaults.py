@@ -29,10 +29,13 @@ Freeze = int | Literal["embeddings", "encoder"]
 
 @dataclass(frozen=True, slots=True)
 class FreshModernConfig(ModernConfig):
-    """What only ModernBERT's blocks have. Defaults: Warner et al., "Smarter, Better, Faster, Longer", 2024, table 3."""
+    """What blocks with rotary positions have: ModernBERT all of these settings, NomicBERT and GTE `theta` alone, and
+    EuroBERT `theta`, `kv_heads`, `attention_bias`, `mlp_bias` and `pooling`. Defaults: Warner et al., "Smarter,
+    Better, Faster, Longer", 2024, table 3."""
 
     theta: float | None = None  # type: ignore[assignment]
-    """Base of the rotary angles of global layers. Unset: that of the model in init, or 160,000."""
+    """Base of the rotary angles of global layers. Unset: that of the model in init, or 160,000; in a fresh NomicBERT
+    1,000, in a fresh EuroBERT 10,000."""
     local_theta: float | None = None  # type: ignore[assignment]
     """Base of the rotary angles of local layers. Unset: that of the model in init, or 10,000."""
 
@@ -57,21 +60,22 @@ class FreshEncoderConfig(EncoderConfig):
     """Maximum length of a sequence, in tokens. Unset: that of the model in init, or 512."""
     dropout: float | None = None  # type: ignore[assignment]
     """Probability of dropping an element of a layer's output. Unset: that of the model in init, or 0.1; in a fresh
-    ModernBERT 0, since the compiled kernels for CPUs do not train its blocks with this dropout."""
+    NomicBERT, EuroBERT and ModernBERT 0: the compiled kernels for CPUs do not train ModernBERT's blocks with it."""
     attention_dropout: float | None = None  # type: ignore[assignment]
-    """Probability of dropping an attention weight. Unset: that of the model in init, or 0.1; in a fresh ModernBERT
-    0."""
+    """Probability of dropping an attention weight. Unset: that of the model in init, or 0.1; in a fresh ModernBERT,
+    NomicBERT, GTE and EuroBERT 0."""
     norm_eps: float | None = None  # type: ignore[assignment]
-    """Epsilon that layer norms add to the variance. Unset: that of the model in init, or 1e-12; in a fresh ModernBERT
-    1e-5."""
+    """Epsilon that norms add to the variance. Unset: that of the model in init, or 1e-12; in a fresh ModernBERT and
+    EuroBERT 1e-5."""
     init_range: float = 0.0
     """Standard deviation of fresh weights, truncated at two of them. 0: by the width: 0.02 from 768 on, as in BERT, and
     larger in a narrower encoder: 0.03 at 512, 0.06 at 256, 0.088 at 128 (docs/numerics.md)."""
     block: str | None = None  # type: ignore[assignment]
-    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra), or
-    package.module:name of a block that takes the place of BERT's. Unset: that of the model in init, or bert."""
+    """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra, mpnet, nomic_bert,
+    gte, eurobert), or package.module:name of a block that takes the place of BERT's. Unset: that of the model in init,
+    or bert."""
     modern: FreshModernConfig = field(default_factory=FreshModernConfig)
-    """Settings of ModernBERT's blocks."""
+    """Settings of blocks with rotary positions."""
 
     def __post_init__(self) -> None:
         self._filled(EncoderConfig())

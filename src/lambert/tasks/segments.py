@@ -82,6 +82,9 @@ class Segments:
         if self.second is not None:
             lengths_A = self.first.lengths_S[indices_S] + 1 + template.between
             _gather(self.second, indices_S, ids_T, begins_S + lengths_A)
+            if template.again:
+                ids_T[begins_S + lengths_A - 1] = template.cls
+                lengths_A -= 1
             lengths_S2 = np.stack([lengths_A, lengths_S - lengths_A], 1)
             types_T = np.repeat(np.tile([0, template.second_type], len(indices_S)), lengths_S2.ravel())
         return flat_batch(ids_T, types_T, lengths_S, self.targets(indices_S, begins_S))

@@ -40,7 +40,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     layout.check_family(settings := layout.read_config(folder), folder)
     shape = layout.encoder_config(settings, folder, config.code)
     tokenizer, source = tokenizers.load(folder), str(tokenizers.file_in(folder))
-    division = Division(tokenizer, source)
+    division = Division(tokenizer, source, replace=config.replace_unused)
     specials = roles.specials(tokenizer, source)
     old = specials.vocabulary
     layout.check_vocabulary(shape, old, folder)  # raises if it is another vocabulary
@@ -53,13 +53,17 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     counts, held = division.word_counts(division.counts(texts.counts)), division.counts(texts.heldout)
     chosen = [division.word(piece, counts[piece]) for piece in listed]
     chosen += _most_saving(config, division, counts, listed, source)
-    chosen, larger = _whole(division, chosen, old, source, say)
-    size = old + len(chosen)
+    chosen, larger = _whole(division, chosen, source, say)
+    numbers = division.numbers(len(chosen))
+    size = max(old, numbers[-1] + 1)
     say(f"words     {len(chosen):,} added, {old:,} to {size:,} pieces: {_some([w.text for w in chosen])}")
+    if (reused := old + len(chosen) - size) > 0:
+        say(f"unused    {reused:,} of them in the places of {tokenizer.id_to_token(numbers[0])} and the like")
     before, after = (one.fragments(held, specials.unk) for one in (division, Division(larger, source)))
     say(_fragments(texts, before, after, tokenizer.id_to_token(specials.unk) if specials.unk >= 0 else ""))
     padding = layout.padding_after(size, old, shape.vocabulary)
-    rows = [word.ids for word in chosen] + [tuple(range(old, shape.vocabulary))] * padding
+    rows = {number: word.ids for number, word in zip(numbers, chosen, strict=True)}
+    rows |= dict.fromkeys(range(size, size + padding), tuple(range(old, shape.vocabulary)))
     files[ADDED] = "".join(
         f"{word.text}\t{word.count}\t{' '.join(map(tokenizer.id_to_token, word.ids))}\n" for word in chosen
     )
@@ -117,22 +121,22 @@ def _most_saving(
     return ranked[: config.words]
 
 
-def _whole(division: Division, chosen: list[Word], first: int, source: str, say: Say) -> tuple[list[Word], Any]:
-    """Returns the words that the tokenizer with them takes as one piece, and that tokenizer. The id of the first one is
-    `first`. Added tokens of the tokenizer divide words that contain them.
+def _whole(division: Division, chosen: list[Word], source: str, say: Say) -> tuple[list[Word], Any]:
+    """Returns the words that the tokenizer with them takes as one piece, and that tokenizer. Added tokens of the
+    tokenizer divide words that contain them.
 
     Raises DataError if there is none.
     """
     larger = division.extended(chosen)
     encoded = larger.encode_batch([f" {word.text}" for word in chosen], add_special_tokens=False)
-    numbered = enumerate(zip(chosen, encoded, strict=True), first)
-    divided = [word.text for number, (word, found) in numbered if found.ids != [number]]
+    numbered = zip(division.numbers(len(chosen)), chosen, encoded, strict=True)
+    divided = [word.text for number, word, found in numbered if found.ids != [number]]
     if not divided:
         return chosen, larger
     say(f"words     {len(divided):,} left out, because {source} still divides them: {_some(divided)}")
     if len(divided) == len(chosen):
         raise DataError(f"{source} still divides all of the words when they are pieces. Give other words.")
-    return _whole(division, [word for word in chosen if word.text not in divided], first, source, say)
+    return _whole(division, [word for word in chosen if word.text not in divided], source, say)
 
 
 def _some(words: Collection[str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+from gemma import gemma
 from novels import paragraphs
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -80,6 +81,7 @@ MAKERS: dict[str, Callable[[], Tokenizer]] = {
     "bert": of_bert,
 }
 UNIGRAM = ("xlmr", "outside", "camembert")
+UNUSED = ("modern",)
 
 
 @cache
@@ -91,6 +93,13 @@ def made(kind: str) -> Tokenizer:
     tokenizer = Tokenizer.from_str(serialised(kind))
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def numbers_of(tokenizer: Tokenizer, count: int) -> list[int]:
+    """The ids of so many new words: those of the unused pieces, then those after the largest one."""
+    unused = [tokenizer.token_to_id(name) for number in range(5) for name in (f"[unused{number}]", f"<unused{number}>")]
+    free = [number for number in unused if number is not None]
+    return [*free, *range(roles.size(tokenizer), roles.size(tokenizer) + count)][:count]
 
 
 def chosen(tokenizer: Tokenizer, texts: list[str], count: int) -> list[Word]:
@@ -119,8 +128,7 @@ def viterbi(unit: str, scores: dict[str, float], unknown: float) -> list[str]:
 
 def by_hand(tokenizer: Tokenizer, kind: str, words: list[Word], larger: Tokenizer, text: str) -> list[int]:
     """The ids of an ASCII text with new words, from those of the old tokenizer and the definition of its kind."""
-    first = roles.size(tokenizer)
-    new = {word.piece: number for number, word in enumerate(words, first)}
+    new = dict(zip([word.piece for word in words], numbers_of(tokenizer, len(words)), strict=True))
     if kind in UNIGRAM:
         values = tk.described(larger)["model"]["vocab"]
         scores = {piece: score for piece, score in values[4:] if piece not in SPECIALS}
@@ -143,21 +151,23 @@ def test_words_of_a_text_become_pieces(kind: str) -> None:
     assert len(words) == 60
     larger = Division(tokenizer, "t").extended(words)
     before, after = tokenizer.get_vocab(), larger.get_vocab()
-    first = roles.size(tokenizer)
-    assert after == before | {word.piece: number for number, word in enumerate(words, first)}
+    numbers = numbers_of(tokenizer, len(words))
+    kept = {piece: number for piece, number in before.items() if number not in numbers}
+    assert after == kept | dict(zip([word.piece for word in words], numbers, strict=True))
+    assert len(kept) == len(before) - 5 * (kind in UNUSED)
     assert all(word.piece == (SPACES if kind in UNIGRAM else BYTES) + word.text for word in words)
     inside = roles.specials(larger)
-    assert not inside.continuation_V[first:].any()
-    assert not inside.closing_V[first:].any()
+    assert not inside.continuation_V[numbers].any()
+    assert not inside.closing_V[numbers].any()
     assert roles.specials(tokenizer).template == inside.template
     taken = 0
     for text in texts:
         expected = by_hand(tokenizer, kind, words, larger, text)
         assert larger.encode(text, add_special_tokens=False).ids == expected
         assert larger.decode(expected).strip() == tokenizer.decode(tokenizer.encode(text).ids).strip()
-        taken += sum(number >= first for number in expected)
+        taken += sum(number in numbers for number in expected)
     assert taken > 100
-    for number, word in enumerate(words, first):
+    for number, word in zip(numbers, words, strict=True):
         assert larger.encode(f"x {word.text}", add_special_tokens=False).ids[-1] == number
         assert [tokenizer.id_to_token(old) for old in word.ids] == tokenizer.encode(f"x {word.text}").tokens[2:-1][
             -len(word.ids) :
@@ -172,10 +182,10 @@ def test_a_word_that_begins_another_does_not_divide_it(kind: str) -> None:
     division = Division(tokenizer, "t")
     texts = ["aerofoils", "aero", "aerofoil", "aerofoilsworthiness" * 3]
     words = [division.word(division.piece(text)) for text in texts]
-    first = roles.size(tokenizer)
+    numbers = numbers_of(tokenizer, len(words))
     for ordered in (words, words[::-1]):
         larger = division.extended(ordered)
-        for number, word in enumerate(ordered, first):
+        for number, word in zip(numbers, ordered, strict=True):
             assert larger.encode(f" {word.text}", add_special_tokens=False).ids == [number]
     if kind in UNIGRAM:  # not by chance
         scores = dict(tk.described(larger)["model"]["vocab"])
@@ -186,7 +196,7 @@ def test_a_word_that_begins_another_does_not_divide_it(kind: str) -> None:
             scores[word.piece] = own
     more = Division(division.extended(words[1:2]), "t")
     twice = more.extended([more.word(word.piece) for word in (*words[:1], *words[2:])])
-    for number, place in enumerate((1, 0, 2, 3), first):
+    for number, place in zip(numbers, (1, 0, 2, 3), strict=True):
         assert twice.encode(f" {texts[place]}", add_special_tokens=False).ids == [number]
 
 
@@ -236,6 +246,8 @@ def test_tokenizers_that_cannot_be_extended() -> None:
     whole.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     with pytest.raises(DataError, match="is a BPE tokenizer that extend does not support"):
         Division(whole, "t.json")
+    with pytest.raises(DataError, match="is a BPE tokenizer that extend does not support"):
+        Division(gemma(paragraphs(0, 5), 400), "t.json")
     spaces = made("xlmr")
     spaces.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
     with pytest.raises(DataError, match="is a Unigram tokenizer that extend does not support"):

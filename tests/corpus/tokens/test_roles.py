@@ -1,5 +1,6 @@
 """Tokenizers of all kinds: their special tokens, what continues a word, and the ids of texts."""
 
+import json
 import random
 import re
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from gemma import gemma
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lambert.core.errors import DataError
@@ -76,7 +78,9 @@ def bert() -> Tokenizer:
     return build(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "un", "##believ"], lowercase=True)
 
 
-MAKERS: dict[str, Callable[[], Tokenizer]] = {"roberta": roberta, "modern": modern, "xlmr": xlmr, "bert": bert}
+MAKERS: dict[str, Callable[[], Tokenizer]] = {
+    "roberta": roberta, "modern": modern, "xlmr": xlmr, "bert": bert, "gemma": lambda: gemma(TEXTS, 640),
+}  # fmt: skip
 _CACHE: dict[str, Tokenizer] = {}
 
 
@@ -87,12 +91,15 @@ def made(kind: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("kind", "between", "second"), [("bert", 1, 1), ("modern", 1, 1), ("roberta", 2, 0), ("xlmr", 2, 0)]
+    ("kind", "between", "second"),
+    [("bert", 1, 1), ("modern", 1, 1), ("roberta", 2, 0), ("xlmr", 2, 0), ("gemma", 2, 1)],
 )
 def test_templates(kind: str, between: int, second: int) -> None:
     tokenizer = made(kind)
-    cls, sep = ("<s>", "</s>") if kind in ("roberta", "xlmr") else ("[CLS]", "[SEP]")
-    expected = Template(tokenizer.token_to_id(cls), tokenizer.token_to_id(sep), between, second)
+    cls, sep = {"bert": ("[CLS]", "[SEP]"), "modern": ("[CLS]", "[SEP]"), "gemma": ("<bos>", "<eos>")}.get(
+        kind, ("<s>", "</s>")
+    )
+    expected = Template(tokenizer.token_to_id(cls), tokenizer.token_to_id(sep), between, second, kind == "gemma")
     assert roles.template(tokenizer) == expected
     assert (expected.single, expected.pair) == (2, 2 + between)
     found = roles.specials(tokenizer)
@@ -110,7 +117,7 @@ def test_other_templates_are_named() -> None:
     with pytest.raises(DataError, match="puts '<s>' around a text"):
         roles.template(tokenizer, "x")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> <s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single="<s> $A </s>", pair="<s> $A <s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     found = roles.template(tokenizer)
     assert (found.cls, found.sep, found.single) == (0, 2, 2)
@@ -126,7 +133,7 @@ def test_a_missing_token_is_named() -> None:
         roles.specials(build(["[UNK]", "a"], lowercase=True), "x")
 
 
-@pytest.mark.parametrize("kind", ["roberta", "modern", "xlmr", "bert"])
+@pytest.mark.parametrize("kind", ["roberta", "modern", "xlmr", "bert", "gemma"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -210,6 +217,45 @@ def test_without_a_division_at_spaces_single_spaces_are_needed() -> None:
     assert found.ids_T.tolist() == expected
 
 
+def test_merges_within_words_allow_to_encode_words_alone() -> None:
+    """Gemma's kind divides no text before it looks up pieces. A merge over a space needs the library."""
+    tokenizer = made("gemma")
+    tokenizer.encode_special_tokens = True
+    assert scheme(tokenizer) == "bytes"
+    encoder = WordEncoder(tokenizer)
+    assert not any(map(encoder.takes, [b"a  b\n", "a\u2581 b\n".encode(), b"a\n  b\n"]))
+    texts = [
+        *TEXTS,
+        *noise(600),
+        "<mask> <eos>a <table> x<table>",
+        "<0x41> a<0x41>",
+        " a\u2581b \u2581\u2581c",
+        "\u2581",
+    ]
+    texts = [text for text in texts if encoder.takes((text + "\n").encode())]
+    assert len(texts) > 300
+    (found,) = encoder(("\n".join(texts) + "\n").encode())
+    lengths, at = found.lengths_n.tolist(), 0
+    for text, length, one in zip(
+        texts, lengths, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True
+    ):  # fmt: skip
+        assert found.ids_T[at : at + length].tolist() == one.ids, repr(text)
+        at += length
+    values = json.loads(tokenizer.to_str())
+    values["model"]["vocab"]["e\u2581t"] = roles.size(tokenizer)
+    assert scheme(Tokenizer.from_str(json.dumps(values))) == ""
+
+
+def test_characters_as_bytes_are_in_one_word() -> None:
+    tokenizer = made("gemma")
+    encoded = tokenizer.encode("a \U0001f600 b", add_special_tokens=False)
+    assert sum(token.startswith("<0x") for token in encoded.tokens) == 4
+    continuation_V, closing_V = roles.boundaries(tokenizer)
+    begins = [token.startswith(roles.SPACE) for token in encoded.tokens[1:]]
+    assert (~continuation_V[encoded.ids[1:]]).tolist() == begins
+    assert not closing_V[encoded.ids].any()
+
+
 def test_tokens_of_several_spaces() -> None:
     tokenizer = modern()
     tokenizer.add_tokens([AddedToken(" " * count, normalized=False, special=False) for count in (2, 3)])
@@ -223,7 +269,7 @@ def test_tokens_of_several_spaces() -> None:
     assert found.ids_T.tolist() == expected
 
 
-@pytest.mark.parametrize("kind", ["roberta", "xlmr"])
+@pytest.mark.parametrize("kind", ["roberta", "xlmr", "gemma"])
 def test_a_document_is_encoded_as_its_sentences_joined_by_spaces(kind: str) -> None:
     tokenizer = made(kind)
     text = "The cat's whiskers weren't long. It did not mind. Prices rose."

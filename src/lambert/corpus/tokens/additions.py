@@ -2,12 +2,13 @@
 
 A new piece stands for a word after a space: `word` in WordPiece, `\u0120word` in byte-level BPE, `\u2581word` in
 Unigram. Units are what a tokenizer divides into pieces, each alone: words and punctuation marks, in Unigram what is
-between spaces. The ids of old pieces stay, and those of a text change only where a new piece is.
+between spaces. The ids of old pieces stay, and those of a text change only where a new piece is. New pieces take the
+ids of [unused] pieces first, which are removed.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import chain, groupby, takewhile
+from itertools import groupby, takewhile
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -24,10 +25,15 @@ _BEFORE = ("", " ", "a", "1", "(")
 
 
 class Addition(ABC):
-    """How words become pieces of one tokenizer."""
+    """How words become pieces of one tokenizer. `free` are the ids of pieces that new ones may replace."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, free: Sequence[int] = ()) -> None:
+        self._tokenizer, self._free = tokenizer, free
+
+    def numbers(self, count: int) -> list[int]:
+        """Returns the ids of so many new pieces: the free ones, then those after the largest id."""
+        size = roles.size(self._tokenizer)
+        return [*self._free[:count], *range(size, size + count - len(self._free[:count]))]
 
     def text(self, piece: str) -> str:
         """Returns the text of a piece or unit without the mark of a space."""
@@ -42,12 +48,19 @@ class Addition(ABC):
         return (1, len(pieces)) if _spelt([self.text(unit)]) else (0, 0)
 
     def extended(self, pieces: Sequence[str]) -> Tokenizer:
-        """Returns a copy of the tokenizer in which these have the next ids after the largest one, in their order."""
-        values = described(self._tokenizer)
+        """Returns a copy of the tokenizer in which these have the ids of `numbers`, in their order."""
+        values, numbers = self._without(len(pieces)), self.numbers(len(pieces))
         # Added tokens become pieces too: otherwise the library would give them the ids after all pieces.
-        values["model"]["vocab"] |= self._tokenizer.get_vocab(with_added_tokens=True)
-        values["model"]["vocab"] |= {piece: number for number, piece in enumerate(pieces, roles.size(self._tokenizer))}
+        old = self._tokenizer.get_vocab(with_added_tokens=True)
+        values["model"]["vocab"] = {piece: number for piece, number in old.items() if number not in {*numbers}}
+        values["model"]["vocab"] |= dict(zip(pieces, numbers, strict=True))
         return rebuilt(values)
+
+    def _without(self, count: int) -> dict[str, Any]:
+        """Returns the content of `tokenizer.json` in which no added token has the id of one of so many new pieces."""
+        values, replaced = described(self._tokenizer), {*self._free[:count]}
+        values["added_tokens"] = [token for token in values["added_tokens"] if token["id"] not in replaced]
+        return values
 
 
 class WordPiece(Addition):
@@ -64,8 +77,8 @@ class ByteLevel(Addition):
     `ignore_merges` changes nothing if the merges make each of them from its characters, as learnt ones do.
     """
 
-    def __init__(self, tokenizer: Tokenizer, source: str) -> None:
-        super().__init__(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, source: str, free: Sequence[int] = ()) -> None:
+        super().__init__(tokenizer, free)
         if not tokenizer.model.ignore_merges and (piece := self._unreached()) is not None:
             raise DataError(f"{source} cannot be extended: its merges do not make the piece {piece!r} of a whole word.")
 
@@ -85,6 +98,7 @@ class ByteLevel(Addition):
         """Returns a piece that may be a unit of a text, but that its encoding is not. Added tokens that are not special
         are no units: they are found in a text before it is divided."""
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if not token.special}
+        added |= {str(self._tokenizer.id_to_token(number)) for number in self._free}
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
         for piece in sorted(pieces.keys() - added, key=pieces.__getitem__):
             if [token.value for token in self._tokenizer.model.tokenize(piece)] != [piece]:
@@ -113,7 +127,8 @@ class Unigram(Addition):
         return _spelt(runs), _spelt(pieces)
 
     def extended(self, pieces: Sequence[str]) -> Tokenizer:
-        values, model = described(self._tokenizer), self._tokenizer.model
+        values, model = self._without(len(pieces)), self._tokenizer.model
+        numbers = self.numbers(len(pieces))
         old: list[list[Any]] = values["model"]["vocab"]
         unknown, least = values["model"]["unk_id"], min(score for _, score in old)
         scores = []
@@ -124,25 +139,30 @@ class Unigram(Addition):
         # The place in the list is the id, so added tokens with larger ids become pieces, which texts hardly contain.
         added = range(len(old), roles.size(self._tokenizer))
         tokens = ([self._tokenizer.id_to_token(number), least] for number in added)
-        old += chain(tokens, map(list, zip(pieces, scores, strict=True)))
+        old += [*map(list, tokens), *([] for number in numbers if number >= roles.size(self._tokenizer))]
+        for number, piece, score in zip(numbers, pieces, scores, strict=True):
+            old[number] = [piece, score]
         return rebuilt(values)
 
 
-def addition(tokenizer: Tokenizer, source: str) -> Addition:
-    """Returns how words become pieces of the tokenizer. Raises DataError, which names the `source`, for a tokenizer of
-    another kind."""
+def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addition:
+    """Returns how words become pieces of the tokenizer, in the place of [unused] pieces if `replace`.
+
+    Raises DataError, which names the `source`, for a tokenizer of another kind.
+    """
+    free = roles.unused(tokenizer) if replace else []
     model = described(tokenizer)["model"]
     kind, marks = model.get("type"), units(tokenizer, " ab ab")
     if kind == "WordPiece" and model["continuing_subword_prefix"] == CONTINUATION:
-        return WordPiece(tokenizer)
+        return WordPiece(tokenizer, free)
     affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout")
     if kind == "BPE" and marks == [roles.BYTE_SPACE + "ab"] * 2 and not affixed:
-        return ByteLevel(tokenizer, source)
+        return ByteLevel(tokenizer, source, free)
     if kind == "Unigram" and marks == [roles.SPACE + "ab"] * 2:
-        return Unigram(tokenizer)
+        return Unigram(tokenizer, free)
     raise DataError(
         f"{source} is a {kind} tokenizer that extend does not support: it takes BERT's WordPiece, byte-level BPE as in "
-        "RoBERTa and ModernBERT, and Unigram as in XLM-R, which divide texts at spaces."
+        "RoBERTa and ModernBERT, and Unigram as in XLM-R, which divide texts at spaces before they look up pieces."
     )
 
 

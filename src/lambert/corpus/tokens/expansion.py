@@ -61,13 +61,14 @@ class Fragments:
 
 
 class Division:
-    """Divides texts into units and these into pieces, as a tokenizer does (`additions`).
+    """Divides texts into units and these into pieces, as a tokenizer does (`additions`). New pieces take the ids of
+    [unused] pieces first if `replace`.
 
     Raises DataError, which names the `source`, for a tokenizer that cannot be extended.
     """
 
-    def __init__(self, tokenizer: Any, source: str) -> None:
-        self._tokenizer, self._addition = tokenizer, addition(tokenizer, source)
+    def __init__(self, tokenizer: Any, source: str, *, replace: bool = True) -> None:
+        self._tokenizer, self._addition = tokenizer, addition(tokenizer, source, replace=replace)
 
     def counts(self, raw: Mapping[str, int]) -> Counter[str]:
         """Returns the counts of units from those of what is between spaces, each with a space before it, except at the
@@ -106,8 +107,13 @@ class Division:
         return sorted(divided, key=lambda word: (-word.saves, word.text))
 
     def extended(self, words: Sequence[Word]) -> Any:
-        """Returns a copy of the tokenizer with these words as pieces. They have the next ids, in their order."""
+        """Returns a copy of the tokenizer with these words as pieces. They have the ids of `numbers`, in their
+        order."""
         return self._addition.extended([word.piece for word in words])
+
+    def numbers(self, count: int) -> list[int]:
+        """Returns the ids of so many new words: those of [unused] pieces, then those after the largest id."""
+        return self._addition.numbers(count)
 
     def fragments(self, counts: Mapping[str, int], unknown: int) -> Fragments:
         """Returns how the tokenizer divides the units with these counts. `unknown` is the id of [UNK]."""

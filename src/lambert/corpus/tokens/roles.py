@@ -46,12 +46,22 @@ def template(tokenizer: Tokenizer, source: str = "the tokenizer") -> Template:
     ids, types = zip(*[(number, kind) for number, kind, is_special in rows if is_special], strict=True)
     cls, sep = around
     usual = len(ids) >= 3 and ids[0] == cls and set(ids[1:]) == {sep}
-    return Template(cls, sep, len(ids) - 2 if usual else 0, types[-1])
+    again = not usual and ids == (cls, sep, cls, sep) and types[2] == types[3]
+    return Template(cls, sep, len(ids) - 2 if usual or again else 0, types[-1], again)
+
+
+def bert_template(tokenizer: Tokenizer) -> bool:
+    """Returns whether the special tokens stand where BERT's do between two texts, or the tokenizer has no template."""
+    pair = tokenizer.encode("", "")
+    return len(pair.ids) in (0, 3)
 
 
 def named(tokenizer: Tokenizer, role: str) -> int | None:
     """Returns the id of the token for a role (mask, pad, unk, cls or sep) that its name tells, such as <mask> or
-    <|mask|>; None if there is none."""
+    <|mask|>; None if there is none. The unknown token is the one that the pieces are looked up with, if it has one."""
+    own = getattr(tokenizer.model, "unk_token", None) if role == "unk" else None
+    if own is not None and (number := tokenizer.token_to_id(own)) is not None:
+        return int(number)
     added = sorted(tokenizer.get_added_tokens_decoder().items(), key=lambda entry: (not entry[1].special, entry[0]))
     for number, token in added:
         if re.sub(r"[\W_]", "", token.content.lower()) == role:
@@ -97,6 +107,16 @@ def size(tokenizer: Tokenizer) -> int:
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
 
+_UNUSED = re.compile(r"\[unused_?\d+\]|<\|?unused_?\d+\|?>", re.IGNORECASE)
+"""Names of pieces that a vocabulary keeps for later use: [unused7] in BERT and ModernBERT, <unused7> in mmBERT."""
+
+
+def unused(tokenizer: Tokenizer) -> list[int]:
+    """Returns the ids of the pieces that the vocabulary keeps for later use, in order."""
+    pieces = tokenizer.get_vocab(with_added_tokens=True)
+    return sorted(number for piece, number in pieces.items() if _UNUSED.fullmatch(piece))
+
+
 def boundaries(tokenizer: Tokenizer) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Returns for each id whether its piece continues the word of the preceding piece, and whether a word begins after
     its piece in any case, each bool [V].
@@ -112,7 +132,7 @@ def boundaries(tokenizer: Tokenizer) -> tuple[npt.NDArray[np.bool_], npt.NDArray
         return continuation_V, closing_V
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     text_of = decoded if "ByteLevel" in kinds(tokenizer) else str
-    texts = {number: text_of(piece) for piece, number in pieces.items() if piece not in added}
+    texts = {number: text_of(_ASCII.sub(_character, piece)) for piece, number in pieces.items() if piece not in added}
     continuation_V[[number for number, text in texts.items() if _joins(text)]] = True
     closing_V[[number for number, text in texts.items() if text not in ("", " ", SPACE) and _ends(text)]] = True
     return continuation_V, closing_V
@@ -150,6 +170,12 @@ def _types(value: Any) -> Iterator[str]:
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 """A piece that is a byte of a character."""
+_ASCII = re.compile("^<0x([0-7][0-9A-F])>$")
+"""A piece that is a byte, and all of a character."""
+
+
+def _character(byte: re.Match[str]) -> str:
+    return chr(int(byte[1], 16))
 
 
 def _joins(text: str) -> bool:

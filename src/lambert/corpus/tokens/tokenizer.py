@@ -212,9 +212,9 @@ def save(tokenizer: Any, folder: Path, longest: int = 512, *, segments: bool = T
     folder.mkdir(parents=True, exist_ok=True)
     (folder / JSON).write_text(_serialised(values), encoding="utf-8")
     lowercase = _lowercases(values)
-    config: dict[str, Any] = {
-        "tokenizer_class": "BertTokenizer" if lowercase is not None else "PreTrainedTokenizerFast"
-    }
+    # transformers gives its BertTokenizer BERT's template; MPNet's tokenizer has another one with the same normalizer.
+    bert = lowercase is not None and roles.bert_template(tokenizer)
+    config: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if bert else "PreTrainedTokenizerFast"}
     if lowercase is not None:
         normalizer = values["normalizer"]
         config["do_lower_case"] = lowercase

@@ -6,6 +6,7 @@ text between spaces in most tokenizers of other kinds (`scheme`). Words repeat: 
 once, and then the ids are looked up.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from string import punctuation
@@ -33,7 +34,8 @@ is slower."""
 Integers = npt.NDArray[np.int64]
 Scheme = Literal["", "marks", "spaces", "bytes"]
 """What divides a text into words that a tokenizer treats independently: spaces and punctuation marks (BERT); spaces
-(SentencePiece's kinds); spaces, each of which belongs to the word after it (byte-level BPE). Empty: nothing does."""
+(SentencePiece's kinds); spaces, each of which belongs to the word after it (byte-level BPE, and Gemma's kind). Empty:
+nothing does."""
 _BLANK = np.isin(np.arange(256), [*b"\t\n\v\f\r ", *range(0x1C, 0x20), 0xC2, 0xE1, 0xE2, 0xE3])
 """First bytes of characters that may be white space."""
 _BLANK_END = np.isin(np.arange(256), [*b"\t\n\v\f\r ", *range(0x1C, 0x20), *range(0x80, 0x100)])
@@ -103,7 +105,10 @@ class WordEncoder:
         lower = marks and values["normalizer"]["lowercase"]
         self._folds = bytes(range(256)).lower() if lower else bytes(range(256))
         whole = self.scheme == "spaces" and "WhitespaceSplit" not in roles.kinds(tokenizer)
-        self._refused: tuple[bytes, ...] = _AROUND if whole else (b"  ",) if _blanks(values) else ()
+        joined = roles.SPACE.encode() + b" "  # Gemma's kind may have pieces of several marks
+        self._refused: tuple[bytes, ...] = (
+            _AROUND if whole else (b"  ", joined) if _of_gemma(values) else (b"  ",) if _blanks(values) else ()
+        )
         self._forget()
 
     def _forget(self) -> None:
@@ -183,6 +188,8 @@ def scheme(tokenizer: Tokenizer) -> Scheme:
         return "" if _blanks(values) else "marks"
     if before.get("type") == "ByteLevel" and before.get("use_regex", True) and model.get("type") == "BPE":
         return "bytes" if _types_of(normalizer) <= {"NFC", "Lowercase"} else ""
+    if _of_gemma(values) and not _blanks(values):
+        return "bytes"
     parts = before.get("pretokenizers", [before])
     spaced = [part.get("type") for part in parts] in (["Metaspace"], ["WhitespaceSplit", "Metaspace"])
     if not spaced or model.get("type") not in ("Unigram", "BPE") or not _prepends(parts[-1]):
@@ -199,6 +206,23 @@ _AROUND = (
 def _blanks(values: dict[str, Any]) -> bool:
     """Returns whether the tokenizer has tokens of spaces that are added to its vocabulary, as ModernBERT's has."""
     return any(token["content"].startswith(" ") or token["content"].endswith(" ") for token in values["added_tokens"])
+
+
+def _of_gemma(values: dict[str, Any]) -> bool:
+    """Returns whether a tokenizer is BPE over a whole text in which each space is a mark, and whether no piece has a
+    mark after other characters, so that its merges stay within words.
+
+    Source: transformers, GemmaTokenizer.
+    """
+    normalizer, before, model = ((values[part] or {}) for part in ("normalizer", "pre_tokenizer", "model"))
+    space = {"String": " "}
+    marked = normalizer.get("type") == "Replace" and normalizer["pattern"] == space
+    whole = not before or (before.get("type") == "Split" and before["pattern"] == space)
+    affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout")
+    if not marked or normalizer["content"] != roles.SPACE or not whole or model.get("type") != "BPE" or affixed:
+        return False
+    inside = re.compile(f"[^{roles.SPACE}]{roles.SPACE}")
+    return not any(map(inside.search, model["vocab"]))
 
 
 _PER_WORD = {"Precompiled", "Replace", "NFC", "NFKC", "NFKD", "NFD", "Lowercase", "StripAccents", "Strip"}

@@ -37,8 +37,14 @@ class BertBlock(nn.Module):
             return native.native_block(self, states_TD.bfloat16(), batch)
         qkv_T3HE = self.qkv(states_TD, batch).view(states_TD.shape[0], 3, self.heads, -1)
         drop = self.attention_dropout if self.training else 0.0
-        mixed_TD = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop).flatten(1)
-        mixed_TD = dropout(project(mixed_TD, self.attention_out, compute=compute), self.dropout, self.training)
+        mixed_THE = attention(qkv_T3HE, batch.bounds_S1, longest=batch.longest, dropout=drop)
+        return self.after(states_TD, mixed_THE, batch)
+
+    def after(self, states_TD: Tensor, mixed_THE: Tensor, batch: Batch) -> Tensor:
+        """Returns the states after the block, from those before it and the output of attention."""
+        compute = batch.compute
+        mixed_TD = project(mixed_THE.flatten(1), self.attention_out, compute=compute)
+        mixed_TD = dropout(mixed_TD, self.dropout, self.training)
         states_TD = self.attention_norm(states_TD + mixed_TD)
         inner_TF = nn.functional.gelu(project(states_TD, self.up, compute=compute), approximate=self.approximate)
         out_TD = dropout(project(inner_TF, self.down, compute=compute), self.dropout, self.training)

@@ -50,6 +50,11 @@ def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.dev
         # Query, key, value, attention output, two sums and two norms; the feed-forward layer before and after gelu.
         values = 8 * config.hidden + 2 * config.intermediate
         return (config.layers + 2) * (values * dtype.itemsize + config.heads * 4) + 3 * config.hidden * 4
+    return saved_by_torch(config, dtype, device, longest)
+
+
+def saved_by_torch(config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
+    """Returns the same for blocks that torch's operators compute."""
     size, wide, width, training = dtype.itemsize, torch.float32.itemsize, config.hidden, bool(config.dropout)
     # Query, key, value and attention output; the feed-forward layer before and after its activation; dropout masks.
     products = (4 + 2 * training) * width + 2 * config.intermediate

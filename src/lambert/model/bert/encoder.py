@@ -24,6 +24,9 @@ class BertEncoder(Encoder):
     narrower than the states, and the layer `widen` is between them (Clark et al., 2020, section 3.1).
     """
 
+    block_type: type[nn.Module] = BertBlock
+    """Class of the blocks of the family."""
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         width = config.table_width
@@ -32,7 +35,7 @@ class BertEncoder(Encoder):
         self.types = nn.Embedding(config.segment_types, width) if config.segment_types else None
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.widen = nn.Linear(width, config.hidden) if width != config.hidden else None
-        block: type[nn.Module] = BertBlock
+        block = self.block_type
         if config.custom_block:
             block = lookup({}, config.block, "model.block", KIND)
         self.blocks = nn.ModuleList(block(config) for _ in range(config.layers))

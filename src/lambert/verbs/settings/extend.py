@@ -28,6 +28,9 @@ class ExtendConfig:
     """File with a word in each line, to be added besides, however rare. What follows a tab is ignored."""
     min_count: int = 5
     """Words that occur less often in the text are not added, unless they are listed (our choice)."""
+    replace_unused: bool = True
+    """Whether new words take the places of pieces such as [unused7] before rows are added. Set it to false for a model
+    that uses them."""
     heldout: float = 0.05
     """Share of the documents that are held out, on which the tokens per word are reported; at least one document if
     there are two or more. They include those that `lambert prepare` holds out by default."""

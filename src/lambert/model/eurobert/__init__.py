@@ -1,0 +1,39 @@
+"""The EuroBERT family (Boizard et al., "EuroBERT", 2025): Llama's block with attention in both directions.
+
+Rotary positions, RMS norms before attention and the gated feed-forward layer, heads that may share keys and values,
+and a decoder of its own. Read in this order: block, encoder, heads, folder, costs, cpu.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from lambert.model.config import ModernConfig
+from lambert.model.eurobert import costs, folder, heads
+from lambert.model.eurobert.cpu import for_cpu
+from lambert.model.eurobert.encoder import EuroBertEncoder
+from lambert.model.family import ADJUSTABLE, Family
+
+EUROBERT = Family(
+    title="EuroBERT",
+    encoder=EuroBertEncoder,
+    heads=heads.HEADS,
+    pooler=heads.EuroPooler,
+    segments=False,
+    defaults={
+        "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "modern": ModernConfig(theta=folder.THETA),
+    },
+    completed=partial(replace, segment_types=0),
+    adjustable=ADJUSTABLE | {"positions", "modern.theta"},
+    names=folder.NAMES,
+    layer=folder.LAYER,
+    current_name=folder.current_name,
+    architectures=folder.ARCHITECTURES,
+    to_json=folder.to_json,
+    from_json=folder.from_json,
+    matrices=costs.matrices,
+    weight_count=costs.weight_count,
+    operations=costs.operations,
+    kernels_lack=costs.kernels_lack,
+    saved_per_token=costs.saved_per_token,
+    for_cpu=for_cpu,
+)  # fmt: skip

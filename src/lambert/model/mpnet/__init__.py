@@ -1,0 +1,36 @@
+"""The MPNet family (Song et al., "MPNet", 2020): BERT's encoder without segments, with biases of attention by distance.
+
+The biases are one table for all layers. Its permuted objective is not trained here: it is pre-trained as BERT, and
+fine-tuned. Read in this order: relative, block, encoder, folder.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from lambert.model.bert import BERT
+from lambert.model.bert import folder as bert
+from lambert.model.mpnet import costs, folder
+from lambert.model.mpnet.cpu import for_cpu
+from lambert.model.mpnet.encoder import MpnetEncoder
+from lambert.model.roberta import heads
+
+MPNET = replace(
+    BERT,
+    title="MPNet",
+    encoder=MpnetEncoder,
+    heads=heads.HEADS,
+    segments=False,
+    completed=folder.completed,
+    names=folder.NAMES,
+    layer=folder.LAYER,
+    current_name=partial(bert.current_name, prefix="mpnet"),
+    tied=folder.TIED,
+    architectures=folder.ARCHITECTURES,
+    to_json=folder.to_json,
+    from_json=folder.from_json,
+    weight_count=costs.weight_count,
+    kernels_lack=costs.kernels_lack,
+    saved_per_token=costs.saved_per_token,
+    for_cpu=for_cpu,
+    padded=None,
+)
