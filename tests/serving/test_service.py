@@ -89,5 +89,9 @@ def test_a_key_protects_texts_only(tuned: Tuned) -> None:
         assert service.ask("/healthz")[0] == 200
         assert service.ask("/embed", {"inputs": "a"})[0] == 401
         assert service.ask("/embed", {"inputs": "a"}, {"Authorization": "Bearer wrong"})[0] == 401
+        assert service.ask("/embed", {"inputs": "a"}, {"Authorization": "secret"})[0] == 401
+        for path in ("/models", "/v1/models", "/nowhere"):
+            assert service.ask(path)[0] == 401
         assert service.ask("/embed", {"inputs": "a"}, {"Authorization": "Bearer secret"})[0] == 200
+        assert service.ask("/embed", {"inputs": "a"}, {"Authorization": "bearer  secret"})[0] == 200
         assert service.end()[0] == 0

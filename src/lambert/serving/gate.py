@@ -112,8 +112,8 @@ class Gate:
         if scope["path"] in OPEN_PATHS:
             return None
         if limits.key:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, b"Bearer " + limits.key.encode()):
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), limits.key.encode()):
                 return 401, "key", "Send the API key as `Authorization: Bearer KEY`."
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and (len(length) > 18 or int(length) > limits.body_bytes):

@@ -82,7 +82,7 @@ def protocol_class(limits: ConnectionLimits, refused: Refused) -> type[HttpTools
 
         def on_message_begin(self) -> None:
             self.in_headers, self.unfinished, self.size = True, 0, 0
-            super().on_message_begin()  # type: ignore[no-untyped-call]
+            super().on_message_begin()
 
         def on_url(self, url: bytes) -> None:
             super().on_url(url)

@@ -46,7 +46,8 @@ def application(arguments: Mapping[str, str]) -> Any:
     class Lambert:
         """A replica."""
 
-    return Lambert.bind()
+    deployment: Any = Lambert
+    return deployment.bind()
 
 
 def settings(arguments: Mapping[str, str]) -> ServeConfig:
