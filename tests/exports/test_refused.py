@@ -87,7 +87,7 @@ def test_a_precision_that_a_format_lacks(
         ("onnx", "onnxscript", "onnx"),
         ("onnx", "onnxruntime", "onnx"),
         ("openvino", "openvino", "openvino"),
-        ("sentence-transformers", "sentence_transformers", "sentence-transformers"),
+        ("sentence-transformers", "sentence_transformers", "vectors"),
     ],
 )
 def test_a_missing_package(

@@ -39,7 +39,7 @@ def export_bfloat16(config: ExportConfig) -> Iterator[str]:
 def export_vectors(config: ExportConfig) -> Iterator[str]:
     """Writes a folder of sentence-transformers, whose vectors are compared with those of that library."""
     check_precision(config, {"float32": _VECTORS, "bfloat16": _HALF})
-    check_installed(config.format, "sentence-transformers", ("sentence_transformers",))
+    check_installed(config.format, "vectors", ("sentence_transformers",))
     check_new_folder(config.out)
     original = read(config)
     if original.vectors is None:

@@ -36,6 +36,12 @@ EXTRAS = {
     "remote": ("fsspec",),
     "s3": ("s3fs",),
     "hub": ("datasets",),
+    "serve": ("fastapi", "httptools", "prometheus-client", "uvicorn", "uvloop"),
+    "ray-serve": ("ray",),
+    "vectors": ("sentence-transformers",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+    "openvino-int8": ("nncf",),
 }
 """The distributions of each optional extra, as in pyproject.toml."""
 BUILT_IN = {"backports.zstd": "compression.zstd"}
