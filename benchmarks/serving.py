@@ -4,7 +4,7 @@
     python benchmarks/serving.py embed --model MODEL --data sst2-dev.tsv --out serving.jsonl \
         --works direct peers overload --sides lambert lambert-int8 sentence-transformers sentence-transformers-32
 
-Every server and every load is a process of its own on this machine (benchmarks/load.py, benchmarks/peers/serving.py),
+Every server and every load is a process of its own on this machine (benchmarks/load.py, benchmarks/peers/fastapi_server.py),
 and a request has one text. Works:
 
 direct    predictions of `--limit` texts in one call of the library, then the service saturated by `--connections`
@@ -75,7 +75,7 @@ def server(args: argparse.Namespace, side: str) -> Iterator[tuple[str, psutil.Pr
         command = ["-P", "-m", "lambert", "serve", f"--model={args.model}", f"--precision={setting}"]
         path = "/embed" if args.task == "embed" else "/predict"
     else:
-        command = [str(HERE / "peers/serving.py"), system, str(args.model), f"--batch={setting}"]
+        command = [str(HERE / "peers/fastapi_server.py"), system, str(args.model), f"--batch={setting}"]
         command += [] if args.task == "embed" else [f"--task={args.task}"]
         path = "/predict"
     process = subprocess.Popen([sys.executable, *command, f"--port={args.port}"], stdout=subprocess.DEVNULL)

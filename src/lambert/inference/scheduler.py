@@ -77,6 +77,8 @@ class _Job:
     found: dict[int, Found] = field(default_factory=dict)
     """Outputs by the number of their first sequence."""
     done: int = 0
+    dropped: bool = False
+    """Nobody waits for it any more. It leaves the queue when its turn comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ class Scheduler:
     def _work(self) -> None:
         while parts := self._take():
             # A batch that is alone has all cores.
-            torch.set_num_threads(max(1, self._threads // min(self._workers, self._running)))
+            torch.set_num_threads(max(1, self._threads // (self._workers - self._idle)))
             begin = time.perf_counter()
             tokens = sum(sum(part.job.lengths[part.low : part.high]) for part in parts)
             try:
@@ -214,65 +216,59 @@ class Scheduler:
     def _take(self) -> list[_Part]:
         """Waits for sequences, and returns a batch of them; empty at the end."""
         with self._changed:
-            while True:
-                self._drop()
-                if self._jobs:
-                    break
+            while not (parts := self._turns()):
                 if self._closing:
                     return []
                 self._idle += 1
                 self._changed.wait()
                 self._idle -= 1
-            goal = min(self._batch_tokens, max(_TURN, math.ceil(self._tokens / (1 + self._idle))))
-            parts = self._turns(goal)
             if self._jobs:
                 self._changed.notify()
             return parts
 
-    def _drop(self) -> None:
-        """Removes jobs whose time is over."""
-        now = time.monotonic()
-        for job in [job for job in self._jobs if job.deadline < now]:
-            self._fail(job, ExpiredError("The request waited too long and was not computed: try again later."))
+    def _turns(self) -> list[_Part]:
+        """Takes a batch of the waiting jobs of one model in turn: at least one sequence, if one waits."""
+        goal = min(self._batch_tokens, max(_TURN, math.ceil(self._tokens / (1 + self._idle))))
+        now, total = time.monotonic(), 0
+        taken: dict[_Job, int] = {}
+        others: list[_Job] = []
+        work: Work | None = None
+        while self._jobs and total < goal:
+            job = self._jobs.popleft()
+            if job.deadline < now:
+                self._fail(job, ExpiredError("The request waited too long and was not computed: try again later."))
+            if job.dropped:
+                continue
+            work = work or job.work
+            if job.work != work:
+                others.append(job)
+                continue
+            if not job.taken:
+                self._observer.taken(now - job.begin)
+            taken.setdefault(job, job.taken)
+            turn = min(total + _TURN, goal)
+            while job.taken < len(job.lengths) and total < turn:
+                length = job.lengths[job.taken]
+                if total and total + length > goal:
+                    turn = goal = 0
+                    break
+                job.taken, total = job.taken + 1, total + length
+            if job.taken < len(job.lengths):
+                (self._jobs.append if goal else others.append)(job)
+        self._jobs.extendleft(reversed(others))
+        self._tokens -= total
+        return [_Part(job, low, job.taken) for job, low in taken.items() if low < job.taken]
 
     def _remove(self, job: _Job) -> None:
         with self._changed:
-            if job in self._jobs:
-                self._jobs.remove(job)
+            if not job.dropped:
+                job.dropped = True
                 self._tokens -= sum(job.lengths[job.taken :])
 
     def _fail(self, job: _Job, error: Exception) -> None:
         self._remove(job)
         with suppress(InvalidStateError):  # its caller has cancelled it
             job.future.set_exception(error)
-
-    def _turns(self, goal: int) -> list[_Part]:
-        """Takes up to `goal` tokens of the waiting jobs of one model in turn; at least one sequence."""
-        work, total = self._jobs[0].work, 0
-        taken: dict[_Job, int] = {}
-        waiting = deque(job for job in self._jobs if job.work == work)
-        while waiting and total < goal:
-            job = waiting.popleft()
-            low, tokens = job.taken, 0
-            taken.setdefault(job, low)
-            while job.taken < len(job.lengths) and tokens < _TURN:
-                length = job.lengths[job.taken]
-                if total and total + length > goal:
-                    goal = 0
-                    break
-                job.taken, tokens, total = job.taken + 1, tokens + length, total + length
-            if job.taken < len(job.lengths):
-                waiting.append(job)
-        self._tokens -= total
-        parts = [_Part(job, low, job.taken) for job, low in taken.items() if low < job.taken]
-        now = time.monotonic()
-        for part in parts:  # those that were served go to the end of the queue, or leave it
-            if part.low == 0:
-                self._observer.taken(now - part.job.begin)
-            self._jobs.remove(part.job)
-            if part.job.taken < len(part.job.lengths):
-                self._jobs.append(part.job)
-        return parts
 
     def _compute(self, parts: Sequence[_Part]) -> None:
         batches = [part.collate() for part in parts]

@@ -45,7 +45,8 @@ class Answering:
         good, request, errors = await self.in_thread(lambda: model.readable(texts, places, top))
         answers: dict[int, Row] = {number: {"error": str(error)} for number, error in errors.items()}
         if request is not None:
-            answers |= dict(zip(good, await self._computed(request), strict=True))
+            found = await self._computed(request)
+            answers |= dict(zip(good, found, strict=True))
         return [answers[number] for number in range(len(texts))]
 
     async def _computed(self, request: Request[R]) -> R:

@@ -1,7 +1,7 @@
 """The peers of the benchmark of serving: a model of transformers or sentence-transformers behind FastAPI.
 
-    python benchmarks/peers/serving.py transformers MODEL --task squad --port 8001 [--batch 32]
-    python benchmarks/peers/serving.py sentence-transformers MODEL --port 8001 [--batch 32]
+    python benchmarks/peers/fastapi_server.py transformers MODEL --task squad --port 8001 [--batch 32]
+    python benchmarks/peers/fastapi_server.py sentence-transformers MODEL --port 8001 [--batch 32]
 
 Weights in bfloat16, sdpa attention, the fast tokenizer, uvicorn with httptools and uvloop. With `--batch 1` each
 request is computed alone as it comes, by all threads; with more, as an expert writes it: a thread takes what is
