@@ -220,16 +220,25 @@ def resident(work: Work, cluster: Cluster, weights: int) -> float:
     return memory.training_state(weights, shards=shards) + rounded * weights + residuals
 
 
+def fitting(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Returns the tokens of the largest micro-batch that one rank alone would take."""
+    return _alone(work, cluster, resident(work, cluster, sum(map(prod, shapes))), _per_token(work, cluster.device))
+
+
 def determined(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
     """Returns the tokens of a micro-batch as `runs/microbatch.py` finds them."""
+    tokens = _alone(work, cluster, held, per_token)
+    if cluster.devices == 1:
+        return tokens
+    least = micro_batches.LEAST["cpu" if cluster.device.kind == "cpu" else "cuda"]
+    return micro_batches.shared(tokens, least, work.batch_size * work.mean, work.longest)
+
+
+def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
     kind = "cpu" if cluster.device.kind == "cpu" else "cuda"
-    fast = micro_batches.FAST[kind]
-    if kind == "cpu" and work.precision == "bfloat16":
-        fast = micro_batches.FAST_NATIVE
-    tokens = micro_batches.largest(int(max(0.0, cluster.device.memory - held) // per_token), fast)
-    if cluster.devices > 1:
-        tokens = micro_batches.shared(tokens, micro_batches.LEAST[kind], work.batch_size * work.mean, work.longest)
-    return tokens
+    native = kind == "cpu" and work.precision == "bfloat16"
+    fast = micro_batches.FAST_NATIVE if native else micro_batches.FAST[kind]
+    return micro_batches.largest(int(max(0.0, cluster.device.memory - held) // per_token), fast)
 
 
 def micro_batch(work: Work, device: Device, sequences: float, weights: int) -> tuple[float, float, float, float]:
