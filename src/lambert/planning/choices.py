@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
+from lambert.planning.communication import WORTH
 from lambert.planning.devices import Cluster, Device, cluster
 from lambert.planning.steps import Step, Work, fitting, predict, shapes_of
 
@@ -49,7 +50,7 @@ def choices(
         counts: Numbers of devices; those that do not divide the batch are left out.
         nodes: Machines; 0: as few as hold the devices.
         network: Link between machines.
-        methods: Further methods of exchange that are tried on several devices.
+        methods: Further methods of exchange that are tried on several devices, and kept where they save time (WORTH).
     """
     shapes = shapes_of(work.config, work.targets, work.labels)
     found = []
@@ -60,6 +61,7 @@ def choices(
                 continue
             machines = cluster(device, count, nodes, network)
             two_levels = work.two_levels or (device.kind == "cpu" and machines.nodes > 1 and machines.each > 1)
+            exact = inf
             for method in dict.fromkeys((work.method, *(methods if count > 1 else ()))):
                 tried = replace(own, method=method, two_levels=two_levels)
                 for tokens in (work.micro_tokens, *_even(tried, machines, shapes)):
@@ -67,6 +69,10 @@ def choices(
                     step = predict(tried, machines, shapes)
                     seconds = step.seconds * sequences / work.batch_size
                     hours = seconds * count / 3600
+                    if method == work.method and step.bytes <= device.memory:
+                        exact = min(exact, seconds)
+                    elif method != work.method and seconds >= WORTH * exact:
+                        continue
                     found.append(Choice(machines, tried, step, seconds, hours * prices.get(device.name, 1.0)))
     return found
 

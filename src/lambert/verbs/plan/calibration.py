@@ -1,6 +1,5 @@
 """This machine's device, with measured speeds."""
 
-import os
 import time
 from types import MappingProxyType
 
@@ -46,7 +45,8 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
         peak[name], copy = ceilings.product, max(copy, ceilings.copy)
     if "bfloat16" in peak:
         peak["float16"] = peak["bfloat16"]
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{os.cpu_count()}-core CPU"
+    threads = f"CPU with {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
     known = next((one for one in DEVICES.values() if one.name.split("-")[0] in name), None)
     return Device(
         name, MappingProxyType(peak), copy, float(free_memory(device)), known.watts if known else 0.0,
