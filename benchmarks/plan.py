@@ -42,7 +42,7 @@ def predicted(row: Mapping[str, Any]) -> float:
 
 def error(row: Mapping[str, Any]) -> float:
     """Returns the predicted time over the published time, less 1."""
-    ratio = predicted(row) / row["published"]
+    ratio = predicted(row) / float(row["published"])
     return ratio - 1 if row["unit"] in ("hours", "times") else 1 / ratio - 1
 
 

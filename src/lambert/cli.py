@@ -63,7 +63,7 @@ Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings belo
 Runs = Annotated[
     list[Path], Parameter(help="Run folders; for report also sweeps and corpora, for compare also seeds and files.")
 ]
-PlanRecipe = Annotated[Path, Parameter(help="TOML file of a run of pretrain or finetune.")]
+PlanRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pretrain or finetune.")]
 ModelFolder = Annotated[Path, Parameter(help="Run folder or model folder of the encoder.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 

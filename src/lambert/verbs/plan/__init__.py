@@ -13,7 +13,7 @@ from lambert.planning.memory import checkpoint_state
 from lambert.planning.simulation import Run, simulate
 from lambert.planning.steps import shapes_of
 from lambert.runs.result import Say, silent
-from lambert.verbs.plan.recipe import Planned, Read, planned
+from lambert.verbs.plan.recipe import Planned, Read, overrides, planned
 from lambert.verbs.plan.scripts import SCRIPTS
 from lambert.verbs.plan.table import duration, lines, memory_advice, record
 from lambert.verbs.settings.plan import AUTO, PlanConfig
@@ -51,13 +51,12 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> dict[str, Any]
     if config.failures is not None:
         result["failures"] = _failures(config, plan, chosen)
     if config.cluster:
-        verb, recipe = plan.verb, str(config.recipe)
-        overrides = [f"--{name}={value}" for name, _, value in (one.partition("=") for one in config.set)]
+        flags = overrides(config.set)
         if chosen.work.micro_tokens != plan.work.micro_tokens:
-            overrides.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
+            flags.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
         if chosen.work.method != plan.work.method:
-            overrides.append(f"--exchange.method={chosen.work.method}")
-        result["script"] = SCRIPTS[config.cluster](chosen, [verb, recipe, *overrides])
+            flags.append(f"--exchange.method={chosen.work.method}")
+        result["script"] = SCRIPTS[config.cluster](chosen, [plan.verb, str(config.recipe), *flags])
     if config.json:
         say(json.dumps(result, indent=1))
     else:

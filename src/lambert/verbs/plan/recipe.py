@@ -1,7 +1,7 @@
 """What a recipe trains, from its settings and from those of its files that are here."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,16 +66,21 @@ def planned(plan: PlanConfig, settings: Read) -> Planned:
         verb = "finetune" if "data" in given or any(name.startswith("task.") for name in given) else "pretrain"
         if not {"corpus", "data", "train.batch_size", "train.steps", "train.epochs"} & {*given}:
             raise UsageError(f"{plan.recipe} is no recipe of pretrain or finetune, which are those that plan takes.")
-    overrides = []
-    for one in plan.set:
-        name, found, value = one.partition("=")
-        if not found:
-            raise UsageError(f"set takes settings as NAME=VALUE, such as train.batch_size=512, not {one!r}.")
-        overrides.append(f"--{name.strip().replace('_', '-')}={value.strip()}")
-    config = settings([verb, str(plan.recipe), *overrides])
+    config = settings([verb, str(plan.recipe), *overrides(plan.set)])
     if isinstance(config, PretrainConfig):
         return _pretrain(config, plan)
     return _finetune(config, plan)
+
+
+def overrides(given: Sequence[str]) -> list[str]:
+    """Returns the flags of settings that are given as NAME=VALUE."""
+    flags = []
+    for one in given:
+        name, found, value = one.partition("=")
+        if not found:
+            raise UsageError(f"set takes settings as NAME=VALUE, such as train.batch_size=512, not {one!r}.")
+        flags.append(f"--{name.strip().replace('_', '-')}={value.strip()}")
+    return flags
 
 
 def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:

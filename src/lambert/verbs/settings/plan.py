@@ -21,7 +21,7 @@ class PlanConfig:
     """Time, memory, energy and cost of a run of pretrain or finetune, before it is started."""
 
     recipe: Annotated[Path, Parameter(parse=False)] = Path()
-    """Recipe of pretrain or finetune."""
+    """TOML file: the recipe of a run of pretrain or finetune."""
     set: tuple[str, ...] = ()
     """Settings that override those of the recipe, as in train.batch_size=512."""
     device: str = AUTO
@@ -102,7 +102,7 @@ class PlanConfig:
     @property
     def prices(self) -> dict[str, float]:
         """USD for an hour, by the devices in `device` that have a price."""
-        found = {}
+        found: dict[str, float] = {}
         for part in filter(None, (part.strip() for part in self.price.split(","))):
             name, _, value = part.rpartition("=")
             try:
