@@ -104,7 +104,7 @@ def test_a_line_of_a_recipe_that_is_wrong(line: str, message: str, recipe: Path,
     one_line(lambert("pretrain", recipe), 2, message)
 
 
-@pytest.mark.parametrize("verb", ["serve", "embed", "plan"])
+@pytest.mark.parametrize("verb", ["serve", "embed"])
 def test_a_verb_that_does_not_exist_yet_has_a_way_out(verb: str, lambert: Lambert) -> None:
     if verb not in cli.VERBS:
         one_line(lambert(verb, "--model=m"), 2, f"There is no verb {verb} yet.", cli.NOT_YET[verb])

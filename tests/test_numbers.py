@@ -26,6 +26,7 @@ NEEDED = {
     "import": ["--from=f", "--out=o"],
     "export": ["--model=m", "--out=o"],
     "bench": [],
+    "plan": ["r.toml"],
     "launch": ["pretrain"],
     "report": ["run"],
     "compare": ["a", "b"],

@@ -55,14 +55,15 @@ class Verb:
     line: str
     takes: str = "recipe"
     """"recipe": an optional TOML file; "sweep": one with a table [sweep] of these settings; "runs": run folders;
-    "model": a model folder; "verb": after its flags, another verb; "script": arguments that are not Lambert's; "":
-    none."""
+    "plan": a recipe of pretrain or finetune; "model": a model folder; "verb": after its flags, another verb; "script":
+    arguments that are not Lambert's; "": none."""
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
 Runs = Annotated[
     list[Path], Parameter(help="Run folders; for report also sweeps and corpora, for compare also seeds and files.")
 ]
+PlanRecipe = Annotated[Path, Parameter(help="TOML file: the recipe of a run of pretrain or finetune.")]
 ModelFolder = Annotated[Path, Parameter(help="Run folder or model folder of the encoder.")]
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
@@ -97,6 +98,9 @@ VERBS = {
         "settings.bench:BenchConfig",
         "Speed of each kind of work, share of this device's ceiling, memory, peers.",
     ),
+    "plan": Verb(
+        "plan", "settings.plan:PlanConfig", "Time, memory and cost of a run, before it is started.", takes="plan"
+    ),
     "launch": Verb("launch", "launch:LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
     "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
     "report": Verb(
@@ -112,12 +116,12 @@ VERBS = {
 
 NOT_YET = {
     "embed": "In Python, lambert.load(FOLDER).encode(texts) gives a vector for each text (docs/library.md).",
-    "plan": "`lambert bench` measures speed and memory on this device.",
 }
 """Verbs that users may expect but that do not exist, with what to do instead."""
 
 EXAMPLES = {
     "runs": ("RUN folder", "runs/NAME"),
+    "plan": ("RECIPE", "recipes/bert-base-128.toml --device A100-80GB --devices 8"),
     "model": ("MODEL folder", "runs/NAME --input TEXT --out FOLDER --words 1000"),
     "verb": ("VERB", "-np 2 pretrain ..."),
 }
@@ -401,6 +405,11 @@ def _command(
     def with_model(model: ModelFolder, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config, model=model), say=_SAY)
 
+    def with_plan(recipe: PlanRecipe, /, *, config: Any) -> Any:
+        if recipe.suffix != ".toml" or not recipe.is_file():
+            raise _no_recipe(recipe, "plan")
+        return run_verb(dataclasses.replace(config or kind(), recipe=recipe), settings, say=_SAY)
+
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
         return run_verb(config or kind(), tokens, settings, say=_SAY)
 
@@ -408,8 +417,8 @@ def _command(
         return run_verb(config or kind(), say=_SAY)
 
     commands = {
-        "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "model": with_model, "verb": with_verb,
-        "": flags_only,
+        "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "model": with_model, "plan": with_plan,
+        "verb": with_verb, "": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]
     optional = not any(field.default is field.default_factory for field in dataclasses.fields(kind))

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from lambert.core.batch import Batch, Ints, Source
+from lambert.core.division import even_count
 from lambert.core.errors import DataError, UsageError
 from lambert.core.randomness import Stream, key, permuted
 from lambert.data.batch_sizes import BatchSizes
@@ -22,7 +23,6 @@ from lambert.data.batch_sizes import BatchSizes
 Item = TypeVar("Item")
 
 _AHEAD = 2  # updates assembled in advance
-_MULTIPLE = 8  # above this count, the number of micro-batches is a multiple of it: a node has at most 8 ranks
 _CLOSING_SECONDS = 5.0  # wait for the thread to end; a thread that takes longer ends by itself after its update
 
 
@@ -194,7 +194,7 @@ def even_bounds(lengths_S: Ints, micro_tokens: int) -> list[tuple[int, int]]:
     sequence. Their number is 1, 2, 4 or a multiple of 8, so that small numbers of ranks get equal shares."""
     count = len(micro_bounds(lengths_S, micro_tokens)) - 1
     while count > 1:
-        count = 1 << (count - 1).bit_length() if count <= _MULTIPLE else -(-count // _MULTIPLE) * _MULTIPLE
+        count = even_count(count)
         if count >= len(lengths_S):
             return [*pairwise(micro_bounds(lengths_S, micro_tokens))]
         found = [(low, high) for low, high in split(lengths_S, count) if low < high]

@@ -11,14 +11,13 @@ from lambert.engine.device_memory import release
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.precision import Precision
 from lambert.engine.signals import StopRequest
+from lambert.planning.communication import WORTH
 from lambert.runs.run import Run
 
 _SECONDS = 60.0
 """Time limit for all candidates together. A slow candidate may exceed its share, because it runs two updates."""
 _LEAST, _MOST = 2, 10
 """Minimum and maximum number of timed updates per candidate, after one that is not timed."""
-_WORTH = 0.95
-"""A method is chosen only if it takes less than this share of the time of float32, because float32 is exact."""
 
 Batches = Callable[[int], Iterator[GlobalBatch]]
 """Returns the global batches from the update with this number on."""
@@ -49,7 +48,7 @@ def autotune(run: Run, batches: Batches, first: int, stop: StopRequest) -> Itera
             release(run.world.device)
             yield smaller
     fastest = min(seconds, key=lambda name: seconds[name])
-    chosen = fastest if seconds[fastest] < _WORTH * seconds["float32"] else "float32"
+    chosen = fastest if seconds[fastest] < WORTH * seconds["float32"] else "float32"
     exchange.use(chosen)
     for name in candidates:
         mark = " <- chosen" if name == chosen else ""

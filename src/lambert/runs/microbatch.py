@@ -1,6 +1,5 @@
 """The size of micro-batches: from the recipe, from the checkpoint, or determined from the free memory."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,22 +19,9 @@ from lambert.model.heads import Model
 from lambert.native import library
 from lambert.optim.optimizers import OPTIMIZERS
 from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_weight, training_state, weight_count
+from lambert.planning.micro_batches import FAST, FAST_NATIVE, LEAST, largest, shared
 from lambert.runs.config import TrainConfig
 
-_SHARE = 0.8
-"""Share of the free memory that is used (our choice). The rest is a margin for errors of the estimate and for other
-processes, because a process that the kernel kills for lack of memory cannot react."""
-_FAST = {"cpu": 2048, "cuda": 65_536}
-"""Tokens above which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: our choice, not
-measured."""
-_LEAST = {"cpu": 1024, "cuda": 16_384}
-"""Minimum tokens of the micro-batches into which an update is divided for several ranks. CPU: measured; two halves of
-1,600 tokens take up to 8% longer than the whole, four quarters 25% longer. GPU: our choice, not measured."""
-_FAST_NATIVE = 8192
-"""`_FAST` of a CPU with the compiled kernels, in bfloat16: the larger the micro-batch, the less often the gradient of
-the word embeddings is added to. Measured."""
-_PARTS = 4
-"""Minimum number of micro-batches of an update of several ranks, unless they would have fewer than `_LEAST` tokens."""
 _SAMPLED, _COLLATED = 4096, 8
 """Number of sequences whose lengths are read, and of the longest of them, whose targets are counted."""
 
@@ -95,22 +81,20 @@ class MicrobatchSize:
             residuals_per_weight: Values per weight that the gradient exchange keeps.
         """
         if self._fixed:
-            self.tokens = self._setting or _FAST.get(world.device.type, _FAST["cpu"])
+            self.tokens = self._setting or FAST.get(world.device.type, FAST["cpu"])
         if self._setting or self._fixed:
             return ""
         sample = Sample.of(source)
         each = kept_per_token(model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted)
         room = _room(model, optimizer, dtype, world, residuals_per_weight)
         fitting = -world.largest(-(room // each))
-        update_tokens, least = batch_size * sample.mean, _LEAST.get(world.device.type, _LEAST["cpu"])
+        update_tokens, least = batch_size * sample.mean, LEAST.get(world.device.type, LEAST["cpu"])
         one = world.size == 1
         enough = one or shared(self.tokens, least, update_tokens, sample.longest) == self.tokens
         if 0 < self.tokens <= fitting and enough:
             return ""
         before = self.tokens
-        # A power of two, so that a small change of the free memory does not change the size.
-        most = min(_fastest(world.device, dtype), max(1, int(_SHARE * fitting)))
-        self.tokens = 1 << most.bit_length() - 1
+        self.tokens = largest(fitting, _fastest(world.device, dtype))
         if not one:
             self.tokens = shared(self.tokens, least, update_tokens, sample.longest)
         found = f"up to {self.tokens:,} tokens ({room / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"
@@ -156,15 +140,8 @@ def check_model(config: EncoderConfig, options: TrainConfig, optimizer: str, wor
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> int:
     if device.type == "cpu" and dtype == torch.bfloat16 and library() is not None:
-        return _FAST_NATIVE
-    return _FAST.get(device.type, _FAST["cpu"])
-
-
-def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
-    """Returns the micro-batch size, from `least` to `most` tokens, with which an update of `update_tokens` has several
-    micro-batches that ranks can share. It is the same for any number of ranks above one, because dropout masks are
-    drawn for each micro-batch."""
-    return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))
+        return FAST_NATIVE
+    return FAST.get(device.type, FAST["cpu"])
 
 
 def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, residuals_per_weight: int = 0) -> int:

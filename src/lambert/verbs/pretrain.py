@@ -76,7 +76,7 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
                 config = dataclasses.replace(config, model=config.model.resolved(model.config))
             _check_packing(config.packing, model.config)
             specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
-            source = _source(config.corpus, config.packing, config.masking, specials, config.seed)
+            source = corpus_source(config.corpus, config.packing, config.masking, specials, config.seed)
             heldout = _heldout(config, manifest["splits"]["heldout"]["documents"], specials)
             moments = _init_run(config) if config.keep_moments else None
             data = {"the corpus": content_hash(manifest)}
@@ -117,7 +117,7 @@ def texts(run: Path, step: int) -> list[str]:
     tokenizer = tokenizers.load(corpus)
     packing, masking = PackingConfig(**recipe["packing"]), MaskingConfig(**recipe["masking"])
     specials = roles.specials(tokenizer, str(tokenizers.file_in(corpus)))
-    source = _source(corpus, packing, masking, specials, seed)
+    source = corpus_source(corpus, packing, masking, specials, seed)
     batch = source.collate(*places(source, TrainConfig(**recipe["train"]).sizes, seed, step - 1))
     masked, ids_T = batch.targets["mlm"], batch.ids_T.clone()
     ids_T[masked.at_N] = masked.labels_N
@@ -125,9 +125,10 @@ def texts(run: Path, step: int) -> list[str]:
     return [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
 
 
-def _source(
+def corpus_source(
     corpus: Path, packing: PackingConfig, masking: MaskingConfig, specials: Specials, seed: int
 ) -> CorpusSource:
+    """Returns the training sequences of a corpus."""
     return CorpusSource(Split(corpus, "train"), packing, masking, specials, seed)
 
 

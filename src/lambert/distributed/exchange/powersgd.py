@@ -23,7 +23,8 @@ from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
 from lambert.core.randomness import Stream, key, unit, words
-from lambert.distributed.exchange.reduction import Residuals, Scratch, ring_bytes
+from lambert.core.wire import factor_bytes, factored
+from lambert.distributed.exchange.reduction import Residuals, Scratch
 from lambert.engine.gradients import Bucket
 
 
@@ -94,7 +95,7 @@ class PowerSGD:
 
     def wire_bytes(self, bucket: Bucket) -> int:
         layout = self._layout(bucket)
-        return ring_bytes(4 * layout.left_size, self._size) + ring_bytes(4 * layout.right_size, self._size)
+        return factor_bytes(layout.left_size, layout.right_size, self._size)
 
     def _finite(self, sums: Tensor, flat: Tensor) -> bool:
         """Returns whether the sums are finite, the same on all ranks. If they are not, fills `flat` with NaN."""
@@ -150,7 +151,7 @@ class _Layout:
         for name, view in zip(bucket.names, bucket.views, strict=True):
             start, rows = int(view.storage_offset() - bucket.flat.storage_offset()), len(view) if view.dim() else 1
             columns = view.numel() // max(1, rows)
-            if view.is_contiguous() and rank * (rows + columns) < rows * columns:
+            if view.is_contiguous() and factored(view.shape, rank):
                 matrices.append(_Matrix(name, start, rows, columns))
             else:
                 whole.append(slice(start, start + view.numel()))

@@ -21,12 +21,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import UsageError
+from lambert.core.wire import BLOCKS, payload_bytes, quantized_bytes
 from lambert.distributed.exchange.reduction import Residuals, Scratch, all_to_all, pieces, swap
 from lambert.engine.compiler import Compilation, cause
 from lambert.engine.gradients import Bucket
 
-_BLOCKS = {8: 128, 4: 64}
-"""Elements per step, by bits. With the step's two bytes, 3.94 and 7.53 times fewer bytes are sent than in float32."""
 _SMALLEST = 2.0**-100
 """Blocks with a smaller step are sent as zeros: the reciprocal of such a step is not safe in float32, and gradients of
 1e-28 have no effect."""
@@ -50,11 +49,11 @@ class Quantized:
             compile_for: Device to compile the kernels for, now, if possible. Compiled kernels are twice as fast and
                 return the same bits.
         """
-        if bits not in _BLOCKS:
+        if bits not in BLOCKS:
             raise UsageError(f"Gradients are sent in 8 or 4 bits per element, not {bits}.")
-        block = _BLOCKS[bits] if block is None else block
+        block = BLOCKS[bits] if block is None else block
         if block < 4 or block % 4:
-            raise UsageError(f"Blocks of gradients are multiples of 4 elements, not {block}: try {_BLOCKS[bits]}.")
+            raise UsageError(f"Blocks of gradients are multiples of 4 elements, not {block}: try {BLOCKS[bits]}.")
         self._group, self._size, self._rank = group, dist.get_world_size(group), dist.get_rank(group)
         self._block, self._codes = block, torch.int8 if bits == 8 else torch.uint8
         self._width = block * bits // 8
@@ -88,10 +87,7 @@ class Quantized:
         self._residuals.load(state, buckets)
 
     def wire_bytes(self, bucket: Bucket) -> int:
-        blocks = -(-bucket.flat.numel() // self._block)
-        if self._size <= 2:
-            return (self._size - 1) * self._payload_bytes(blocks)
-        return 2 * (self._size - 1) * self._payload_bytes(-(-blocks // self._size))
+        return quantized_bytes(bucket.flat.numel(), 8 * self._width // self._block, self._size, self._block)
 
     def _swap(self, total_RB: Tensor, residual_RB: Tensor) -> bool:
         """Both ranks send their whole bucket quantized, and add both payloads. Returns whether both were finite."""
@@ -138,7 +134,7 @@ class Quantized:
         return True
 
     def _payload_bytes(self, blocks: int) -> int:
-        return blocks * (torch.bfloat16.itemsize + self._width)
+        return payload_bytes(blocks, self._width)
 
     def _parts(self, payload: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Returns the steps [rows] and the codes [rows, bytes of a block] in a payload, which may have more blocks."""

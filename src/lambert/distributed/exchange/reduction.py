@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.wire import ring_bytes
 from lambert.engine.gradients import Bucket
 
 PIECE = 1 << 18
@@ -321,11 +322,3 @@ def _largest(tensor: Tensor) -> float:
     """Returns the largest magnitude; infinite or NaN if an element is."""
     low, high = map(float, tensor.aminmax())
     return high - low if math.isnan(high - low) else max(high, -low)
-
-
-def ring_bytes(size: int, ranks: int) -> int:
-    """Returns the bytes that one rank sends in a ring all-reduce of `size` bytes: 2 (W - 1) / W times `size`.
-
-    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
-    """
-    return 2 * (ranks - 1) * size // ranks

@@ -12,14 +12,13 @@ from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.optimizers import build
+from lambert.planning.traffic import UPDATE_BYTES
 from lambert.verbs.bench import batches
 from lambert.verbs.bench.work import OWN, Step, Work, sides
 from lambert.verbs.settings.bench import BenchConfig
 
-TRAFFIC = {OWN: 40, "adamw": 28, "adamw-foreach": 28}
-"""Minimum memory traffic of a step, in bytes per float32 parameter. AdamW reads the weight, the gradient and two
-moments and writes all but the gradient: 7 x 4. LAMB needs the norm of the whole step before it can write
-the weight, so it also writes and reads the step, and reads the weight again: 10 x 4."""
+TRAFFIC = {OWN: UPDATE_BYTES["lamb"], "adamw": UPDATE_BYTES["adamw"], "adamw-foreach": UPDATE_BYTES["adamw"]}
+"""Minimum memory traffic of a step, in bytes per float32 parameter."""
 
 
 def optimizer(config: BenchConfig, world: World) -> Work:

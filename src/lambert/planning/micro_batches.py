@@ -1,0 +1,32 @@
+"""The size of micro-batches that fits into memory, which a run determines and the planner predicts."""
+
+import math
+
+SHARE = 0.8
+"""Share of the free memory that is used (our choice). The rest is a margin for errors of the estimate and for other
+processes, because a process that the kernel kills for lack of memory cannot react."""
+FAST = {"cpu": 2048, "cuda": 65_536}
+"""Tokens above which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: our choice, not
+measured."""
+LEAST = {"cpu": 1024, "cuda": 16_384}
+"""Minimum tokens of the micro-batches into which an update is divided for several ranks. CPU: measured; two halves of
+1,600 tokens take up to 8% longer than the whole, four quarters 25% longer. GPU: our choice, not measured."""
+FAST_NATIVE = 8192
+"""FAST of a CPU with the compiled kernels, in bfloat16: the larger the micro-batch, the less often the gradient of the
+word embeddings is added to. Measured."""
+_PARTS = 4
+"""Minimum number of micro-batches of an update of several ranks, unless they would have fewer than LEAST tokens."""
+
+
+def largest(fitting: int, fastest: int) -> int:
+    """Returns the tokens of a micro-batch where `fitting` tokens fill the free memory and more than `fastest` are no
+    faster. A power of two, so that a small change of the free memory does not change the size."""
+    most = min(fastest, max(1, int(SHARE * fitting)))
+    return 1 << most.bit_length() - 1
+
+
+def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
+    """Returns the micro-batch size, from `least` to `most` tokens, with which an update of `update_tokens` has several
+    micro-batches that ranks can share. It is the same for any number of ranks above one, because dropout masks are
+    drawn for each micro-batch."""
+    return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))

@@ -1,0 +1,134 @@
+"""A discrete-event simulation of a run: ranks of varying speed, nodes that fail, checkpoints and restarts.
+
+Each node is a process that fails after an exponential time; the run is a process that they interrupt. An update ends
+when the slowest of its ranks does: the maximum of n independent times with the distribution F has the distribution F^n,
+so one uniform number gives it.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from math import inf
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from lambert.core.errors import UsageError
+from lambert.planning.failures import group_mtbf, useful_share
+from lambert.planning.stragglers import JITTER
+
+_LEAST_USEFUL = 0.05
+"""Expected share of useful time below which a run is not simulated, because it hardly advances."""
+_NORMAL = NormalDist()
+_TABLE = np.array([_NORMAL.inv_cdf(p) for p in np.linspace(5e-7, 1 - 5e-7, 20001)])
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run on a group of ranks. Times are seconds."""
+
+    update: float
+    """Mean time of an update of one rank, without waiting for others."""
+    updates: int
+    ranks: int = 1
+    nodes: int = 1
+    jitter: float = JITTER
+    """Standard deviation of a rank's time, as a share of it."""
+    mtbf: float = inf
+    """Mean time between two failures of one node."""
+    interval: float = inf
+    """Training between two checkpoints."""
+    cost: float = 0.0
+    """Training time that a checkpoint takes."""
+    restart: float = 0.0
+    """From a failure until training continues. Another failure begins it anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened."""
+
+    seconds: float
+    training: float
+    """Seconds of the updates that were not lost."""
+    failures: int
+    lost: float
+    """Seconds of updates that were computed again."""
+    mean_update: float
+    """Mean seconds of an update, waiting included."""
+
+    @property
+    def useful(self) -> float:
+        """Share of the time that is training that was not lost."""
+        return self.training / self.seconds
+
+
+def update_seconds(run: Run, count: int, draws: np.random.Generator) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """Returns the times of `count` updates, each that of the slowest of the ranks."""
+    quantiles = draws.random(count) ** (1 / run.ranks)
+    upper = np.minimum(1 - quantiles, 0.5)
+    # Far in the tail the table is too coarse: Mills' ratio, solved by two steps of iteration.
+    tail = upper < 5e-5
+    deviations = np.interp(quantiles, np.linspace(5e-7, 1 - 5e-7, len(_TABLE)), _TABLE)
+    if tail.any():
+        deviations[tail] = [_NORMAL.inv_cdf(1 - max(p, 1e-15)) for p in upper[tail]]
+    found: np.ndarray[Any, np.dtype[np.float64]] = run.update * np.maximum(0.0, 1 + run.jitter * deviations)
+    return found
+
+
+def simulate(run: Run, seed: int = 0) -> Outcome:
+    """Simulates a run to its end.
+
+    Raises UsageError if simpy is missing, or if the run fails so often that it hardly advances.
+    """
+    try:
+        import simpy
+    except ImportError as error:
+        raise UsageError("Simulating failures needs simpy: pip install 'lambert-bert[plan]'.") from error
+    segment = min(run.interval, run.updates * run.update)
+    if useful_share(group_mtbf(run.mtbf, run.nodes), segment, run.cost, run.restart) < _LEAST_USEFUL:
+        raise UsageError(
+            "The run hardly advances between failures: save more often (--checkpoint), or take fewer nodes (--nodes)."
+        )
+    draws = np.random.default_rng(seed)
+    environment = simpy.Environment()
+    per_segment = run.updates if run.interval == inf else max(1, round(run.interval / run.update))
+    counts = {"failures": 0}
+    sums = {"training": 0.0, "lost": 0.0}
+    ended = environment.event()
+
+    def train() -> Generator[Any, None, None]:
+        done, restarting = 0, False
+        while done < run.updates:
+            count = min(per_segment, run.updates - done)
+            seconds = float(update_seconds(run, count, draws).sum())
+            began = environment.now
+            try:
+                if restarting:
+                    yield environment.timeout(run.restart)
+                    restarting, began = False, environment.now
+                yield environment.timeout(seconds + run.cost)
+            except simpy.Interrupt:
+                sums["lost"] += 0.0 if restarting else min(seconds, environment.now - began)
+                restarting = True
+                continue
+            done += count
+            sums["training"] += seconds
+        ended.succeed()
+
+    trainer = environment.process(train())
+
+    def node() -> Generator[Any, None, None]:
+        while True:
+            yield environment.timeout(float(draws.exponential(run.mtbf)))
+            if trainer.is_alive:
+                counts["failures"] += 1
+                trainer.interrupt()
+
+    if run.mtbf < inf:
+        for _ in range(run.nodes):
+            environment.process(node())
+    environment.run(until=ended)
+    return Outcome(
+        float(environment.now), sums["training"], counts["failures"], sums["lost"], sums["training"] / run.updates
+    )

@@ -1,0 +1,303 @@
+"""The time and memory of one update of training, from the shapes of the work and the figures of the devices.
+
+An update is a sum of
+
+- arithmetic: the operations of the matrix products (`operations`) at a share of the device's peak;
+- memory: what lies between the products (`traffic`) at the bandwidth of the device's memory, and the optimizer;
+- kernels: what each kernel costs to start and to end, which short products do not hide;
+- exchange: what the backward pass does not hide of the gradients on the links (`communication`);
+- waiting: ranks without a micro-batch in the last round, and the slowest rank (`stragglers`).
+
+The constants are fitted on the rows of benchmarks/plan/rows.jsonl that are marked so; docs/plan.md compares the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+
+import torch
+
+from lambert.core.division import even_count
+from lambert.model.config import EncoderConfig
+from lambert.planning import memory, micro_batches, operations, traffic
+from lambert.planning.communication import exchange, exposed
+from lambert.planning.devices import Cluster, Device
+from lambert.planning.stragglers import JITTER, expected_maximum
+
+DTYPES = {
+    "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+    "float8": torch.bfloat16,
+}  # fmt: skip
+"""Precisions with the type of what lies between the products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """How an implementation computes what is not a product."""
+
+    traffic: float
+    """Bytes of memory traffic per element that linear layers write, in 16 bits, of both passes."""
+    scores: float = 0.0
+    """Bytes of traffic per attention score, in 16 bits; 0: scores stay in the device's caches."""
+    graphs: bool = False
+    """Whether kernels are started by the device itself (CUDA graphs, TPU programs), so that the host never delays."""
+    overlapped: bool = True
+    """Whether gradients are sent during the backward pass."""
+
+
+SOFTWARE: dict[str, Software] = {
+    "lambert": Software(traffic=23.0),
+    "fused": Software(traffic=23.0, scores=10.0, graphs=True),
+    "stock": Software(traffic=62.0, scores=46.0),
+    "lambert-cpu": Software(traffic=59.0),
+}
+"""lambert: this package, on GPUs. fused: kernels that join what lies between products, as in NVIDIA's, DeepSpeed's and
+MLPerf's BERT. stock: one kernel for each operation, as in transformers and TensorFlow. lambert-cpu: the compiled
+kernels."""
+
+PRODUCTS = {"matrix": 0.63, "plain": 0.88, "measured": 0.79}
+"""Share of the peak that long products of the blocks reach: on matrix units, without them, and of a measured peak."""
+ATTENTION = 0.2
+"""Share of the peak that the products of attention reach: their inner width is that of a head, 64."""
+MEMORY = 0.85
+"""Share of the published bandwidth that long copies reach (H200: 4.23 of 4.8 TB/s, benchmarks/gpu)."""
+KERNELS = 60
+"""Kernels of a block in both passes."""
+KERNEL_END = 2.5e-6
+"""Seconds that a kernel takes beyond its work, because its last blocks do not fill the device."""
+KERNEL_START = {"cuda": 8e-6, "tpu": 0.0, "cpu": 1.25e-4}
+"""Seconds of the host for starting a kernel. A CPU computes nothing meanwhile."""
+TENSOR_STEP = 5e-6
+"""Seconds of a parameter tensor in an update of the optimizer, on a GPU."""
+_TENSORS = 16
+"""Parameter tensors of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is trained, and how an update is computed."""
+
+    config: EncoderConfig
+    lengths: Sequence[int]
+    """Lengths of a sample of sequences, in tokens; padding that is computed counts."""
+    batch_size: int
+    """Sequences of an update."""
+    targets: Mapping[str, float] = field(default_factory=dict)
+    """Targets of each objective per sequence."""
+    labels: Mapping[str, int] = field(default_factory=dict)
+    optimizer: str = "adamw"
+    precision: str = "bfloat16"
+    micro_tokens: int = 0
+    """Maximum tokens of a micro-batch; 0: as a run determines it."""
+    method: str = "float32"
+    """How gradients are sent."""
+    rank: int = 32
+    two_levels: bool = False
+    sync_every: int = 1
+    shard_optimizer: bool = False
+    frozen: int = 0
+    """Lowest blocks without a backward pass."""
+    software: Software | None = None
+    """None: Lambert on the device."""
+    own_shares: bool = False
+    """Whether each rank divides its own share of the sequences, as DistributedDataParallel has it, instead of the ranks
+    sharing the micro-batches of the update, as Lambert does."""
+    synchronised: bool = False
+    """Whether the host waits for each update, as `lambert bench` does, so that starting kernels is not hidden."""
+
+    @property
+    def mean(self) -> float:
+        """Mean tokens of a sequence."""
+        return sum(self.lengths) / len(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One update, in seconds, and what it takes on each device."""
+
+    arithmetic: float
+    memory: float
+    """Traffic between the products, and the optimizer."""
+    kernels: float
+    exchange: float
+    """What is not hidden of the exchange."""
+    waiting: float
+    micro_tokens: int
+    """Maximum tokens of a micro-batch."""
+    rounds: int
+    """Micro-batches, one after the other, of the rank that has most."""
+    busy: float
+    """Share of the ranks' places in these rounds that have a micro-batch."""
+    operations: float
+    """Floating-point operations of the update, on all devices."""
+    bytes: int
+    """Memory of a device at the peak."""
+    sent: int
+    """Bytes that a rank sends."""
+    sending: float
+    """Seconds of the whole exchange."""
+
+    @property
+    def seconds(self) -> float:
+        return self.arithmetic + self.memory + self.kernels + self.exchange + self.waiting
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The five parts by name."""
+        return {name: getattr(self, name) for name in ("arithmetic", "memory", "kernels", "exchange", "waiting")}
+
+
+def shapes_of(config: EncoderConfig, targets: Mapping[str, float], labels: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """Returns the shapes of all parameters of an encoder with its heads."""
+    from lambert.model.heads import Model
+
+    with torch.device("meta"):
+        model = Model(config, {name: labels.get(name, 0) for name in targets})
+        return [tuple(parameter.shape) for parameter in model.parameters()]
+
+
+def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | None = None) -> Step:
+    """Returns the update of `work` on the devices. It may need more memory than a device has: compare `bytes`.
+
+    Args:
+        shapes: What `shapes_of` returns, if known.
+    """
+    device, shapes = cluster.device, shapes_of(work.config, work.targets, work.labels) if shapes is None else shapes
+    weights = sum(map(prod, shapes))
+    held = resident(work, cluster, weights)
+    per_token = _per_token(work, device)
+    tokens = work.micro_tokens or determined(work, cluster, held, per_token)
+    tokens = max(tokens, work.longest)
+    if work.own_shares:
+        micro = cluster.devices * max(1, ceil(work.batch_size * work.mean / cluster.devices / tokens - 0.01))
+    else:
+        micro = even_count(ceil(work.batch_size * work.mean / tokens))
+        micro = micro if micro < work.batch_size else work.batch_size
+    rounds = ceil(micro / cluster.devices)
+    sequences = work.batch_size / micro
+    arithmetic, memory_, kernels, backward = micro_batch(work, device, sequences, weights)
+    shards = cluster.devices if work.shard_optimizer else 1
+    update = traffic.update_bytes(work.optimizer, weights, shards) / _bandwidth(device)
+    update += TENSOR_STEP * (work.config.layers * _TENSORS + 10) * (device.kind == "cuda")
+    sent = exchange(cluster, work.method, shapes, rank=work.rank, two_levels=work.two_levels,
+                    bucket_mb=4.0 if device.kind == "cpu" else 25.0)  # fmt: skip
+    table = work.config.vocabulary * work.config.table_width / weights
+    software = software_of(work, device)
+    hidden = backward if software.overlapped and work.sync_every == 1 else 0.0
+    shown = sent.coding + exposed(sent.seconds, hidden, table if hidden else 1.0) if cluster.devices > 1 else 0.0
+    busy = micro / (rounds * cluster.devices)
+    mine = rounds * (arithmetic + memory_ + kernels)
+    late = expected_maximum(cluster.devices, mine, JITTER * mine) - mine
+    # In rounds that are not full, the mean rank computes less, and waits.
+    idle = mine * (1 - busy)
+    return Step(
+        arithmetic=rounds * arithmetic * busy,
+        memory=rounds * memory_ * busy + update,
+        kernels=rounds * kernels * busy,
+        exchange=shown / work.sync_every,
+        waiting=idle + late,
+        micro_tokens=tokens,
+        rounds=rounds,
+        busy=busy,
+        operations=work.batch_size * sum(_operations(work)),
+        bytes=round(held + per_token * min(tokens, work.batch_size * work.mean)),
+        sent=round(sent.sent / work.sync_every),
+        sending=sent.seconds + sent.coding,
+    )  # fmt: skip
+
+
+def resident(work: Work, cluster: Cluster, weights: int) -> float:
+    """Returns the bytes that a device holds besides its micro-batch: weights, gradients, moments, rounded weights, and
+    the residuals of the exchange."""
+    shards = cluster.devices if work.shard_optimizer else 1
+    dtype = DTYPES[work.precision]
+    rounded = memory.kept_per_weight(dtype) - memory.kept_per_weight(torch.float32)
+    residuals = 4 * weights * (work.method in ("int8", "int4", "powersgd") and cluster.devices > 1)
+    return memory.training_state(weights, shards=shards) + rounded * weights + residuals
+
+
+def fitting(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Returns the tokens of the largest micro-batch that one rank alone would take."""
+    return _alone(work, cluster, resident(work, cluster, sum(map(prod, shapes))), _per_token(work, cluster.device))
+
+
+def determined(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
+    """Returns the tokens of a micro-batch as `runs/microbatch.py` finds them."""
+    tokens = _alone(work, cluster, held, per_token)
+    if cluster.devices == 1:
+        return tokens
+    least = micro_batches.LEAST["cpu" if cluster.device.kind == "cpu" else "cuda"]
+    return micro_batches.shared(tokens, least, work.batch_size * work.mean, work.longest)
+
+
+def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
+    kind = "cpu" if cluster.device.kind == "cpu" else "cuda"
+    native = kind == "cpu" and work.precision == "bfloat16"
+    fast = micro_batches.FAST_NATIVE if native else micro_batches.FAST[kind]
+    return micro_batches.largest(int(max(0.0, cluster.device.memory - held) // per_token), fast)
+
+
+def micro_batch(work: Work, device: Device, sequences: float, weights: int) -> tuple[float, float, float, float]:
+    """Returns the seconds of one micro-batch: arithmetic, memory, kernels; and those of its backward pass."""
+    config, software = work.config, software_of(work, device)
+    size = DTYPES[work.precision].itemsize / 2
+    linear, attention = _operations(work)
+    share = PRODUCTS["measured" if device.measured else "matrix" if _matrix_units(device, work.precision) else "plain"]
+    arithmetic = sequences * linear / (share * device.rate(work.precision))
+    attending = "bfloat16" if work.precision == "float8" else work.precision
+    arithmetic += sequences * attention / (ATTENTION * _attention_scale(device) * device.rate(attending))
+    between = software.traffic * traffic.outputs_per_token(config) + software.scores * traffic.scores_per_token(
+        config, sum(length**2 for length in work.lengths) / sum(work.lengths)
+    )
+    logits = work.targets.get("mlm", 0.0) * config.vocabulary * traffic.LOGIT_BYTES
+    moved = sequences * size * (work.mean * between * (1 - work.frozen * 2 / 3 / config.layers) + logits)
+    moved += traffic.ADDED_BYTES * weights
+    memory_ = moved / _bandwidth(device)
+    kernels = config.layers * KERNELS
+    starting = kernels * KERNEL_START[device.kind]
+    ending = kernels * KERNEL_END if device.kind != "cpu" else starting
+    if device.kind == "cuda" and not software.graphs:
+        work_s = arithmetic + memory_ + ending
+        ending += starting if work.synchronised else max(0.0, starting - work_s)
+    return arithmetic, memory_, ending, (arithmetic + memory_ + ending) * 2 / 3
+
+
+def software_of(work: Work, device: Device) -> Software:
+    """Returns the implementation of `work` on a device."""
+    return work.software or SOFTWARE["lambert-cpu" if device.kind == "cpu" else "lambert"]
+
+
+def _operations(work: Work) -> tuple[float, float]:
+    """Returns the operations of a mean sequence, both passes: of products whose work is proportional to the tokens, and
+    of attention."""
+    many, config = len(work.lengths), work.config
+    targets = {name: max(1, round(count * many)) for name, count in work.targets.items()}
+    total = operations.training(config, work.lengths, targets, work.labels, work.frozen)
+    # Sequences of one token have the same products, and nothing to attend to.
+    alone = operations.encoder_forward(config, [1] * sum(work.lengths))
+    passes = 1 + 2 * (config.layers - work.frozen) / config.layers
+    attention = passes * (operations.encoder_forward(config, work.lengths) - alone)
+    return (total - attention) / many, attention / many
+
+
+def _per_token(work: Work, device: Device) -> int:
+    kind = torch.device("cpu" if device.kind == "cpu" else "cuda")
+    predicted = work.targets.get("mlm", 0.0) / work.mean
+    return memory.kept_per_token(work.config, DTYPES[work.precision], kind, longest=work.longest, predicted=predicted)
+
+
+def _matrix_units(device: Device, precision: str) -> bool:
+    return device.kind == "tpu" or (device.tensor_cores and precision != "float32")
+
+
+def _attention_scale(device: Device) -> float:
+    """Without matrix units, attention's products reach as much as others of their size."""
+    return 1.0 if device.tensor_cores and not device.measured else 3.0
+
+
+def _bandwidth(device: Device) -> float:
+    return device.bandwidth * (1.0 if device.measured else MEMORY)

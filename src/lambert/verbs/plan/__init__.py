@@ -1,0 +1,133 @@
+"""`lambert plan`: what a run takes and costs, predicted before it is started."""
+
+import json
+from collections.abc import Sequence
+from math import ceil, inf, prod
+from typing import Any
+
+from lambert.core.errors import UsageError
+from lambert.planning.choices import COUNTS, Choice, choices, efficient
+from lambert.planning.devices import DEVICES, Device
+from lambert.planning.failures import daly, group_mtbf, useful_share
+from lambert.planning.memory import checkpoint_state
+from lambert.planning.simulation import Run, simulate
+from lambert.planning.steps import shapes_of
+from lambert.runs.result import Say, silent
+from lambert.verbs.plan.recipe import Planned, Read, overrides, planned
+from lambert.verbs.plan.scripts import SCRIPTS
+from lambert.verbs.plan.table import duration, lines, memory_advice, record
+from lambert.verbs.settings.plan import AUTO, PlanConfig
+
+METHODS = ("bfloat16", "int8")
+"""Methods of exchange that the table of choices has besides that of the recipe."""
+_MOST_SIMULATED = 5_000_000
+"""Updates of a simulated run; a longer one is simulated up to here."""
+
+
+def run(config: PlanConfig, settings: Read, say: Say = silent) -> dict[str, Any]:
+    """Predicts the run of a recipe, shows it, and returns what `--json` prints.
+
+    Raises UsageError if the run does not fit into the memory of the devices, and if no choice keeps the limits.
+    """
+    plan = planned(config, settings)
+    devices = [_device(name, plan, config) for name in config.names]
+    counts = (config.devices,) if config.devices else tuple(n * (config.nodes or 1) for n in COUNTS)
+    if config.devices:
+        plan.config.train.check_ranks(config.devices)
+    found = choices(
+        plan.work, plan.sequences, devices, config.prices, counts=counts, nodes=config.nodes or 0, network=config.link,
+        methods=METHODS,
+    )  # fmt: skip
+    if not found:
+        raise UsageError(
+            f"No number of devices suits train.batch_size = {plan.work.batch_size} and nodes = {config.nodes}: "
+            "name another number of nodes."
+        )
+    if not any(choice.fits for choice in found):
+        raise UsageError(memory_advice(min(found, key=lambda choice: choice.step.bytes - choice.cluster.device.memory)))
+    table = efficient(found)
+    chosen = _chosen(config, plan, found)
+    result = record(plan, chosen, table, priced=bool(config.prices))
+    if config.failures is not None:
+        result["failures"] = _failures(config, plan, chosen)
+    if config.cluster:
+        flags = overrides(config.set)
+        if chosen.work.micro_tokens != plan.work.micro_tokens:
+            flags.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
+        if chosen.work.method != plan.work.method:
+            flags.append(f"--exchange.method={chosen.work.method}")
+        result["script"] = SCRIPTS[config.cluster](chosen, [plan.verb, str(config.recipe), *flags])
+    if config.json:
+        say(json.dumps(result, indent=1))
+    else:
+        for line in lines(plan, chosen, table, result):
+            say(line)
+    return result
+
+
+def _device(name: str, plan: Planned, config: PlanConfig) -> Device:
+    if name != AUTO:
+        return DEVICES[name]
+    from lambert.verbs.plan.calibration import this_device
+
+    return this_device(plan.work, config.seconds)
+
+
+def _own(plan: Planned, choice: Choice) -> bool:
+    """Whether a choice sends gradients as the recipe has it, or as it tolerates."""
+    return choice.work.method in {plan.work.method, *plan.config.exchange.tolerates}
+
+
+def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choice:
+    """Returns the choice that is shown in full: within the budget the fastest, within the deadline the cheapest,
+    otherwise the recipe as it is on the given number of devices, or on one."""
+    own = [choice for choice in found if choice.fits and _own(plan, choice)]
+    most, longest = config.largest_cost or inf, config.longest_run or inf
+    if not (config.budget or config.deadline):
+        as_is = [
+            one
+            for one in own
+            if one.work.micro_tokens == plan.work.micro_tokens and one.work.method == plan.work.method
+        ]
+        return min(as_is or own, key=lambda one: (one.cluster.devices, one.seconds))
+    kept = [choice for choice in own if choice.cost <= most and choice.seconds <= longest]
+    if not kept:
+        cheapest, fastest = min(own, key=lambda one: one.cost), min(own, key=lambda one: one.seconds)
+        unit = "USD" if config.prices else "device-hours"
+        raise UsageError(
+            f"No choice keeps {' and '.join(filter(None, (config.budget, config.deadline)))}: the cheapest is "
+            f"{cheapest.cluster.name} with {cheapest.cost:,.0f} {unit} in {duration(cheapest.seconds)}, the fastest "
+            f"{fastest.cluster.name} with {fastest.cost:,.0f} {unit} in {duration(fastest.seconds)}."
+        )
+    if config.deadline:
+        return min(kept, key=lambda one: (one.cost, one.seconds))
+    return min(kept, key=lambda one: (one.seconds, one.cost))
+
+
+def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:
+    """Returns what the simulation and the closed form say about failures, in seconds and shares."""
+    assert config.failures is not None
+    nodes, weights = (
+        chosen.cluster.nodes,
+        sum(map(prod, shapes_of(plan.work.config, plan.work.targets, plan.work.labels))),
+    )
+    cost = checkpoint_state(weights) / (1e9 * config.disk)
+    mtbf = 3600 * config.failures
+    best = daly(group_mtbf(mtbf, nodes), cost)
+    interval = best if config.checkpoint is None else 60 * config.checkpoint
+    updates = ceil(chosen.seconds / chosen.step.seconds)
+    outcome = simulate(
+        Run(chosen.step.seconds, min(updates, _MOST_SIMULATED), 1, nodes, 0.0, mtbf, interval, cost, config.restart)
+    )  # waiting for the slowest rank is in the predicted update
+    return {
+        "machine_hours": config.failures,
+        "checkpoint_seconds": cost,
+        "interval_seconds": interval,
+        "best_interval_seconds": best,
+        "best_save_every": max(1, round(best / chosen.step.seconds)),
+        "useful_share": outcome.useful,
+        "useful_share_closed_form": useful_share(group_mtbf(mtbf, nodes), interval, cost, config.restart),
+        "failures": outcome.failures * max(1.0, updates / _MOST_SIMULATED),
+        "lost_seconds": outcome.lost,
+        "seconds": chosen.seconds / outcome.useful,
+    }

@@ -1,0 +1,188 @@
+"""What a recipe trains, from its settings and from those of its files that are here."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lambert.core.errors import DataError, UsageError
+from lambert.core.registry import nearest
+from lambert.core.settings import dotted, dotted_names, read
+from lambert.core.shards import read_manifest
+from lambert.corpus.tokens import roles
+from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.distributed import agreement
+from lambert.model import folder as layout
+from lambert.model.config import SIZES, EncoderConfig
+from lambert.model.folder import model_folder
+from lambert.planning.steps import Work
+from lambert.tasks import TASKS, resolved
+from lambert.tasks.cache import FeatureCache
+from lambert.tasks.files import training_and_dev
+from lambert.verbs import pretrain
+from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.settings.plan import PlanConfig
+from lambert.verbs.settings.pretrain import PretrainConfig
+
+_SAMPLED = 32
+_PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
+"""Mean share of a sequence that is filled with pairs of segments of Wikipedia, by length (benchmarks/cpu-2-cores)."""
+_FULL, _SQUAD = 0.98, 0.45
+"""The same with segments of one document at 128 tokens (benchmarks/cpu-2-cores), and of SQuAD's windows at 384
+(docs/bench.md)."""
+KINDS: dict[str, type] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+Read = Callable[[list[str]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A run that can be planned."""
+
+    verb: str
+    config: PretrainConfig | FinetuneConfig
+    work: Work
+    """Its precision and its software depend on the device and are set later."""
+    updates: int
+    sequences: int
+    """Of all updates."""
+    assumed: tuple[str, ...]
+    """What was not known from files, in words."""
+
+
+def planned(plan: PlanConfig, settings: Read) -> Planned:
+    """Returns the run of a recipe.
+
+    Args:
+        settings: Returns the settings of a command line, checked.
+
+    Raises UsageError for the recipe of another verb, and for what neither the recipe nor its files say.
+    """
+    given = dotted(read(plan.recipe))
+    verb = next((name for name, kind in KINDS.items() if {*given} <= {*dotted_names(kind)}), "")
+    if not verb:
+        verb = "finetune" if "data" in given or any(name.startswith("task.") for name in given) else "pretrain"
+        if not {"corpus", "data", "train.batch_size", "train.steps", "train.epochs"} & {*given}:
+            raise UsageError(f"{plan.recipe} is no recipe of pretrain or finetune, which are those that plan takes.")
+    config = settings([verb, str(plan.recipe), *overrides(plan.set)])
+    if isinstance(config, PretrainConfig):
+        return _pretrain(config, plan)
+    return _finetune(config, plan)
+
+
+def overrides(given: Sequence[str]) -> list[str]:
+    """Returns the flags of settings that are given as NAME=VALUE."""
+    flags = []
+    for one in given:
+        name, found, value = one.partition("=")
+        if not found:
+            raise UsageError(f"set takes settings as NAME=VALUE, such as train.batch_size=512, not {one!r}.")
+        flags.append(f"--{name.strip().replace('_', '-')}={value.strip()}")
+    return flags
+
+
+def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
+    assumed, source, vocabulary = [], None, plan.vocabulary
+    if (config.corpus / "manifest.json").is_file():
+        read_manifest(config.corpus)
+        tokenizer = tokenizers.load(config.corpus)
+        specials = roles.specials(tokenizer, str(tokenizers.file_in(config.corpus)))
+        vocabulary = roles.size(tokenizer)
+        source = pretrain.corpus_source(config.corpus, config.packing, config.masking, specials, config.seed)
+    shape = config.model.shape(vocabulary) if config.model else _shape(config.init, plan)
+    longest = config.packing.sequence_length
+    if source is None:
+        full = _FULL if config.packing.mode == "full" else float(np.interp(longest, [*_PAIRS], [*_PAIRS.values()]))
+        lengths = _spread(plan.fill or full, longest)
+        assumed.append(f"{config.corpus} is not here: a vocabulary of {shape.vocabulary:,} pieces, and sequences that "
+                       f"are {plan.fill or full:.0%} full")  # fmt: skip
+    else:
+        lengths = _sample(source)
+    predictions = float(config.masking.predictions(np.array(lengths)).mean())
+    pairs = config.packing.mode != "full"
+    targets = {"mlm": predictions} | ({"nsp": 1.0} if pairs else {})
+    return _run("pretrain", config, plan, shape, lengths, targets, {"nsp": 2}, source, assumed, config.train)
+
+
+def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
+    assumed, source, train, labels = [], None, config.train, 2
+    try:
+        here = config.data.exists() and model_folder(config.init).is_dir()
+    except (DataError, UsageError):
+        here = False
+    if here:
+        data, _ = training_and_dev(config.data, config.dev)
+        tokenizer = tokenizers.load(model_folder(config.init))
+        shape = _shape(config.init, plan)
+        task_config = resolved(config.task, data).resolved(shape.positions)
+        task, source = FeatureCache(config.cache, tokenizer, agreement.code()).learn(task_config, data)
+        head, labels, lengths = task.head, task.labels, _sample(source)
+    else:
+        shape = _shape(config.init, plan)
+        if config.task.name not in TASKS:
+            raise UsageError(f"task.name = {config.task.name!r} needs its data: {config.data} is not here.")
+        module, _, name = TASKS[config.task.name].partition(":")
+        head = getattr(getattr(importlib.import_module(module), name), "head", "vector")
+        longest = config.task.resolved(shape.positions).max_length
+        lengths = _spread(plan.fill or _SQUAD, longest)
+        what = f"two labels, and sequences of {longest} tokens that are {plan.fill or _SQUAD:.0%} full"
+        assumed.append(f"{config.data} or {config.init} is not here: {what}")
+    size = source.size(0) if source is not None else plan.sequences
+    if train.steps is None and train.epochs is None and size is not None:
+        train = train.resolved(size)
+    frozen = {"encoder": shape.layers, "embeddings": 0}.get(str(train.freeze), train.freeze)
+    return _run("finetune", config, plan, shape, lengths, {head: 1.0}, {head: labels}, source, assumed, train,
+                int(frozen))  # fmt: skip
+
+
+def _run(
+    verb: str, config: Any, plan: PlanConfig, shape: EncoderConfig, lengths: list[int], targets: dict[str, float],
+    labels: dict[str, int], source: Any, assumed: list[str], train: Any, frozen: int = 0,
+) -> Planned:  # fmt: skip
+    size = source.size(0) if source is not None else plan.sequences
+    if size is None and (train.epochs is not None or train.steps is None):
+        raise UsageError("The length of the run depends on data that are not here: add --sequences, those of an epoch.")
+    updates = train.updates(size or 0)
+    exchange = config.exchange
+    work = Work(
+        shape, lengths, train.batch_size, targets, labels, config.optim.name, train.precision, train.micro_tokens,
+        "float32" if exchange.method == "auto" or train.deterministic else exchange.method, exchange.rank,
+        exchange.nodes == "on", exchange.sync_every, train.shard_optimizer, frozen,
+    )  # fmt: skip
+    return Planned(verb, config, work, updates, train.sizes.before(updates), tuple(assumed))
+
+
+def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
+    """Returns the shape of the encoder in `init`, or that of `size` where it is not here."""
+    if init is not None:
+        try:
+            folder = model_folder(init)
+            if (folder / "config.json").is_file():
+                return layout.encoder_config(layout.read_config(folder), folder)
+        except (DataError, UsageError):
+            if not plan.size:
+                raise UsageError(f"The encoder {init} is not here: add --size, such as --size base.") from None
+    if not plan.size:
+        raise UsageError(f"The encoder {init} is not here: add --size, such as --size base.")
+    if plan.size not in SIZES:
+        raise UsageError(f"size = {plan.size!r} is unknown.{nearest(plan.size, SIZES)}")
+    return EncoderConfig(**SIZES[plan.size], vocabulary=plan.vocabulary)
+
+
+def _spread(fill: float, longest: int) -> list[int]:
+    """Returns lengths that are evenly spread around their mean, `fill` times `longest`."""
+    low = max(1.0, (2 * fill - 1) * longest)
+    high = 2 * fill * longest - low
+    return [max(1, round(low + (high - low) * (place + 0.5) / 8)) for place in range(8)]
+
+
+def _sample(source: Any) -> list[int]:
+    """Returns the lengths of sequences that are spread evenly over the first epoch."""
+    size = source.size(0)
+    if size < 1:
+        raise DataError("Epoch 0 of the data has no sequences. Provide more data.")
+    indices_S = np.unique(np.arange(4096) * size // 4096)
+    lengths_S = np.sort(source.lengths(np.zeros_like(indices_S), indices_S))
+    return [int(length) for length in lengths_S[np.linspace(0, len(lengths_S) - 1, _SAMPLED).astype(int)]]

@@ -1,0 +1,139 @@
+"""The settings of `lambert plan`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from lambert.core.errors import UsageError
+from lambert.core.registry import nearest
+from lambert.core.settings import check
+from lambert.planning.devices import DEVICES, LINKS
+
+AUTO = "auto"
+_SECONDS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """Time, memory, energy and cost of a run of pretrain or finetune, before it is started."""
+
+    recipe: Annotated[Path, Parameter(parse=False)] = Path()
+    """TOML file: the recipe of a run of pretrain or finetune."""
+    set: tuple[str, ...] = ()
+    """Settings that override those of the recipe, as in train.batch_size=512."""
+    device: str = AUTO
+    """auto (this machine's, whose speed is measured first), or names from the table of docs/plan.md, comma
+    separated, such as A100-80GB,H100."""
+    devices: int | None = None
+    """Number of devices. Unset: 1, and the table of choices has other numbers."""
+    nodes: int | None = None
+    """Machines that share the devices evenly. Unset: as few as hold them."""
+    link: str = ""
+    """What connects the machines, from the table of docs/plan.md, such as infiniband-200. Empty: ethernet-25."""
+    price: str = ""
+    """USD for an hour of one device: a number, or one for each device as in A100-80GB=1.8,H100=3. Empty: costs are
+    device-hours."""
+    budget: str = ""
+    """Largest cost of the run, as in 500USD: the fastest choice within it is taken."""
+    deadline: str = ""
+    """Longest duration of the run, as in 90m, 12h or 3d: the cheapest choice within it is taken."""
+    size: str = ""
+    """Shape of the encoder, where the folder `init` of the recipe is not here: tiny, mini, small, medium, base or
+    large."""
+    sequences: int | None = None
+    """Sequences of an epoch, where the recipe has train.epochs and its data are not here."""
+    fill: float | None = None
+    """Mean length of the sequences as a share of their maximum, where the data are not here. Unset: measured values of
+    Wikipedia for pretrain, of SQuAD for finetune."""
+    vocabulary: int = 30_522
+    """Pieces of the vocabulary, where neither the corpus nor `init` is here."""
+    failures: float | None = None
+    """Mean hours between two failures of a machine: the run is simulated with them."""
+    checkpoint: float | None = None
+    """Minutes of training between two checkpoints in the simulation. Unset: the best interval."""
+    restart: float = 120.0
+    """Seconds from a failure until training continues."""
+    disk: float = 1.0
+    """GB per second at which checkpoints are written, while training waits."""
+    cluster: Literal["", "slurm", "kubernetes"] = ""
+    """Also print a script that starts the run on the chosen devices."""
+    seconds: float = 60.0
+    """Longest time of the measurements of `device` = auto."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def __post_init__(self) -> None:
+        check(
+            self, devices="[1, 65536]", nodes="[1, 65536]", sequences="[1, inf)", fill="(0, 1]", vocabulary="[1, inf)",
+            failures="(0, 1e9]", checkpoint="(0, 1e9]", restart="[0, 1e9]", disk="(0, 1e6]", seconds="(0, 3600]",
+        )  # fmt: skip
+        for name in self.names:
+            if name != AUTO and name not in DEVICES:
+                raise UsageError(f"device = {name!r} is unknown.{nearest(name, [AUTO, *DEVICES])}")
+        between = [name for name, link in LINKS.items() if link.between_nodes]
+        if self.link and self.link not in LINKS:
+            raise UsageError(f"link = {self.link!r} is unknown.{nearest(self.link, between)}")
+        if self.link and not LINKS[self.link].between_nodes:
+            raise UsageError(
+                f"link = {self.link!r} is inside of a machine: name what is between machines, such as {between[1]}."
+            )
+        if self.link and self.nodes == 1:
+            raise UsageError(f"link = {self.link!r} connects machines, and nodes = 1 is one: leave one of them out.")
+        if self.nodes and self.devices and self.devices % self.nodes:
+            raise UsageError(f"nodes = {self.nodes} cannot share devices = {self.devices} evenly.")
+        if self.checkpoint is not None and self.failures is None:
+            raise UsageError("checkpoint is for the simulation: add --failures, the hours between two failures.")
+        prices = self.prices
+        if self.budget and (without := [name for name in self.names if name not in prices]):
+            raise UsageError(
+                f"budget needs the price of {', '.join(without)}: add --price, USD for an hour of a device."
+            )
+        for limit in (self.largest_cost, self.longest_run):
+            assert limit != 0  # or one of their errors
+
+    @property
+    def names(self) -> list[str]:
+        """The names in `device`, without duplicates."""
+        return list(dict.fromkeys(name.strip() for name in self.device.split(",")))
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """USD for an hour, by the devices in `device` that have a price."""
+        found: dict[str, float] = {}
+        for part in filter(None, (part.strip() for part in self.price.split(","))):
+            name, _, value = part.rpartition("=")
+            try:
+                usd = float(value)
+            except ValueError:
+                usd = -1.0
+            if not 0 <= usd < 1e6:
+                raise UsageError(
+                    f"price = {self.price!r} must be USD for an hour, such as 1.8 or A100-80GB=1.8,H100=3."
+                )
+            if name and name not in self.names:
+                raise UsageError(f"price names {name}, which is not in device = {self.device!r}.")
+            found |= dict.fromkeys([name] if name else self.names, usd)
+        return found
+
+    @property
+    def largest_cost(self) -> float | None:
+        """USD of `budget`."""
+        if not self.budget:
+            return None
+        match = re.fullmatch(r"\s*\$?(\d+(?:\.\d+)?)\s*(?:USD|\$)?\s*", self.budget, re.IGNORECASE)
+        if match is None or not float(match[1]):
+            raise UsageError(f"budget = {self.budget!r} must be an amount such as 500USD.")
+        return float(match[1])
+
+    @property
+    def longest_run(self) -> float | None:
+        """Seconds of `deadline`."""
+        if not self.deadline:
+            return None
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mhd])\s*", self.deadline)
+        if match is None or not float(match[1]):
+            raise UsageError(f"deadline = {self.deadline!r} must be a duration such as 90m, 12h or 3d.")
+        return float(match[1]) * _SECONDS[match[2]]

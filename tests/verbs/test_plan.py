@@ -1,0 +1,156 @@
+"""`lambert plan` as a user calls it."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import one_line
+
+from lambert.model.config import SIZES, EncoderConfig
+from lambert.planning.choices import choices, efficient
+from lambert.planning.devices import DEVICES
+from lambert.planning.steps import Work
+
+Lambert = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+PRETRAIN = ROOT / "recipes" / "bert-base-128.toml"
+LAMB = ROOT / "recipes" / "lamb-large-128.toml"
+SQUAD = ROOT / "recipes" / "squad-v1.1.toml"
+
+
+def found(lambert: Lambert, *arguments: object) -> dict[str, Any]:
+    called = lambert("plan", *arguments, "--json")
+    assert called.code == 0, called.err
+    return dict(json.loads(called.out))
+
+
+def test_cost_time_and_energy_are_consistent(lambert: Lambert) -> None:
+    result = found(lambert, PRETRAIN, "--device=A100-80GB", "--devices=8", "--price=2")
+    chosen = result["chosen"]
+    assert result["updates"] == 900_000
+    assert chosen["seconds"] == pytest.approx(900_000 * chosen["update_seconds"])
+    assert chosen["cost"] == pytest.approx(2 * 8 * chosen["seconds"] / 3600)
+    assert chosen["kilowatt_hours"] == pytest.approx(0.4 * chosen["device_hours"])
+    assert sum(chosen["parts"].values()) == pytest.approx(chosen["update_seconds"])
+    assert "waiting" in chosen["limit"]
+
+
+def test_no_efficient_choice_is_beaten(lambert: Lambert) -> None:
+    result = found(lambert, LAMB, "--device=A100-80GB,H100,V100-32GB", "--price=A100-80GB=1.8,H100=3,V100-32GB=0.9")
+    table = result["efficient"]
+    assert len(table) > 4
+    assert [row["seconds"] for row in table] == sorted(row["seconds"] for row in table)
+    assert [row["cost"] for row in table] == sorted((row["cost"] for row in table), reverse=True)
+
+
+def test_a_budget_takes_the_fastest_and_a_deadline_the_cheapest(lambert: Lambert) -> None:
+    command = (LAMB, "--device=H100", "--price=3", "--link=infiniband-200")
+    fast = found(lambert, *command, "--budget=300USD")["chosen"]
+    cheap = found(lambert, *command, "--deadline=12h")["chosen"]
+    assert fast["cost"] <= 300 < found(lambert, *command, "--budget=9999USD")["chosen"]["cost"]
+    assert cheap["seconds"] <= 12 * 3600
+    assert cheap["cost"] < fast["cost"]
+    assert fast["method"] == cheap["method"] == "float32"
+    one_line(lambert("plan", *command, "--budget=1USD"), 2, "No choice keeps 1USD: the cheapest is 1 H100 with")
+
+
+def test_a_prepared_corpus_gives_lengths_and_vocabulary(lambert: Lambert, corpus: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "run.toml"
+    recipe.write_text(
+        f'corpus = "{corpus}"\nout = "{tmp_path}/out"\n[model]\nlayers = 2\n[train]\nepochs = 1\nbatch_size = 4'
+    )
+    result = found(lambert, recipe, "--device=T4")
+    assert result["assumed"] == []
+    assert result["tokens"] > 0
+    more = found(lambert, recipe, "--device=T4", "--set", "train.epochs=3")
+    assert more["sequences"] == pytest.approx(3 * result["sequences"], rel=0.1)
+
+
+def test_fine_tuning_without_its_files(lambert: Lambert, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = (SQUAD, "--device=V100-16GB", "--set", "train.precision=float16")
+    one_line(lambert("plan", *command), 2, "add --size")
+    one_line(lambert("plan", *command, "--size=base"), 2, "add --sequences")
+    result = found(lambert, *command, "--size=base", "--sequences=88524")
+    assert result["updates"] == 2 * 88_524 // 12
+    assert 100 < result["chosen"]["seconds"] < 1440
+
+
+def test_this_machine_is_measured(lambert: Lambert, tmp_path: Path) -> None:
+    recipe = tmp_path / "run.toml"
+    recipe.write_text('corpus = "c"\nout = "o"\n[model]\nlayers = 2\n[train]\nsteps = 10\nbatch_size = 4\n')
+    result = found(lambert, recipe, "--seconds=0.5")
+    assert result["chosen"]["device"]
+    assert 0 < result["chosen"]["share_of_peak"] < 1
+    assert 0 < result["chosen"]["seconds"] < 600
+
+
+def test_failures_are_simulated(lambert: Lambert) -> None:
+    pytest.importorskip("simpy")
+    command = (LAMB, "--device=V100-32GB", "--devices=64", "--set", "train.precision=float16")
+    quiet, noisy = (found(lambert, *command, f"--failures={hours}")["failures"] for hours in (10_000, 10))
+    assert quiet["useful_share"] > 0.98 > noisy["useful_share"] > 0.5
+    assert noisy["useful_share"] == pytest.approx(noisy["useful_share_closed_form"], abs=0.05)
+    assert noisy["best_save_every"] < quiet["best_save_every"]
+
+
+def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
+    command = (LAMB, "--device=H100", "--devices=32", "--set", "train.micro_tokens=16384")
+    for kind, name in (("slurm", "slurm.sbatch"), ("kubernetes", "kubernetes.yaml")):
+        script = found(lambert, *command, f"--cluster={kind}")["script"]
+        plain = [line.split(" #")[0].rstrip() for line in (ROOT / "deploy" / name).read_text().splitlines()]
+        for line in plain:
+            changed = re.search(
+                r"--time=|--nodes=|cpus-per|nnodes|completions:|parallelism:|/data/|pretrain|gpu: ", line
+            )
+            if line and not changed and (not line.startswith("#") or line.startswith("#SBATCH")):
+                assert line in script, line
+        assert "--train.micro-tokens=16384" in script
+    assert "completions: 4" in script
+    assert "nvidia.com/gpu: 8" in script
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--devices=0"], "devices = 0 must be at least 1"),
+        (["--device=A100-80G"], "Did you mean 'A100-80GB'?"),
+        (["--device=H100", "--budget=500USD"], "budget needs the price of H100: add --price"),
+        (["--device=H100", "--price=cheap"], "price = 'cheap' must be USD for an hour"),
+        (["--device=H100", "--price=V100-16GB=1"], "price names V100-16GB, which is not in device"),
+        (["--device=H100", "--budget=much", "--price=1"], "budget = 'much' must be an amount such as 500USD"),
+        (["--device=H100", "--deadline=soon"], "deadline = 'soon' must be a duration"),
+        (["--device=H100", "--link=infiniband-20"], "Did you mean 'infiniband-200'?"),
+        (["--device=H100", "--link=nvlink-4"], "is inside of a machine"),
+        (["--device=H100", "--nodes=1", "--link=ethernet-10"], "nodes = 1 is one: leave one of them out"),
+        (["--device=H100", "--nodes=3", "--devices=8"], "nodes = 3 cannot share devices = 8 evenly"),
+        (["--device=H100", "--devices=3"], "3 ranks cannot share train.batch_size = 256 evenly"),
+        (["--device=H100", "--checkpoint=5"], "add --failures"),
+        (["--device=H100", "--set", "train.steps"], "NAME=VALUE"),
+        (["--device=H100", "--set", "train.stepz=4"], "train.steps"),
+        (["--device=K80", "--set", "train.micro_tokens=1000000"], "The run does not fit: it needs"),
+    ],
+)
+def test_bad_input_is_a_line(flags: list[str], message: str, lambert: Lambert) -> None:
+    one_line(lambert("plan", PRETRAIN, *flags), 2, message)
+
+
+def test_recipes_that_are_none_of_plans(lambert: Lambert) -> None:
+    one_line(lambert("plan", ROOT / "recipes" / "demo" / "prepare.toml"), 2, "no recipe of pretrain or finetune")
+    one_line(lambert("plan", "nothing.toml"), 2, "No such recipe")
+    one_line(lambert("plan"), 2, "plan requires a RECIPE")
+
+
+def test_what_would_fit_is_said(lambert: Lambert) -> None:
+    called = lambert("plan", LAMB, "--device=K80", "--set", "train.micro_tokens=65536")
+    one_line(called, 2, "GB too few. Lower train.micro_tokens to 32,768")
+
+
+def test_choices_that_do_not_fit_are_not_efficient() -> None:
+    work = Work(EncoderConfig(**SIZES["large"], vocabulary=30_522), [512], 256, {"mlm": 77}, micro_tokens=65_536)
+    found = choices(work, 10**6, [DEVICES["T4"], DEVICES["H200"]], {}, counts=(1, 2))
+    assert {one.cluster.device.name for one in found} == {"T4", "H200"}
+    assert {one.cluster.device.name for one in efficient(found)} == {"H200"}
