@@ -4,6 +4,8 @@
 #                    that is killed at random instants
 # make test-crash  every crash, failure of the disk and damaged file, and random kills (hours on two cores)
 # make test-fuzz  10,000 examples of each test that makes up input
+# make test-exports  every format with every family and head, and native code (an hour on one core)
+# make test-page  the page of `lambert serve` in a browser (Chromium must be installed; axe-core is fetched from npm)
 # make test-gpu  the tests that need a GPU
 # make test-minimum  part of the tests with the oldest packages that pyproject.toml allows, torch apart
 # make native  the compiled kernels for CPUs, in place (`make setup` builds them too)
@@ -21,7 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-cluster test-crash test-fuzz test-gpu test-minimum lint native reference pins
+.PHONY: help setup demo demo-short test test-cluster test-crash test-exports test-fuzz test-page test-gpu test-minimum lint native reference pins
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -69,10 +71,23 @@ test-crash: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 LAMBERT_TEST_CRASHES=$(POINTS) LAMBERT_TEST_KILLED_RUNS=$(KILLED_RUNS) LAMBERT_DAMAGE=all \
 		nice $(BIN)/python -m pytest -s $(FLAGS) $(addprefix tests/faults/test_,every_crash.py damage.py)
 
+test-exports: $(VENV)/setup-dev
+	@OMP_NUM_THREADS=1 LAMBERT_TEST_EXPORTS=all nice $(BIN)/python -m pytest $(FLAGS) tests/exports
+
 FUZZ_EXAMPLES ?= 10000
 test-fuzz: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 LAMBERT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) nice \
 		$(BIN)/python -m pytest $(FLAGS) --timeout 0 tests/faults/test_fuzz_*.py
+
+AXE := axe-core@4.14.1
+build/axe/package/axe.min.js:
+	@mkdir -p build/axe
+	@cd build/axe && npm pack --silent $(AXE) > name.txt && tar -xzf "$$(cat name.txt)" package/axe.min.js package/LICENSE
+	@touch $@
+
+test-page: $(VENV)/setup-dev build/axe/package/axe.min.js
+	@$(PIP) playwright
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(FLAGS) tests/serving/test_page.py tests/serving/test_page_browser.py
 
 test-gpu: $(VENV)/setup-dev
 	@LAMBERT_TEST_GPU=1 $(BIN)/python -m pytest -k 'cuda or gpu' -rs tests/model tests/engine tests/inference tests/runs/test_compile.py

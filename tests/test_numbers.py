@@ -21,6 +21,7 @@ NEEDED = {
     "sweep": ["--out=o"],
     "evaluate": ["--model=m", "--data=d"],
     "predict": ["--model=m"],
+    "serve": ["--model=m"],
     "extend": ["m", "--input=t", "--out=o", "--words=1"],
     "import": ["--from=f", "--out=o"],
     "export": ["--model=m", "--out=o"],
@@ -89,6 +90,7 @@ def test_every_verb_is_walked() -> None:
 @pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
 def test_numbers_out_of_every_range_are_refused(number: Number) -> None:
     required = {field.name: GIVEN[field.name] for field in dataclasses.fields(number.table) if field.name in GIVEN}
+    required |= {"model": ("m",)} if number.verb == "serve" else {}
     number.table(**required)
     for value in (*NEVER[number.kind], *(() if number.name in MAY_BE_NEGATIVE else (-1,))):
         if value == math.inf and number.name in MAY_BE_INFINITE:

@@ -21,6 +21,7 @@ from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import Peeked
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
+from lambert.inference.config import Precisions
 from lambert.runs.result import Result
 from lambert.verbs import compare as comparison
 from lambert.verbs import convert as conversion
@@ -115,7 +116,10 @@ def import_model(
     return conversion.run_import(ImportConfig(Path(source), Path(out), lowercase, tuple(code)))
 
 
-def export(model: str | Path, /, *, out: str | Path, format: str = "hf", code: Sequence[str] = ()) -> Result:
+def export(
+    model: str | Path, /, *, out: str | Path, format: str = "hf", code: Sequence[str] = (),
+    precision: Precisions = "float32", calibration: str | Path | None = None,
+) -> Result:  # fmt: skip
     """Converts a run folder or model folder to another format, as `lambert export`.
 
     Args:
@@ -123,8 +127,11 @@ def export(model: str | Path, /, *, out: str | Path, format: str = "hf", code: S
         out: Folder to write; it must not exist.
         format: Its format.
         code: Names of the code from outside that the model folder may import.
+        precision: float32, bfloat16 or int8; not every format has each.
+        calibration: Text file from which openvino's int8 learns the ranges of activations.
     """
-    return conversion.run_export(ExportConfig(Path(model), Path(out), format, tuple(code)))
+    texts = None if calibration is None else Path(calibration)
+    return conversion.run_export(ExportConfig(Path(model), Path(out), format, tuple(code), precision, texts))
 
 
 def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: Any) -> Result:

@@ -15,6 +15,7 @@ import lambert as library
 from lambert.core.errors import DataError, UsageError
 from lambert.model import weights
 from lambert.tasks import TaskConfig
+from lambert.tasks.squad import Squad
 
 TEXTS = ["the king found a river near the old road", "a bird", "under the bright house the window walked slowly"]
 Tuned = Callable[[str], Path]
@@ -123,3 +124,48 @@ def test_an_encoder_trained_on_is_saved(tuned: Tuned, tmp_path: Path) -> None:
     model._inference = dataclasses.replace(model._inference, precision="int8")
     with pytest.raises(UsageError, match="int8 cannot be saved"):
         model.save(tmp_path / "rounded")
+
+
+@pytest.mark.parametrize("top", [1, 3])
+def test_the_most_probable_are_listed(top: int, tuned: Tuned, pretrained: Path, lambert: Any) -> None:
+    model = library.load(tuned("classify"))
+    plain, listed = model(TEXTS), model(TEXTS, top=top)
+    for ours, theirs in zip(listed, plain, strict=True):
+        ranked = sorted(theirs["probabilities"].items(), key=lambda item: -item[1])[:top]
+        assert [*ours["probabilities"].items()] == ranked
+        assert ours["label"] == ranked[0][0]
+    stdin = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    said = lambert("predict", model=tuned("classify"), top=top, stdin=stdin)
+    assert [json.loads(line) for line in said.out.splitlines()] == listed
+    assert len(library.load(pretrained)("a [MASK]", top=top + 5)["masks"][0]) == top + 5
+    for task in ("regress", "tag"):
+        with pytest.raises(UsageError, match="top is for classify, multilabel, squad and mask"):
+            library.load(tuned(task))("a river", top=top)
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_candidate_answers(version: str, tuned: Tuned) -> None:
+    model = library.load(tuned("squad"))
+    assert isinstance(model.task, Squad)
+    model.task.config = dataclasses.replace(
+        model.task.config, squad=dataclasses.replace(model.task.config.squad, version=version)
+    )
+    row = {"question": "the king found", "context": "the  king found a river . the bird found a stone ."}
+    plain, found = model(row), model(row, top=50)
+    candidates = found.pop("candidates")
+    assert found == plain
+    chances = [candidate["probability"] for candidate in candidates]
+    assert chances == sorted(chances, reverse=True)
+    assert sum(chances) == pytest.approx(1.0)
+    none = [candidate for candidate in candidates if not candidate["text"]]
+
+    assert len(none) == int(version == "2.0")
+    for candidate in candidates:
+        if candidate["text"]:
+            part = row["context"][candidate["start"] : candidate["end"]]
+            assert " ".join(part.split()) == candidate["text"]
+        else:
+            assert candidate["start"] is candidate["end"] is None
+    chosen = next(candidate for candidate in candidates if candidate["text"] == plain["answer"])
+    assert chosen["probability"] == plain["probability"]
+    assert model(row, top=2)["candidates"] == candidates[:2]

@@ -65,14 +65,38 @@ def tag(path: Path, draw: random.Random, count: int) -> Path:
     return path
 
 
+def multilabel(path: Path, draw: random.Random, count: int) -> Path:
+    found = [sentence(draw) for _ in range(count)]
+    return table(path, ("text", "label"), [(text, kind + ",road" * ("old" in text)) for text, kind in found])
+
+
+def choice(path: Path, draw: random.Random, count: int) -> Path:
+    rows = []
+    for _ in range(count):
+        text, kind = sentence(draw)
+        things = sorted(draw.sample([("a boat", "water"), ("a garden", "land")], 2))
+        right = next(number for number, (_, other) in enumerate(things) if other == kind)
+        rows.append(json.dumps({"text": text, "choices": [thing for thing, _ in things], "label": right}) + "\n")
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+def embed(path: Path, draw: random.Random, count: int) -> Path:
+    return table(path, ("text", "text_b"), [(sentence(draw)[0], sentence(draw)[0]) for _ in range(count)])
+
+
 MAKERS = {"classify": classify, "pair": pair, "regress": regress, "squad": squad, "tag": tag}
-ENDINGS = {"squad": ".json", "tag": ".jsonl"}
+MAKERS |= {"multilabel": multilabel, "choice": choice, "embed": embed}
+ENDINGS = {"squad": ".json", "tag": ".jsonl", "choice": ".jsonl"}
 SETTINGS: dict[str, dict[str, object]] = {
     "classify": {},
     "pair": {"task__columns__text": "one", "task__columns__text_b": "two"},
     "regress": {"task__name": "regress"},
     "squad": {"task__name": "squad", "task__squad__max_query": 16, "task__squad__stride": 16},
     "tag": {"task__name": "tag"},
+    "multilabel": {"task__name": "multilabel"},
+    "choice": {"task__name": "choice"},
+    "embed": {"task__name": "embed", "task__columns__text_b": "text_b"},
 }
 
 

@@ -189,7 +189,7 @@ def test_what_is_there_is_left_alone(verb: str, pretrained: Path, tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
     wrong = lambert("export", model=pretrained / "model", out=tmp_path / "new", format="onyx")
     assert wrong.code == 2
-    assert "hf" in wrong.err
+    assert "Did you mean 'onnx'?" in wrong.err
 
 
 def test_a_run_folder_is_exported(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:

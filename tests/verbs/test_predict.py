@@ -73,7 +73,7 @@ def test_no_lines_no_answers(tuned: Callable[[str], Path], lambert: Lambert) -> 
     assert answers(lambert("predict", model=tuned("classify"), stdin="\n \n")) == []
 
 
-@pytest.mark.parametrize(
+BAD = pytest.mark.parametrize(
     ("bad", "said"),
     [
         ("not json", "line 4 is not JSON"),
@@ -83,14 +83,59 @@ def test_no_lines_no_answers(tuned: Callable[[str], Path], lambert: Lambert) -> 
         ('{"text": "\\ud800"}', "line 4"),
     ],
 )
+GOOD = '{"text": "the king found a river", "id": %d}'
+
+
+@BAD
+def test_a_bad_line_is_one_error_in_its_place(
+    bad: str, said: str, tuned: Callable[[str], Path], lambert: Lambert
+) -> None:
+    stdin = "\n".join([GOOD % 1, GOOD % 2, "", bad, GOOD % 3])
+    ended = lambert("predict", model=tuned("classify"), chunk=2, stdin=stdin)
+    one_line(ended, 3, f"1 of 4 rows has an error, which stands in place of a prediction; it is: {said}")
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+    assert [row.get("id") for row in rows] == [1, 2, None, 3]
+    assert [*rows[2]] == ["error"]
+    assert rows[2]["error"].startswith(said)
+    assert rows[1]["label"] == rows[3]["label"] == rows[0]["label"]
+
+
+@BAD
 def test_a_bad_line_ends_it_after_the_answers_before(
     bad: str, said: str, tuned: Callable[[str], Path], lambert: Lambert
 ) -> None:
-    good = '{"text": "the king found a river", "id": %d}'
-    stdin = "\n".join([good % 1, good % 2, "", bad, good % 3])
-    ended = lambert("predict", model=tuned("classify"), chunk=2, stdin=stdin)
+    stdin = "\n".join([GOOD % 1, GOOD % 2, "", bad, GOOD % 3])
+    ended = lambert("predict", model=tuned("classify"), chunk=2, errors="stop", stdin=stdin)
     one_line(ended, 3, said)
     assert [json.loads(line)["id"] for line in ended.out.splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "squad"])
+@pytest.mark.parametrize("many", [1, 12])
+def test_the_answers_beside_bad_rows_are_those_without_them(
+    task: str, many: int, tuned: Callable[[str], Path], labelled: Labelled, lambert: Lambert
+) -> None:
+    rows = [{"id": number, **row} for number, row in enumerate(rows_of(task, labelled(task, "dev")))]
+    expected = answers(lambert("predict", model=tuned(task), stdin="".join(json.dumps(row) + "\n" for row in rows)))
+    lines = [json.dumps(row) for row in rows]
+    for number in range(many):
+        lines.insert(2 * number + 1, json.dumps({"id": f"bad {number}", "something": 3}))
+    ended = lambert("predict", model=tuned(task), chunk=len(lines), stdin="\n".join(lines))
+    one_line(ended, 3, f"{many} of {len(lines)} rows ha", "line 2: ")
+    found = [json.loads(line) for line in ended.out.splitlines()]
+    assert [row["id"] for row in found] == [json.loads(line)["id"] for line in lines]
+    wrong = [row for row in found if "error" in row]
+    assert [row["id"] for row in wrong] == [f"bad {number}" for number in range(many)]
+    assert [row["error"].partition(":")[0] for row in wrong] == [f"line {2 * number + 2}" for number in range(many)]
+    for ours, theirs in zip([row for row in found if "error" not in row], expected, strict=True):
+        assert set(ours) == set(theirs)
+        for key, value in theirs.items():
+            assert ours[key] == (pytest.approx(value, abs=1e-5) if isinstance(value, float | dict) else value)
+
+
+def test_an_id_that_utf8_does_not_have_is_escaped(tuned: Callable[[str], Path], lambert: Lambert) -> None:
+    (answer,) = answers(lambert("predict", model=tuned("classify"), stdin=r'{"id": "\ud800", "text": "a river"}'))
+    assert answer["id"] == "\ud800"
 
 
 def test_answers_come_before_the_input_ends(

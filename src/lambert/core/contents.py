@@ -26,7 +26,7 @@ SAMPLE_BLOCKS = 64
 _TOLD_BYTES = 8 * 2**20
 _DIGITS = 8  # hexadecimal digits of the SHA-256 that are kept for each block
 SUMS = "SHA256SUMS"
-_MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt")
+_MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".txt", ".onnx", ".data", ".xml", ".pt2")
 
 
 @dataclass(frozen=True, slots=True)

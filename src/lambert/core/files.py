@@ -138,6 +138,20 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         _finish_replacement(old, path)
 
 
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """A context with a new folder that has a temporary name for `path`, and is deleted at the end. The next one for the
+    same `path` deletes those of killed processes. Raises OSError if the disk refuses it."""
+    folder = _temporary(path, _NEW)
+    try:
+        remove_leftovers(path)
+        make_folder(path.parent)
+        folder.mkdir()
+        yield folder
+    finally:
+        _delete(folder)
+
+
 def delete_folder(path: Path) -> None:
     """Deletes a folder. It is renamed first, so a killed process never leaves a part of it under the name `path`."""
     gone = _temporary(path, _GONE)

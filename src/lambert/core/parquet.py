@@ -44,6 +44,20 @@ def parquet_metadata(stream: BinaryIO) -> dict[bytes, bytes]:
         return dict(parquet.ParquetFile(stream).schema_arrow.metadata or {})
 
 
+def parquet_names(stream: BinaryIO) -> list[str]:
+    """Returns the names of the columns of a Parquet file. Raises NotParquet, and UsageError if pyarrow is not
+    installed."""
+    with _explained() as parquet:
+        return list(parquet.ParquetFile(stream).schema_arrow.names)
+
+
+def parquet_sizes(stream: BinaryIO) -> list[int]:
+    """Returns the number of rows of each row group of a Parquet file. Raises as `parquet_names`."""
+    with _explained() as parquet:
+        metadata = parquet.ParquetFile(stream).metadata
+        return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+
 @contextmanager
 def _explained() -> Iterator[Any]:
     """Gives pyarrow.parquet. Its failures are raised as NotParquet, except those of the disk."""
@@ -66,11 +80,12 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def parquet_rows(
-    stream: BinaryIO, column: str = "", groups: tuple[int, int] | None = None, more: Sequence[str] = ()
-) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a Parquet file as dictionaries, with all columns, or one and those of `more` that exist; of
-    all row groups, or of those from `groups[0]` to `groups[1]` - 1. Raises NotParquet, and UsageError if pyarrow is not
-    installed.
+    stream: BinaryIO, column: str = "", groups: tuple[int, int] | None = None, more: Sequence[str] = (),
+    only: Sequence[str] | None = None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Yields the rows of a Parquet file as dictionaries, with all columns, or one and those of `more` that exist, or
+    the columns `only`; of all row groups, or of those from `groups[0]` to `groups[1]` - 1. Raises NotParquet, and
+    UsageError if pyarrow is not installed.
 
     A few kilobytes can hold gigabytes: a page of one repeated letter, or a long text in the dictionary to which every
     row refers. The first is refused. For the second, the number of rows in a batch follows from the longest text.
@@ -86,7 +101,7 @@ def parquet_rows(
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level]
         dictionaries = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=texts)
         chosen: dict[str, Any] = {
-            "columns": list(dict.fromkeys([column, *(name for name in more if name in names)])) if column else None,
+            "columns": list(dict.fromkeys([column, *(name for name in more if name in names)])) if column else only,
             "use_threads": False,
         }
         first_group, last_group = groups or (0, file.num_row_groups)

@@ -1,114 +1,195 @@
-"""Files of predictions: JSON lines, Parquet, or vectors as one array of numpy. They are complete or absent."""
+"""Files of predictions, which are complete or absent, and their unfinished part, from which the work continues.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+The part of OUT is the folder OUT.partial: the predictions so far, and `state.json`, which says how many of them are
+complete, where the input stood after them, and which input, model and settings they are of.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lambert.core.errors import MachineError, UsageError
-from lambert.core.files import atomic_file, json_text, make_folder
+from lambert.core.contents import SUMS, misfit, model_files, sha256
+from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.files import atomic_file, delete_folder, make_folder, remove_leftovers, temporary_folder, write_atomic
+from lambert.core.lock import lock_folder
 from lambert.core.registry import choose
+from lambert.inference.answer_formats import FORMATS, Lines, Row
+from lambert.inference.input_rows import Position
 
-Row = dict[str, Any]
 Add = Callable[[Row], None]
-_ROWS = 8192
-"""Rows of a row group of Parquet."""
+_STATE, _ROWS = "state.json", "rows"
+_SECONDS = 1.0
+"""Least time between two states on the disk. It is what a killed process loses (ours)."""
+_BEGINNING = 1 << 20
+_SHAPE = {
+    "of": {"*": str}, "answers": {"bytes": int, "rows?": int, "width?": int}, "rows": int, "errors": int, "first": str,
+    "position": {"file": int, "offset": int, "line": int},
+}  # fmt: skip
 
 
 @contextmanager
-def answer_file(path: Path) -> Iterator[Add]:
+def answer_file(path: Path, copied: Collection[str] = ("id",)) -> Iterator[Add]:
     """A context with a function that adds a prediction to the file, which appears at the end.
 
     Raises:
-        UsageError: The ending is not .jsonl, .parquet or .npy, or predictions for .npy have no vector.
+        UsageError: The ending is not .jsonl, .csv, .parquet or .npy, or it is not for such predictions.
         MachineError: The disk refuses a write.
     """
-    writer = choose(WRITERS, path.suffix, "the ending of out")
+    write = choose(FORMATS, path.suffix, "the ending of out")
     try:
-        make_folder(path.parent)
-        with atomic_file(path) as new, writer(new) as add:
-            yield add
+        with temporary_folder(partial_folder(path)) as folder:
+            rows = write(folder / _ROWS, None, copied)
+            try:
+                yield rows.add
+                _finish(rows, path)
+            finally:
+                rows.close()
     except OSError as error:
-        raise MachineError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise _unwritable(path, error) from error
 
 
-@contextmanager
-def _lines(path: Path) -> Iterator[Add]:
-    with path.open("w", encoding="utf-8") as file:
-
-        def add(row: Row) -> None:
-            file.write(json_text(row) + "\n")
-
-        yield add
+def partial_folder(path: Path) -> Path:
+    """Returns the folder of the unfinished part of a file of predictions."""
+    return path.with_name(f"{path.name}.partial")
 
 
-@contextmanager
-def _array(path: Path) -> Iterator[Add]:
-    """float32 [rows, D]. The header is written again at the end, with the number of rows; numpy keeps room for it."""
-    shape = [0, 0]
-    with path.open("wb") as file:
+class Unfinished:
+    """The file of predictions `path` in the making.
 
-        def header() -> None:
-            file.seek(0)
-            entry = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
-            np.lib.format.write_array_header_1_0(file, entry)
+    Args:
+        path: The file that appears at the end.
+        of: What the predictions are of, by name: hashes or descriptions.
+        copied: Keys that are copied from the input.
 
-        def add(row: Row) -> None:
-            if "vector" not in row:
-                raise UsageError(f"{path.suffix} is for vectors, and this model has none: write .jsonl or .parquet.")
-            vector_D = np.asarray(row["vector"], dtype="<f4")
-            if not shape[0]:
-                shape[1] = len(vector_D)
-                header()
-            shape[0] += 1
-            file.write(vector_D.tobytes())
+    Raises:
+        UsageError: The folder is of other predictions, or another process writes to it.
+        DataError: The folder is damaged.
+        MachineError: The disk refuses a write.
+    """
 
-        header()
-        size = file.tell()
-        yield add
-        header()
-        assert file.tell() == size, "the header has outgrown its room"
+    def __init__(self, path: Path, of: Mapping[str, str], copied: Collection[str]) -> None:
+        write = choose(FORMATS, path.suffix, "the ending of out")
+        self.path, self.folder, self._of = path, partial_folder(path), dict(of)
+        self.position, self.rows, self.errors, self.first = Position(), 0, 0, ""
+        """Where the input stands, the numbers of rows and of those with errors, and the first error."""
+        self._written, self._stack = time.monotonic(), ExitStack()
+        try:
+            make_folder(path.parent)
+            remove_leftovers(self.folder)
+            self._stack.enter_context(lock_folder(self.folder, "place for predictions"))
+            state = self._read()
+            self._answers = write(self.folder / _ROWS, state, copied)
+        except OSError as error:
+            self._stack.close()
+            raise _unwritable(path, error) from error
+        except BaseException:
+            self._stack.close()
+            raise
+        self._stack.callback(self._answers.close)
+
+    def _read(self) -> dict[str, int] | None:
+        """Returns the state of the answers; None if there are none yet."""
+        path, rows = self.folder / _STATE, self.folder / _ROWS
+        if not path.is_file():
+            return None
+        remedy = f"Remove {self.folder} to start again."
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path} is damaged. {remedy}") from error
+        if wrong := "." if not isinstance(state, dict) else misfit(state, _SHAPE):
+            raise DataError(f"{path} is damaged ({wrong}). {remedy}")
+        if not rows.is_file() or rows.stat().st_size < state["answers"]["bytes"]:
+            raise DataError(f"{rows} is shorter than {path} says. {remedy}")
+        if other := [name for name in self._of | state["of"] if self._of.get(name) != state["of"].get(name)]:
+            raise UsageError(
+                f"{self.folder} has predictions that were begun with other {' and '.join(other)}. {remedy} To keep it, "
+                "name another file (out)."
+            )
+        self.position = Position(**state["position"])
+        self.rows, self.errors, self.first = state["rows"], state["errors"], state["first"]
+        found: dict[str, int] = state["answers"]
+        return found
+
+    def add(self, row: Row) -> None:
+        """Adds a prediction, or an error. Raises UsageError if the file is not for such predictions."""
+        try:
+            self._answers.add(row)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def commit(self, position: Position, *, now: bool = False) -> None:
+        """Notes that the predictions of the input before `position` are complete; on the disk if a second has passed,
+        or `now`."""
+        self.position = position
+        if now or time.monotonic() - self._written >= _SECONDS:
+            try:
+                state = {
+                    "of": self._of, "answers": self._answers.flush(), "rows": self.rows, "errors": self.errors,
+                    "first": self.first,
+                    "position": {"file": position.file, "offset": position.offset, "line": position.line},
+                }  # fmt: skip
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
+            write_atomic(self.folder / _STATE, json.dumps(state) + "\n")
+            self._written = time.monotonic()
+
+    def finish(self) -> None:
+        """Writes the file and removes the folder."""
+        self.commit(self.position, now=True)
+        try:
+            _finish(self._answers, self.path)
+            delete_folder(self.folder)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def __enter__(self) -> "Unfinished":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.folder.is_dir() and not (self.folder / _STATE).is_file():  # nothing to continue from
+            delete_folder(self.folder)
+        self._stack.close()
 
 
-@contextmanager
-def _parquet(path: Path) -> Iterator[Add]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UsageError("Writing Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
-    rows: list[Row] = []
-    writer: Any = None
-
-    def write() -> None:
-        nonlocal writer
-        table = pyarrow.Table.from_pylist(rows, schema=writer.schema if writer else None)
-        if writer is None:
-            fields = [_narrow(pyarrow, field) for field in table.schema]
-            table = table.cast(pyarrow.schema(fields))
-            writer = pyarrow.parquet.ParquetWriter(path, table.schema)
-        writer.write_table(table)
-        rows.clear()
-
-    def add(row: Row) -> None:
-        rows.append(row)
-        if len(rows) >= _ROWS:
-            write()
-
-    try:
-        yield add
-        if rows or writer is None:
-            write()
-    finally:
-        if writer is not None:
-            writer.close()
+def model_identity(folder: Path) -> str:
+    """Returns a SHA-256 that stands for the files of a model folder. SHA256SUMS, if there, was compared with them when
+    the model was loaded."""
+    if (folder / SUMS).is_file():
+        return sha256(folder / SUMS)
+    names = "".join(f"{sha256(path)}  {path.name}\n" for path in model_files(folder))
+    return hashlib.sha256(names.encode()).hexdigest()
 
 
-def _narrow(pyarrow: Any, field: Any) -> Any:
-    """Returns the field; that of vectors as lists of float32, as the model computes them."""
-    return field.with_type(pyarrow.list_(pyarrow.float32())) if field.name == "vector" else field
+def input_identity(paths: Sequence[Path]) -> str:
+    """Returns a SHA-256 of the names, sizes, times of change and first bytes of the input files, which may be too large
+    to be read once more. Raises DataError if one cannot be read."""
+    found = hashlib.sha256()
+    for path in paths:
+        try:
+            about = path.stat()
+            with path.open("rb") as file:
+                found.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
+                found.update(hashlib.sha256(file.read(_BEGINNING)).digest())
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return found.hexdigest()
 
 
-WRITERS = {".jsonl": _lines, ".npy": _array, ".parquet": _parquet}
+def _finish(rows: Lines, path: Path) -> None:
+    remove_leftovers(path)
+    with atomic_file(path) as new:
+        rows.write(new)
+
+
+def _unwritable(path: Path, error: OSError) -> MachineError:
+    return MachineError(f"{path} cannot be written: {error.strerror or error}. Free space or choose another place.")
+
+
+def settings_text(values: Mapping[str, Any]) -> str:
+    """Returns settings as text that can be compared."""
+    return json.dumps(values, sort_keys=True, default=str)

@@ -111,7 +111,7 @@ class Scheduler:
         on_cpu = world.device.type == "cpu"
         self._world = world
         self._workers = workers or (torch.get_num_threads() if on_cpu else 1)
-        self._threads = max(1, torch.get_num_threads() // self._workers)
+        self._threads = torch.get_num_threads()
         self._batch_tokens = batch_tokens or (FAST_TOKENS if on_cpu else _GPU_TOKENS)
         self._most_tokens = most_tokens
         self._jobs: deque[_Job] = deque()
@@ -194,8 +194,9 @@ class Scheduler:
             thread.start()
 
     def _work(self) -> None:
-        torch.set_num_threads(self._threads)
         while parts := self._take():
+            # A batch that is alone has all cores.
+            torch.set_num_threads(max(1, self._threads // min(self._workers, self._running)))
             begin = time.perf_counter()
             tokens = sum(sum(part.job.lengths[part.low : part.high]) for part in parts)
             try:

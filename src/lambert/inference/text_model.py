@@ -29,7 +29,7 @@ from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.model.objectives import first_vectors, mean_vectors
 from lambert.model.publish import publish
-from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored
+from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored, with_top
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, Language, OtherColumns
 from lambert.tasks.mismatch import using_a_model
 from lambert.tasks.segments import concatenated
@@ -134,29 +134,33 @@ class TextModel:
         return self._model
 
     @overload
-    def __call__(self, texts: Text) -> Row: ...  # type: ignore[overload-overlap]  # a str is a Sequence[str]
+    def __call__(self, texts: Text, *, top: int = 0) -> Row: ...  # type: ignore[overload-overlap]  # a str is a Sequence[str]
     @overload
-    def __call__(self, texts: Sequence[Text]) -> list[Row]: ...
-    def __call__(self, texts: Text | Sequence[Text]) -> Row | list[Row]:
+    def __call__(self, texts: Sequence[Text], *, top: int = 0) -> list[Row]: ...
+    def __call__(self, texts: Text | Sequence[Text], *, top: int = 0) -> Row | list[Row]:
         """Returns the prediction for a text, or a list of predictions, as written by `lambert predict`
         (docs/predict.md).
 
         A text is a string or a row, a dict with the keys of the training data. Text pairs and questions are rows. For a
         tagging model a string is divided into words by the tokenizer; for a pre-trained model it must contain [MASK].
+
+        Args:
+            texts: A text or several texts.
+            top: Number of labels, candidate answers or pieces to list, as `lambert predict --top`.
         """
         if isinstance(texts, str | Mapping):
-            return self([texts])[0]
-        return self._computed(self.request(texts))
+            return self([texts], top=top)[0]
+        return self._computed(self.request(texts, top=top))
 
-    def request(self, texts: Sequence[Text], places: Sequence[str] = ()) -> "Request[list[Row]]":
+    def request(self, texts: Sequence[Text], places: Sequence[str] = (), top: int = 0) -> "Request[list[Row]]":
         """Returns what the predictions for the texts need: sequences to compute, and a function of their outputs.
-        `places` names each text in error messages, by default by its number.
+        `places` names each text in error messages, by default by its number; `top` is as in a call.
 
         Raises DataError or UsageError for a text that the task cannot read.
         """
         places = places or [f"text {number}" for number in range(1, len(texts) + 1)]
         rows = [self._row(text, place) for text, place in zip(texts, places, strict=True)]
-        data, finish = asked(self.task, rows, places)
+        data, finish = asked(with_top(self.task, top), rows, places)
         return Request(self._work, data, finish)
 
     def _computed(self, request: "Request[R]") -> R:

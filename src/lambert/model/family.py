@@ -81,6 +81,10 @@ class Family:
     for_cpu: Callable[[Encoder, Product, str], nn.Module] | None = None
     """Function from (encoder, its linear layers for inference on a CPU, the kind of products of the compiled kernels
     that replace them where they can, or "") to the encoder for inference on a CPU; or None: not supported."""
+    padded: Callable[[Any], nn.Module] | None = None
+    """Function from an encoder to the same one for padded rows, a module from (ids [B, M], mask [B, M] of 1 and 0,
+    segment types [B, M] or None) to states [B, M, D], which the exporters of torch can trace; or None: not
+    supported."""
 
     def stored_name(self, name: str) -> str:
         """Returns the name of a parameter of `heads.Model` in a model folder."""

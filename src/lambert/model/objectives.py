@@ -27,8 +27,11 @@ class Pooler(nn.Linear):
         super().__init__(config.hidden, config.hidden)
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
-        first_SD = states_TD[batch.bounds_S1[:-1].long()]
-        return torch.tanh(linear(first_SD, [self.weight], [self.bias], batch.compute))
+        return self.transformed(states_TD[batch.bounds_S1[:-1].long()], batch.compute)
+
+    def transformed(self, first_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
+        """Returns the pooled rows [S, D] from the states of the first tokens."""
+        return torch.tanh(linear(first_SD, [self.weight], [self.bias], compute))
 
 
 class Head(nn.Module):

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from lambert.serving.config import ServeConfig
 from lambert.serving.json_bodies import listed, route_class
 from lambert.serving.metrics import CONTENT_TYPE, Metrics
 from lambert.serving.models import Models, Served
+from lambert.serving.page import page
 from lambert.serving.refusals import OF_TEXTS, Refusal, add_handlers, documented
 
 Vectors = npt.NDArray[np.float32]
@@ -152,8 +152,9 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> str:
-        return resources.files("lambert.serving").joinpath("page.html").read_text(encoding="utf-8")
+    async def read_page() -> HTMLResponse:
+        found = page()
+        return HTMLResponse(found.html, headers=found.headers)
 
     return app
 

@@ -14,6 +14,7 @@ from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
 from lambert.model.folder import model_folder
 from lambert.tasks.config import Columns
+from lambert.tasks.templates import columns_of, is_template
 
 _TRIES = 3
 EXAMPLES: dict[str, Any] = {
@@ -163,17 +164,24 @@ def version_of(path: Path) -> str:
 
 
 def inputs_of(task: str, columns: Columns) -> list[str]:
-    """Returns the keys of the objects that a model reads; empty if it reads texts."""
+    """Returns the keys of the objects that a model reads; empty if it reads texts. Columns of choices are the last."""
     if task == "squad":
         return ["question", "context"]
     if task in ("tag", "mask", "embed"):
         return []
-    names = [name for name in (columns.text, columns.text_b) if name]
-    return names if len(names) > 1 else []
+    given = {"text": columns.text or "text", "text_b": columns.text_b}
+    texts = [key if name.isdecimal() else name for key, name in given.items()]
+    names = list(dict.fromkeys(column for name in texts for column in columns_of(name)))
+    if task == "choice":
+        return [*names, *columns.choices]
+    return names if len(names) > 1 or is_template(columns.text) else []
 
 
 def _example(task: str, columns: Columns) -> Any:
     names = inputs_of(task, columns)
     if task == "squad" or not names:
         return EXAMPLES.get(task, EXAMPLES[""])
-    return dict.fromkeys(names, EXAMPLES[""])
+    found: dict[str, Any] = dict.fromkeys(names, EXAMPLES[""])
+    if task == "choice" and len(columns.choices) == 1:
+        found[columns.choices[0]] = ["It is good.", "It is bad."]
+    return found

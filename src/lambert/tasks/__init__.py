@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lambert.core.registry import Kind, choose, lookup
 from lambert.tasks import named
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.task import Outputs, Row, Task, answers, asked, described, model_files, predict, scored
+from lambert.tasks.task import Outputs, Row, Task, answers, asked, described, model_files, predict, scored, with_top
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,7 +40,7 @@ KIND = Kind(
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
     "answers", "asked", "create", "described", "learn", "model_files", "needed_roles", "predict",
-    "resolved", "scored", "tuned",
+    "resolved", "scored", "tuned", "with_top",
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Classification and regression of sentences and sentence pairs, as in GLUE (Wang et al. 2019)."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from lambert.tasks.labels import LabelLoss, absent, check_class_weights, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.table import label_cell, labelled_rows, numbered, text_cell, unknown_label, value_cell
-from lambert.tasks.task import Outputs, Row, label_names, stored
+from lambert.tasks.task import Outputs, Row, label_names, most_probable, stored
 from lambert.tasks.templates import is_template
 
 
@@ -125,13 +126,20 @@ class Classify(SentenceTask):
         loss = {"loss": Formula("mean", ("loss",), lower_is_better=True)}
         return Examples(rows, {"accuracy": Formula("mean", ("correct",)), **two, **rest, **loss})
 
+    def with_top(self, top: int) -> Self:
+        """Returns the task with rows that list the `top` most probable labels only."""
+        found = copy.copy(self)
+        found.top = top
+        return found
+
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
-        """Returns rows with label, its probability, and the probabilities of all labels."""
+        """Returns rows with label, its probability, and the probabilities of all labels, or of the `top` labels."""
+        labels = self.config.labels
         return [
             {
-                "label": self.config.labels[int(chances_L.argmax())],
+                "label": labels[int(chances_L.argmax())],
                 "probability": float(chances_L.max()),
-                "probabilities": dict(zip(self.config.labels, chances_L.tolist(), strict=True)),
+                "probabilities": most_probable(dict(zip(labels, chances_L.tolist(), strict=True)), self.top),
             }
             for chances_L in predictions
         ]

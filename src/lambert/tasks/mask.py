@@ -1,6 +1,8 @@
 """Predicts the pieces for the mask token with a pre-trained model. No labelled text is needed."""
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Never, Self
 
@@ -89,6 +91,12 @@ class Mask:
                 found.append([(int(piece), float(chances_V[piece])) for piece in best_K])
         ends = np.cumsum([len(places) for places in data.masks])
         return [found[end - len(places) : end] for end, places in zip(ends, data.masks, strict=True)]
+
+    def with_top(self, top: int) -> Self:
+        """Returns the task with `top` candidates for each [MASK]."""
+        found = copy.copy(self)
+        found.config = replace(self.config, top=top)
+        return found
 
     def rows(self, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Row]:
         """Returns rows with `masks`: for each [MASK], the candidates {"token", "probability"}."""

@@ -1,5 +1,6 @@
 """Classification with several labels: each text or pair of texts has any number of labels, or none."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.multilabel_score import Ranking, best_threshold, best_thresholds
 from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.table import column, label_cell, labelled_rows
-from lambert.tasks.task import Outputs, Row, keys_found, label_names, stored
+from lambert.tasks.task import Outputs, Row, keys_found, label_names, most_probable, stored
 
 _NEVER_SEARCHED = 0.5  # the threshold of a model whose threshold was to be searched and was not
 
@@ -141,13 +142,20 @@ class MultiLabel(SentenceTask):
         loss = Formula("mean", ("loss",), lower_is_better=True)
         return Examples(rows, {"f1_micro": f1, "exact_match": Formula("mean", ("correct",)), "loss": loss})
 
+    def with_top(self, top: int) -> Self:
+        """Returns the task with rows that list the `top` most probable labels only."""
+        found = copy.copy(self)
+        found.top = top
+        return found
+
     def rows(self, data: Sentences, predictions: Sequence[Floats]) -> list[Row]:
-        """Returns rows with the labels from their thresholds on, and the probabilities of all labels."""
-        thresholds_L = self._thresholds()
+        """Returns rows with the labels from their thresholds on, and the probabilities of all labels, or of the `top`
+        labels."""
+        thresholds_L, labels = self._thresholds(), self.config.labels
         return [
             {
-                "labels": [self.config.labels[label] for label in np.flatnonzero(chances_L >= thresholds_L)],
-                "probabilities": dict(zip(self.config.labels, chances_L.tolist(), strict=True)),
+                "labels": [labels[label] for label in np.flatnonzero(chances_L >= thresholds_L)],
+                "probabilities": most_probable(dict(zip(labels, chances_L.tolist(), strict=True)), self.top),
             }
             for chances_L in predictions
         ]

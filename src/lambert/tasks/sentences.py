@@ -128,6 +128,8 @@ class SentenceTask(ABC):
     """The common part of the tasks: rows with one or two columns of text."""
 
     head = ""
+    top = 0
+    """Number of labels whose probabilities `rows` lists; 0: all."""
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer

@@ -1,5 +1,6 @@
 """Question answering over paragraphs: SQuAD v1.1 and v2.0 (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ class Squad:
 
     head = "span"
     labels = 2
+    top = 0
+    """Number of candidates that `rows` lists."""
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
@@ -103,8 +106,16 @@ class Squad:
 
     def rows(self, data: Windows, predictions: Sequence[Answer]) -> list[Row]:
         """Returns rows with answer, its probability among the candidates, start and end in the context (characters),
-        and for version 2.0 null_odds."""
-        return [_row(answer) for answer in predictions]
+        and for version 2.0 null_odds; with `top`, also the candidates."""
+        if not self.top:
+            return [_row(answer) for answer in predictions]
+        return [_row(answer) | {"candidates": _candidates(answer, self.top)} for answer in predictions]
+
+    def with_top(self, top: int) -> Self:
+        """Returns the task with rows that list the `top` most probable candidates, of at most `squad.best`."""
+        found = copy.copy(self)
+        found.top = top
+        return found
 
     def write(self, path: Path, data: Windows, predictions: Sequence[Answer]) -> list[Path]:
         """Writes the official predictions file {id: text}, NAME.nbest.json and, for 2.0, NAME.null_odds.json."""
@@ -127,6 +138,22 @@ def _row(answer: Answer) -> Row:
     if answer.text:
         found |= {"start": chosen.characters[0], "end": chosen.characters[1]}
     return found if answer.null_odds is None else {**found, "null_odds": answer.null_odds}
+
+
+def _candidates(answer: Answer, top: int) -> list[Row]:
+    """Returns the most probable candidates: text, probability, and start and end in the context (characters), null for
+    "no answer", whose text is "". The stand-in for an answer where no window has a span is none of them."""
+    real = [found for found in answer.candidates if not found.text or found.characters != (0, 0)]
+    ranked = sorted(real, key=lambda found: -found.probability)[:top]
+    return [
+        {
+            "text": found.text,
+            "probability": found.probability,
+            "start": found.characters[0] if found.text else None,
+            "end": found.characters[1] if found.text else None,
+        }
+        for found in ranked
+    ]
 
 
 def _write_json(path: Path, value: object) -> Path:

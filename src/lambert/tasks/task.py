@@ -77,6 +77,26 @@ def scored(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[
     return {key: found[key] for key in dict.fromkeys([*first, *found])}
 
 
+def with_top(task: Task[Any, Any], top: int) -> Task[Any, Any]:
+    """Returns the task whose rows list the `top` most probable labels, answers or pieces; 0: the task itself. A task
+    may have a method `with_top(top)`. Raises UsageError if it has none."""
+    if not top:
+        return task
+    if top < 1:
+        raise UsageError(f"top = {top} must be 1 or more.")
+    if not hasattr(task, "with_top"):
+        raise UsageError(f"top is for classify, multilabel, squad and mask, not for {task.config.name!r}.")
+    found: Task[Any, Any] = task.with_top(top)
+    return found
+
+
+def most_probable(chances: Mapping[str, float], top: int) -> dict[str, float]:
+    """Returns the `top` labels with the largest probabilities, by decreasing probability; 0: all, in their order."""
+    if not top:
+        return dict(chances)
+    return dict(sorted(chances.items(), key=lambda item: -item[1])[:top])
+
+
 def stored(config: TaskConfig) -> dict[str, Any]:
     """Returns {"lambert": {"task": ...}} for config.json. `described` is its inverse."""
     return {"lambert": {"task": as_dict(config)}}

@@ -1,7 +1,7 @@
 """`lambert import` and `lambert export`: convert model folders and verify the outputs before a folder appears."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,9 @@ from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.exports import hugging_face, onnx, openvino, program, written
+from lambert.exports.config import ExportConfig
+from lambert.exports.original import kept
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.bert import tensorflow
@@ -22,12 +25,7 @@ from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.model.tensorflow.checkpoint import Checkpoint, find
 from lambert.runs.result import Result, Say, silent
-from lambert.tasks import sentence_transformers
-from lambert.verbs.settings.convert import ExportConfig, ImportConfig
-
-_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-KEPT = ("id2label", "label2id", "problem_type", "lambert", *_IDS)
-"""Keys of config.json that describe the head, and ids of special tokens. They are copied."""
+from lambert.verbs.settings.convert import ImportConfig
 
 
 def run_import(config: ImportConfig, say: Say = silent) -> Result:
@@ -100,32 +98,6 @@ def _check_case(tokenizer: Any, path: Path) -> None:
         )
 
 
-def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns what a copy of a model folder keeps beside its encoder and tokenizer: keys of config.json, and the files
-    of sentence-transformers by name, for vectors of `width` components. Raises DataError if other programs could not
-    read them."""
-    found = layout.read_config(folder)
-    extra = {name: found[name] for name in KEPT if found.get(name) is not None}
-    _check_kept(extra, folder / layout.CONFIG)
-    if not (folder / sentence_transformers.MODULES).exists():
-        return extra, {}
-    return extra, sentence_transformers.files(sentence_transformers.described(folder), width)
-
-
-def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
-    """Raises DataError if a copied key has a form that other programs could not read."""
-    names, ids, kind = kept.get("id2label", {}), kept.get("label2id", {}), kept.get("problem_type", "")
-    forms = {
-        "id2label": isinstance(names, dict) and all(key.isdecimal() and isinstance(names[key], str) for key in names),
-        "label2id": isinstance(ids, dict) and all(type(number) is int for number in ids.values()),
-        **{name: isinstance(kept.get(name, 0), int | list) for name in _IDS},
-        "problem_type": kind in ("", "regression", "single_label_classification", "multi_label_classification"),
-    }
-    for name, right in forms.items():
-        if not right:
-            raise DataError(f"{path} has {name} in another form than Hugging Face's. Correct or remove it.")
-
-
 def run_export(config: ExportConfig, say: Say = silent) -> Result:
     """Converts `config.model` to `config.format` and verifies the result."""
     for line in lookup(FORMATS, config.format, "--format", Kind((ExportConfig,)))(config) or ():
@@ -134,7 +106,19 @@ def run_export(config: ExportConfig, say: Say = silent) -> Result:
 
 
 def _hugging_face(config: ExportConfig) -> Iterator[str]:
-    return _imported(ImportConfig(source=layout.model_folder(config.model), out=config.out, code=config.code))
+    written.check_precision(config, {"float32": 0, "bfloat16": 0})
+    if config.precision == "bfloat16":
+        yield from hugging_face.export_bfloat16(config)
+    else:
+        folder = layout.model_folder(config.model)
+        yield from _imported(ImportConfig(source=folder, out=config.out, code=config.code))
 
 
-FORMATS: dict[str, Callable[[ExportConfig], Iterable[str] | None]] = {"hf": _hugging_face}
+FORMATS: dict[str, Callable[[ExportConfig], Iterable[str] | None]] = {
+    "hf": _hugging_face,
+    "sentence-transformers": hugging_face.export_vectors,
+    "onnx": onnx.export,
+    "openvino": openvino.export,
+    "torch": program.export_torch,
+    "aoti": program.export_aoti,
+}

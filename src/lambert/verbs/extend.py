@@ -11,13 +11,13 @@ from lambert.corpus.tokens import expansion, roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.corpus.tokens.expansion import Division, Fragments, Texts, Word
 from lambert.engine.progress import progress
+from lambert.exports.original import kept
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.extension import extended
 from lambert.model.families import reads_segments
 from lambert.model.publish import publish
 from lambert.runs.result import Result, Say, silent
-from lambert.verbs.convert import kept
 from lambert.verbs.settings.extend import ExtendConfig
 
 ADDED = "added_words.tsv"

@@ -1,24 +1,37 @@
-"""`lambert predict`: reads JSON lines from standard input and writes one prediction per line, in constant memory."""
+"""`lambert predict`: reads rows from standard input or files and writes one prediction for each, in constant memory.
+
+With files in and a file out, the predictions so far are kept, and the same command continues.
+"""
 
 import json
 import os
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from lambert.core.batch import Source
-from lambert.core.errors import DataError
-from lambert.core.files import json_text
+from lambert.core.errors import DataError, UsageError
+from lambert.core.settings import as_dict
 from lambert.core.world import World
+from lambert.distributed.agreement import software
 from lambert.distributed.detection import detect
-from lambert.engine.signals import graceful_stop
-from lambert.inference.answer_file import Add, answer_file
+from lambert.engine.progress import progress
+from lambert.engine.signals import CONTINUE, graceful_stop
+from lambert.inference.answer_file import Unfinished, answer_file, input_identity, model_identity, settings_text
+from lambert.inference.answer_formats import ERROR, row_text
+from lambert.inference.input_files import InputFiles
+from lambert.inference.input_rows import START, InputRow, Position, json_lines, plain, sent
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
-from lambert.tasks import Outputs, Task, predict
+from lambert.tasks import Outputs, Row, Task, asked, with_top
+from lambert.tasks.bad_rows import readable
 from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]
@@ -27,73 +40,206 @@ _INPUT_SECONDS = 365 * 86_400.0
 """Maximum pause of the input."""
 _END = "[]"
 """Broadcast to the other ranks instead of a chunk at the end of the input."""
+_PLACES = ("model", "input", "out")
+"""Settings that do not change predictions: the model and the input are compared by their content."""
 
 
 def run(config: PredictConfig, say: Say = silent) -> None:
-    """Reads until the input ends. The "id" of a line is copied to its prediction. Raises SavedAndStopped after a
-    signal."""
-    with graceful_stop(
-        "; the predictions so far are complete lines", "To continue: the same command, with the remaining lines."
-    ):
+    """Reads until the input ends. The "id" of a row is copied to its prediction. Raises SavedAndStopped after a signal,
+    and DataError at the end if rows had errors."""
+    with graceful_stop(*_left(config)):
         _answer(config, say)
 
 
+def _left(config: PredictConfig) -> tuple[str, str]:
+    """Returns what an interruption leaves, and how to continue."""
+    if _continues(config):
+        return "; the predictions so far are kept", CONTINUE
+    if config.input:
+        return "; the predictions so far are complete lines", "To be able to continue, name a file (out)."
+    return "; the predictions so far are complete lines", "To continue: the same command, with the remaining lines."
+
+
+def _continues(config: PredictConfig) -> bool:
+    """Returns whether the same command continues where it was stopped."""
+    return bool(config.input) and config.out is not None
+
+
 def _answer(config: PredictConfig, say: Say) -> None:
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not _continues(config):
         raise DataError(
             "The launcher restarted this process after a crash, but the lines that were read before are lost. Run the "
-            "command again with the lines that have no prediction."
+            "command again with the lines that have no prediction, or name files as input and out."
         )
     failure: Exception | None = None
     with detect(config.inference.device) as world:
         with world.together("reading the model"):
             model = TextModel(config.model, config.task, config.code, config.inference, world, config.columns)
-            task = model.task
+            task = with_top(model.task, config.top)
         compare_ranks(world, config.model)
         if world.is_first:
             try:
-                with answer_file(config.out) if config.out else nullcontext(lambda row: say(json_text(row))) as add:
-                    _lead(task, model.outputs, world, config.chunk, add)
-            except (DataError, BrokenPipeError) as error:
+                failure = _lead(model, task, config, world, say)
+            except (DataError, UsageError, BrokenPipeError) as error:
                 failure = error  # the other ranks do not have it: it is raised when all have ended
+            world.broadcast_text(_END)
         else:
-            _follow(task, model.outputs, world, config.chunk)
+            _follow(task, model.outputs, world)
     if failure is not None:
         raise failure
 
 
-def _lead(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int, add: Add) -> None:
-    """Reads standard input, broadcasts every valid chunk to the other ranks, and adds the predictions. Raises DataError
-    for a bad line and BrokenPipeError for a closed output, when the other ranks know that the input has ended."""
+class Tally:
+    """Counts rows and their errors."""
+
+    def __init__(self, rows: int = 0, errors: int = 0, first: str = "") -> None:
+        self.rows, self.errors, self.first = rows, errors, first
+        """Numbers of rows and of those with errors, and the first error."""
+
+    def add(self, errors: Sequence[DataError], rows: int) -> None:
+        """Counts the rows of a chunk, and its errors in the order of the rows."""
+        self.first = self.first or "".join(map(str, errors[:1]))
+        self.rows, self.errors = self.rows + rows, self.errors + len(errors)
+
+    def error(self) -> DataError | None:
+        """Returns the error to raise at the end; None if all rows were predicted."""
+        if not self.errors:
+            return None
+        were = "has an error, which stands" if self.errors == 1 else "have errors, which stand"
+        which = "it is" if self.errors == 1 else "the first is"
+        return DataError(
+            f"{self.errors:,} of {self.rows:,} row{'s' * (self.rows != 1)} {were} in place of a prediction; {which}: "
+            f"{self.first}"
+        )
+
+
+@dataclass(slots=True)
+class Sink:
+    """Where predictions go."""
+
+    add: Callable[[Row], None]
+    commit: Callable[[Position, Tally], None] = lambda position, tally: None
+    """Called after each chunk with the position of the input after it."""
+    finish: Callable[[], None] = lambda: None
+    """Called after the last prediction."""
+    start: Position = START
+    """Where the input begins."""
+    tally: Tally = field(default_factory=Tally)
+    """What was counted before."""
+
+
+def _lead(model: TextModel, task: Task[Any, Any], config: PredictConfig, world: World, say: Say) -> DataError | None:
+    """Reads the input, sends the rows of every chunk to the other ranks, and writes the predictions. Returns the error
+    to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
+    files = InputFiles(config.input, task.config, [*_kept(config.keep)]) if config.input else None
+    with ExitStack() as stack:
+        sink = stack.enter_context(_sink(config, model, say))
+        tally = sink.tally
+        rows = files.rows(sink.start) if files else json_lines(getattr(sys.stdin, "buffer", sys.stdin))
+        quiet = config.out is None or say is silent
+        bar = stack.enter_context(
+            progress(None, "predict", unit="rows", quiet=quiet, done=tally.rows, summary=False, measured=1)
+        )
+        began, before = time.monotonic(), tally.rows
+        while chunk := list(islice(rows, config.chunk)):
+            for answer in _answers(task, model.outputs, world, config, chunk, tally):
+                sink.add(answer)
+            sink.commit(chunk[-1].after, tally)
+            bar.total = tally.rows / share if files and (share := files.share()) else None
+            bar.advance(len(chunk), f"{(tally.rows - before) / (time.monotonic() - began):,.0f} rows/s")
+        bar.show("writing the file")
+        sink.finish()
+    return tally.error()
+
+
+def _sink(config: PredictConfig, model: TextModel, say: Say) -> AbstractContextManager[Sink]:
+    copied = {"id", *_kept(config.keep).values()}
+    if config.out is None:
+        return nullcontext(_printed(say))
+    return _continued(config, model, copied) if config.input else _new(config.out, copied)
+
+
+def _printed(say: Say) -> Sink:
     lines: list[str] = []
 
-    def recorded() -> Iterator[str]:
-        for line in _lines(sys.stdin):
-            lines.append(line)
-            yield line
-
-    def broadcast(source: Source) -> Outputs:
-        world.broadcast_text(json.dumps(lines))
+    def commit(position: Position, tally: Tally) -> None:
+        say("\n".join(lines))
         lines.clear()
-        return outputs_of(source)
 
-    try:
-        for answer in predict(task, broadcast, recorded(), chunk=chunk):
-            add(answer)
-    except (DataError, BrokenPipeError):
-        world.broadcast_text(_END)
-        raise
-    world.broadcast_text(_END)
+    return Sink(lambda row: lines.append(row_text(row)), commit)
 
 
-def _follow(task: Task[Any, Any], outputs_of: OutputsOf, world: World, chunk: int) -> None:
+@contextmanager
+def _new(out: Path, copied: Collection[str]) -> Iterator[Sink]:
+    with answer_file(out, copied) as add:
+        yield Sink(add)
+
+
+@contextmanager
+def _continued(config: PredictConfig, model: TextModel, copied: Collection[str]) -> Iterator[Sink]:
+    assert config.out is not None
+    given = {name: value for name, value in as_dict(config).items() if name not in _PLACES}
+    facts = {name: value for name, value in software().items() if name != "code"}
+    of = {
+        "input": input_identity(config.input), "model": model_identity(model.folder),
+        "settings": settings_text(given), "software": settings_text(facts),
+    }  # fmt: skip
+    with Unfinished(config.out, of, copied) as unfinished:
+
+        def commit(position: Position, tally: Tally) -> None:
+            unfinished.rows, unfinished.errors, unfinished.first = tally.rows, tally.errors, tally.first
+            unfinished.commit(position)
+
+        tally = Tally(unfinished.rows, unfinished.errors, unfinished.first)
+        yield Sink(unfinished.add, commit, unfinished.finish, unfinished.position, tally)
+
+
+def _kept(keep: Sequence[str]) -> dict[str, str]:
+    """Returns the names in the output of the columns to keep, by their names in the input."""
+    return {column: name or column for column, _, name in (entry.partition("=") for entry in keep)}
+
+
+def _answers(
+    task: Task[Any, Any], outputs_of: OutputsOf, world: World, config: PredictConfig, chunk: Sequence[InputRow],
+    tally: Tally,
+) -> Iterator[Row]:  # fmt: skip
+    """Yields the prediction or the error of each row of a chunk, with what is copied of the row. Raises DataError for
+    the first error if `errors` is "stop"."""
+    errors = {number: row.error for number, row in enumerate(chunk) if row.error is not None}
+    whole = [number for number in range(len(chunk)) if number not in errors]
+    places, rows = [chunk[number].place for number in whole], [chunk[number].row for number in whole]
+    good, request, found = readable(task, rows, places)
+    errors |= {whole[number]: error for number, error in found.items()}
+    if errors and config.errors == "stop":
+        raise errors[min(errors)]
+    tally.add([errors[number] for number in sorted(errors)], len(chunk))
+    answers: Iterator[Row] = iter(())
+    if request is not None:
+        if world.size > 1:
+            world.broadcast_text(sent([[rows[number] for number in good], [places[number] for number in good]]))
+        source, finish = request
+        answers = iter(finish(outputs_of(source)))
+    keep = _kept(config.keep)
+    for number, row in enumerate(chunk):
+        answer = {ERROR: str(errors[number])} if number in errors else next(answers)
+        yield _with_copies(answer, row.row, keep)
+
+
+def _with_copies(answer: Row, row: Row, keep: Mapping[str, str]) -> Row:
+    """Returns a prediction after the id of its row and the values of the columns that are kept; null where there is
+    none. Raises UsageError if a name is that of a key of the prediction too."""
+    copies = {"id": plain(row["id"])} if "id" in row else {}
+    rest = {key: value for key, value in answer.items() if key != "id"}
+    for column, name in keep.items():
+        if name in rest:
+            raise UsageError(f"keep: predictions have the key {name!r} too. Rename the column: --keep {column}=NAME.")
+        copies[name] = plain(row.get(column))
+    return copies | rest
+
+
+def _follow(task: Task[Any, Any], outputs_of: OutputsOf, world: World) -> None:
     """Computes this rank's share of every chunk."""
-    while lines := json.loads(world.broadcast_text("", _INPUT_SECONDS)):
-        deque(predict(task, outputs_of, lines, chunk=chunk), maxlen=0)
-
-
-def _lines(stream: Iterable[str]) -> Iterator[str]:
-    try:
-        yield from stream
-    except UnicodeDecodeError as error:
-        raise DataError(f"The input is not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
+    while received := json.loads(world.broadcast_text("", _INPUT_SECONDS)):
+        rows, places = received
+        source, finish = asked(task, rows, places)
+        deque(finish(outputs_of(source)), maxlen=0)

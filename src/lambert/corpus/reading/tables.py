@@ -13,7 +13,7 @@ _BOM = "\ufeff"
 _SEPARATORS = (",", "\t", ";", "|")
 HEADER = 1 << 16
 """Maximum bytes of the line with the names of the columns."""
-_SURROGATE = re.compile("[\udc80-\udcff]")
+SURROGATE = re.compile("[\udc80-\udcff]")
 
 
 class _Unusable(Exception):
@@ -31,8 +31,8 @@ def read_csv(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     if problem:
         yield Piece("", "line 1", error=problem)
         return
-    names = _cells(first, separator)
-    for line, _, row, problem in _rows(_Lines(stream), separator):
+    names = cells(first, separator)
+    for line, _, row, problem in table_rows(Lines(stream), separator):
         if problem:
             yield Piece("", f"line {line}", error=problem)
         elif row:
@@ -44,12 +44,13 @@ def row_starts(stream: BinaryIO, layout: Layout) -> Iterator[int]:
     first = stream.readline(HEADER)
     separator, problem = column(first.decode("utf-8", "replace"), layout.text_field)
     if not problem:
-        for _, position, _, _ in _rows(_Lines(stream, len(first)), separator):
+        for _, position, _, _ in table_rows(Lines(stream, len(first)), separator):
             yield position
 
 
-def _rows(lines: "_Lines", separator: str) -> Iterator[tuple[int, int, list[str], str]]:
-    """Yields (number of the first line, position of the first byte, cells, why the row cannot be read or "")."""
+def table_rows(lines: "Lines", separator: str) -> Iterator[tuple[int, int, list[str], str]]:
+    """Yields (number of the first line, position of the first byte, cells, why the row cannot be read or ""). `lines`
+    has the number and the position of what was read so far."""
     while not lines.ended:
         rows = csv.reader(lines, delimiter=separator, quoting=_quoting(separator), strict=True)
         while True:
@@ -67,13 +68,14 @@ def _rows(lines: "_Lines", separator: str) -> Iterator[tuple[int, int, list[str]
 def column(first: str, text_field: str) -> tuple[str, str]:
     """Returns (separator, "") of a table with this first line, or ("", why it has no column `text_field`)."""
     for separator in _SEPARATORS:
-        if text_field in (names := _cells(first, separator)):
+        if text_field in (names := cells(first, separator)):
             return separator, "" if names.count(text_field) == 1 else f"has two columns {text_field!r}"
-    names = max((_cells(first, separator) for separator in _SEPARATORS), key=len)
+    names = max((cells(first, separator) for separator in _SEPARATORS), key=len)
     return "", lacks(text_field, names, "column")
 
 
-def _cells(first: str, separator: str) -> list[str]:
+def cells(first: str, separator: str) -> list[str]:
+    """Returns the cells of the first line of a table, without space around them; none if it is no row."""
     try:
         row = next(csv.reader([first.removeprefix(_BOM)], delimiter=separator, quoting=_quoting(separator)), [])
     except csv.Error:
@@ -85,12 +87,13 @@ def _quoting(separator: str) -> Literal[0, 3]:
     return csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
 
 
-class _Lines:
-    """The lines of a stream as text, in which bytes that are not UTF-8 are surrogates."""
+class Lines:
+    """The lines of a stream as text, in which bytes that are not UTF-8 are surrogates. `number` lines and `position`
+    bytes precede them."""
 
-    def __init__(self, stream: BinaryIO, position: int = 0) -> None:
+    def __init__(self, stream: BinaryIO, position: int = 0, number: int = 1) -> None:
         self._stream = stream
-        self.number, self.position, self.ended = 1, position, False
+        self.number, self.position, self.ended = number, position, False
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -131,11 +134,10 @@ def _reason(error: Exception) -> str:
 
 
 def _document(row: list[str], names: list[str], layout: Layout, place: str) -> Piece:
-    cells = len(names)
-    if len(row) != cells:
-        return Piece("", place, error=f"has {len(row)} cells where the first line has {cells}")
+    if len(row) != len(names):
+        return Piece("", place, error=f"has {len(row)} cells where the first line has {len(names)}")
     values = dict(zip(names, row, strict=True))
     text = values[layout.text_field]
-    if invalid := _SURROGATE.search(text):
+    if invalid := SURROGATE.search(text):
         return Piece("", place, error=f"is not UTF-8 text (byte 0x{ord(invalid[0]) - 0xDC00:02x})")
     return row_piece(values, layout, place)

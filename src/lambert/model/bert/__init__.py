@@ -3,6 +3,7 @@
 from lambert.model.bert import costs, folder, native
 from lambert.model.bert.cpu import CpuEncoder
 from lambert.model.bert.encoder import BertEncoder
+from lambert.model.bert.padded import PaddedBertEncoder
 from lambert.model.family import Family
 
 BERT = Family(
@@ -21,4 +22,5 @@ BERT = Family(
     kernels_lack=native.lacking,
     saved_per_token=costs.saved_per_token,
     for_cpu=CpuEncoder,
+    padded=PaddedBertEncoder,
 )

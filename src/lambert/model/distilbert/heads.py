@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lambert.core.batch import Batch
+from lambert.core.compute import PLAIN, Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import linear
 from lambert.model.objectives import Choice, Head, Label, MultiLabel, Pooler, Value
@@ -15,9 +15,9 @@ _DROPOUT = 0.2
 class ReluPooler(Pooler):
     """Maps states [T, D] to one row per sequence [S, D]: the state of the first token through a layer with relu."""
 
-    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
-        first_SD = states_TD[batch.bounds_S1[:-1].long()]
-        return torch.relu(linear(first_SD, [self.weight], [self.bias], batch.compute))
+    def transformed(self, first_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
+        """Returns the pooled rows [S, D] from the states of the first tokens."""
+        return torch.relu(linear(first_SD, [self.weight], [self.bias], compute))
 
 
 class _Sentence(Head):

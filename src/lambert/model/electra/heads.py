@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from lambert.core.batch import Batch
+from lambert.core.compute import PLAIN, Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import linear
 from lambert.model.objectives import Head, MaskedLanguageModel, Pooler
@@ -22,9 +22,9 @@ class Generator(MaskedLanguageModel):
 class GeluPooler(Pooler):
     """Maps states [T, D] to one row per sequence [S, D]: the state of the first token through a layer with gelu."""
 
-    def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
-        first_SD = states_TD[batch.bounds_S1[:-1].long()]
-        return nn.functional.gelu(linear(first_SD, [self.weight], [self.bias], batch.compute))
+    def transformed(self, first_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
+        """Returns the pooled rows [S, D] from the states of the first tokens."""
+        return nn.functional.gelu(linear(first_SD, [self.weight], [self.bias], compute))
 
 
 class _Gelu(Head):

@@ -11,6 +11,7 @@ from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.modernbert import costs, folder, heads, native
 from lambert.model.modernbert.cpu import for_cpu
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
+from lambert.model.modernbert.padded import PaddedModernBertEncoder
 
 MODERNBERT = Family(
     title="ModernBERT",
@@ -35,4 +36,5 @@ MODERNBERT = Family(
     kernels_lack=native.lacking,
     saved_per_token=costs.saved_per_token,
     for_cpu=for_cpu,
+    padded=PaddedModernBertEncoder,
 )

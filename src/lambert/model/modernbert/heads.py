@@ -35,7 +35,11 @@ class ModernPooler(_Transform):
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
         pool = mean_vectors if self.pooling == "mean" else first_vectors
-        return super().forward(pool(states_TD, batch.bounds_S1).to(states_TD.dtype), batch.compute)
+        return self.transformed(pool(states_TD, batch.bounds_S1).to(states_TD.dtype), batch.compute)
+
+    def transformed(self, rows_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
+        """Returns the pooled rows [S, D] from the means of states or the states of the first tokens."""
+        return super().forward(rows_SD, compute)
 
 
 class ModernPrediction(MaskedLanguageModel):

@@ -6,6 +6,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from lambert.exports.config import ExportConfig
+
+__all__ = ["ExportConfig", "ImportConfig"]
+
 
 @dataclass(frozen=True, slots=True)
 class ImportConfig:
@@ -20,19 +24,5 @@ class ImportConfig:
     lowercase: bool | None = None
     """Whether the vocabulary is uncased. Unset: as the tokenizer settings of the folder say; for a vocab.txt without
     settings, whether its pieces have no capitals."""
-    code: tuple[str, ...] = ()
-    """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportConfig:
-    """Converts a model folder to another format."""
-
-    model: Path
-    """Run folder or model folder."""
-    out: Path
-    """Folder to write; it must not exist."""
-    format: str = "hf"
-    """hf: config.json, model.safetensors and tokenizer files, as transformers' AutoModel reads them."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""

@@ -1,0 +1,101 @@
+"""ONNX, for ONNX Runtime and other runtimes: one file, by the exporter of torch.
+
+Source: torch.onnx.export(dynamo=True), torch 2.11 and later.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambert.exports.config import ExportConfig
+from lambert.exports.int8 import quantize
+from lambert.exports.original import Original
+from lambert.exports.padded import PaddedModel, exported
+from lambert.exports.sample import Arrays, Runtime
+from lambert.exports.written import Format, written
+
+FILE = "model.onnx"
+OPSET = 20
+"""The newest operators that ONNX Runtime and OpenVINO both compute without gaps: Gelu and LayerNormalization are single
+operators, and attention consists of products that both fuse."""
+_ONE_FILE = 2**31 - 2**20
+"""Bytes of weights from which a file of protobuf is too small, and they are in a file beside it."""
+
+
+def export(config: ExportConfig) -> Iterator[str]:
+    """Writes model.onnx with dynamic numbers of rows and tokens."""
+    yield from written(FORMAT, config)
+
+
+def _write(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
+    if config.precision == "int8":
+        quantize(padded)
+    write_program(padded, original, folder / FILE)
+
+
+def write_program(padded: PaddedModel, original: Original, path: Path) -> None:
+    """Writes the ONNX file, with its weights beside it if they exceed 2 GB."""
+    program: Any = torch.onnx.export(
+        exported(padded, original.model.config.positions), input_names=[*padded.inputs],
+        output_names=[*padded.outputs], opset_version=OPSET, dynamo=True, verbose=False,
+    )  # fmt: skip
+    _name_axes(program.model, padded)
+    _remove_traces(program.model)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in padded.state_dict().values())
+    program.save(path, external_data=size > _ONE_FILE)
+
+
+def _name_axes(model: Any, padded: PaddedModel) -> None:
+    """Names the dynamic axes of inputs and outputs: batch, choices and length."""
+    axes = ("batch", "choices", "length") if padded.choices else ("batch", "length")
+    names = {str(size): name for size, name in zip(model.graph.inputs[0].shape, axes, strict=True)}
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        for axis, size in enumerate(value.shape):
+            if not isinstance(size, int) and str(size) in names:
+                value.shape[axis] = names[str(size)]
+
+
+def _remove_traces(model: Any) -> None:
+    """Removes what the exporter notes about each operator: lines of source code with the paths of this machine."""
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    model.graph.metadata_props.clear()
+
+
+def _opened(folder: Path) -> Runtime:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(folder / FILE), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    given = {value.name for value in session.get_inputs()}
+
+    def run(inputs: Arrays) -> Arrays:
+        found = session.run(names, {name: values for name, values in inputs.items() if name in given})
+        return dict(zip(names, found, strict=True))
+
+    return run
+
+
+def _notes(config: ExportConfig) -> tuple[str, ...]:
+    if config.precision != "int8":
+        return ()
+    return ("note: int8 scales each token by itself, so that answers do not depend on the batch; compare your scores.",)
+
+
+FORMAT = Format(
+    title="ONNX Runtime",
+    extra="onnx",
+    packages=("onnx", "onnxscript", "onnxruntime"),
+    tolerances={"float32": 2e-5, "int8": 0.25},
+    write=_write,
+    opened=_opened,
+    notes=_notes,
+)

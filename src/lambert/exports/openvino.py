@@ -1,0 +1,138 @@
+"""OpenVINO's intermediate representation, from the ONNX graph; in int8 by NNCF with calibration texts."""
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambert.core.errors import DataError
+from lambert.exports import onnx
+from lambert.exports.config import ExportConfig
+from lambert.exports.original import Original
+from lambert.exports.padded import PaddedModel, input_names
+from lambert.exports.sample import TEXTS, Arrays, Runtime, cut, padded
+from lambert.exports.written import Format, check_installed, written
+
+FILE = "openvino_model.xml"
+"""The name that Optimum gives it."""
+_FLOAT32 = "f32"
+"""INFERENCE_PRECISION_HINT of the comparison: by default OpenVINO computes in bfloat16 where the processor can."""
+_CALIBRATED = 300
+"""Number of calibration texts that are read: the default of NNCF."""
+
+
+def export(config: ExportConfig) -> Iterator[str]:
+    """Writes openvino_model.xml and openvino_model.bin with dynamic numbers of rows and tokens."""
+    yield from written(FORMAT, config)
+
+
+@contextmanager
+def _no_telemetry() -> Iterator[None]:
+    """A context in which openvino and nncf, when they are imported, do not find the package that sends their usage to
+    Google Analytics; both run without it."""
+    name = "openvino_telemetry"
+    before = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]  # importing it raises ImportError
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+
+
+def _openvino() -> Any:
+    with _no_telemetry():
+        import openvino
+    return openvino
+
+
+def _nncf() -> Any:
+    with _no_telemetry():
+        import nncf
+    return nncf
+
+
+def _write(net: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
+    if config.precision == "int8":
+        check_installed("openvino --precision int8", "openvino-int8", ("nncf",))
+    path = folder / onnx.FILE
+    onnx.write_program(net, original, path)
+    openvino = _openvino()
+    model = openvino.Core().read_model(str(path))  # convert_model would send telemetry
+    if config.precision == "int8":
+        model = _quantized(model, original, config)
+    openvino.save_model(model, str(folder / FILE), compress_to_fp16=False)
+    del model
+    for left in folder.glob(f"{onnx.FILE}*"):
+        left.unlink()
+
+
+def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
+    """Returns the model with static 8-bit scales. Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant."""
+    nncf = _nncf()
+    nncf.set_log_level("ERROR")
+    names = input_names(original.model)
+    shape = (1, 1) if "choice" in original.model.labels else (1,)
+
+    def inputs(text: str) -> Arrays:
+        found = original.tokenizer.encode(*text.split("\t", 1))
+        return padded([cut(found.ids, original.longest)], [cut(found.type_ids, original.longest)], names, shape)
+
+    texts = calibration_texts(config.calibration)
+    data = nncf.Dataset(texts, inputs)
+    with redirect_stdout(io.StringIO()):  # without progress bars
+        return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts))
+
+
+def calibration_texts(path: Path | None) -> list[str]:
+    """Returns the texts from which ranges are learnt: the lines of the file, at most 300, or the built-in sentences.
+    Raises DataError if the file has none."""
+    if path is None:
+        return [*TEXTS]
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text: {error}.") from error
+    if not any(lines):
+        raise DataError(f"{path} has no text: give one with a text a line.")
+    return [line for line in lines if line][:_CALIBRATED]
+
+
+def opened(folder: Path, hint: str = _FLOAT32) -> Runtime:
+    """Opens the model with the threads of torch, computing in the precision `hint`."""
+    threads = torch.get_num_threads()
+    core = _openvino().Core()
+    settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+    model = core.compile_model(str(folder / FILE), "CPU", settings)
+    names = [value.get_any_name() for value in model.outputs]
+    given = {name for value in model.inputs for name in value.get_names()}
+
+    def run(inputs: Arrays) -> Arrays:
+        found = model({name: values for name, values in inputs.items() if name in given})
+        return {name: found[index] for index, name in enumerate(names)}
+
+    return run
+
+
+def _notes(config: ExportConfig) -> tuple[str, ...]:
+    ours = "" if config.calibration else ", of built-in sentences: give texts of your domain (--calibration FILE)"
+    if config.precision == "int8":
+        return (f"note: int8 has fixed ranges of activations{ours}; compare your scores.",)
+    return ('note: OpenVINO computes in bfloat16 where it can: set INFERENCE_PRECISION_HINT to "f32" to compare.',)
+
+
+FORMAT = Format(
+    title="OpenVINO",
+    extra="openvino",
+    packages=("openvino", "onnx", "onnxscript"),
+    tolerances={"float32": 2e-5, "int8": 0.25},
+    write=_write,
+    opened=opened,
+    notes=_notes,
+)

@@ -1,0 +1,106 @@
+"""The model that is exported, in float32, with what its folder has beside the weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError, UsageError
+from lambert.corpus.tokens import roles
+from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.exports.config import ExportConfig
+from lambert.model import folder as layout
+from lambert.model import weights
+from lambert.model.families import family_of, reads_segments
+from lambert.model.heads import Model
+from lambert.tasks import described, sentence_transformers
+from lambert.tasks.config import TaskConfig
+
+_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+KEPT = ("id2label", "label2id", "problem_type", "lambert", *_IDS)
+"""Keys of config.json that describe the head, and ids of special tokens. They are copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A model folder that was read."""
+
+    model: Model
+    tokenizer: Any
+    extra: Mapping[str, Any]
+    """Keys of config.json that are copied."""
+    files: Mapping[str, str]
+    """Files of sentence-transformers, by name."""
+    vectors: TaskConfig | None
+    """The task of a model of vectors."""
+
+    @property
+    def segments(self) -> bool:
+        """Whether the model reads segment types."""
+        return reads_segments(self.model.config)
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens to which other libraries shorten a text."""
+        own = self.vectors.max_length if self.vectors else 0
+        return min(own or self.model.config.positions, self.model.config.positions)
+
+    def write_tokenizer(self, folder: Path) -> None:
+        """Writes the files of the tokenizer."""
+        tokenizers.save(self.tokenizer, folder, longest=self.model.config.positions, segments=self.segments)
+
+
+def read(config: ExportConfig) -> Original:
+    """Reads the model folder. Raises DataError if it cannot be read."""
+    folder = layout.model_folder(config.model)
+    settings = layout.read_config(folder)
+    layout.check_family(settings, folder)
+    vectors = _vectors(settings, folder)
+    heads = None if vectors is None else {"first_vector" if vectors.embed.pooling == "cls" else "vector": 0}
+    tokenizer = tokenizers.load(folder)
+    model, report = weights.load(folder, heads, roles.size(tokenizer), code=config.code)
+    if report.missing:
+        raise DataError(f"{folder} lacks {report.missing[0]}: fine-tune the model, or import the whole folder.")
+    extra, files = kept(folder, model.config.hidden)
+    return Original(model.float().eval(), tokenizer, extra, files, vectors)
+
+
+def check_traceable(model: Model, format: str) -> None:
+    """Raises UsageError for blocks from outside Lambert, which only Lambert's batches can run."""
+    if model.config.custom_block or family_of(model.config).padded is None:
+        raise UsageError(f"--format {format} cannot contain the block {model.config.block}: use --format hf.")
+
+
+def _vectors(settings: Mapping[str, Any], folder: Path) -> TaskConfig | None:
+    if settings.get("lambert"):
+        task = described(settings, "", folder / layout.CONFIG)
+        return task.resolved() if task.name == "embed" else None
+    if (folder / sentence_transformers.MODULES).exists():
+        return sentence_transformers.described(folder)
+    return None
+
+
+def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns what a copy of a model folder keeps beside its encoder and tokenizer: keys of config.json, and the files
+    of sentence-transformers by name, for vectors of `width` components. Raises DataError if other programs could not
+    read them."""
+    found = layout.read_config(folder)
+    extra = {name: found[name] for name in KEPT if found.get(name) is not None}
+    _check_kept(extra, folder / layout.CONFIG)
+    if not (folder / sentence_transformers.MODULES).exists():
+        return extra, {}
+    return extra, sentence_transformers.files(sentence_transformers.described(folder), width)
+
+
+def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
+    """Raises DataError if a copied key has a form that other programs could not read."""
+    names, ids, kind = kept.get("id2label", {}), kept.get("label2id", {}), kept.get("problem_type", "")
+    forms = {
+        "id2label": isinstance(names, dict) and all(key.isdecimal() and isinstance(names[key], str) for key in names),
+        "label2id": isinstance(ids, dict) and all(type(number) is int for number in ids.values()),
+        **{name: isinstance(kept.get(name, 0), int | list) for name in _IDS},
+        "problem_type": kind in ("", "regression", "single_label_classification", "multi_label_classification"),
+    }
+    for name, right in forms.items():
+        if not right:
+            raise DataError(f"{path} has {name} in another form than Hugging Face's. Correct or remove it.")

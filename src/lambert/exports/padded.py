@@ -1,0 +1,105 @@
+"""A model for padded rows, with the inputs and outputs that Hugging Face and Optimum name: what exporters trace."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambert.model.families import family_of, reads_segments
+from lambert.model.heads import Model
+from lambert.model.objectives import MaskedLanguageModel, Vector
+
+OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "nsp": ("seq_relationship_logits",),
+    "span": ("start_logits", "end_logits"),
+    "vector": ("last_hidden_state", "sentence_embedding"),
+    "first_vector": ("last_hidden_state", "sentence_embedding"),
+}
+"""Names of the outputs of a head; `logits` for the others."""
+NO_HEAD = ("last_hidden_state",)
+
+
+def input_names(model: Model) -> tuple[str, ...]:
+    """Returns the names of the inputs, int64 [B, M], or [B, C, M] with C choices."""
+    return ("input_ids", "attention_mask", *(["token_type_ids"] if reads_segments(model.config) else []))
+
+
+def output_names(heads: Collection[str]) -> tuple[str, ...]:
+    """Returns the names of the outputs of a model with these heads, in order."""
+    return tuple(name for head in heads for name in OUTPUTS.get(head, ("logits",))) or NO_HEAD
+
+
+class PaddedModel(nn.Module):
+    """Maps padded rows to the outputs that `output_names` names. It shares weights with the model.
+
+    Args:
+        model: The model; its family must support padded rows.
+        unit: Whether vectors are divided by their lengths.
+    """
+
+    def __init__(self, model: Model, unit: bool) -> None:
+        super().__init__()
+        make = family_of(model.config).padded
+        assert make is not None
+        self.encoder, self.heads, self.pooler, self.unit = make(model.encoder), model.heads, model.pooler, unit
+        self.words = model.encoder.words
+        self.choices = "choice" in model.labels
+        self.inputs, self.outputs = input_names(model), output_names(model.labels)
+        self.pooled = any(head.reads == "pooled" for head in model.heads.values())
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        if not self.choices:
+            return self._rows(input_ids, attention_mask, token_type_ids)
+        shape = input_ids.shape[:2]
+        types = None if token_type_ids is None else token_type_ids.flatten(0, 1)
+        (logits_S1,) = self._rows(input_ids.flatten(0, 1), attention_mask.flatten(0, 1), types)
+        return (logits_S1.view(shape),)
+
+    def _rows(self, ids_BM: Tensor, mask_BM: Tensor, types_BM: Tensor | None) -> tuple[Tensor, ...]:
+        states_BMD: Tensor = self.encoder(ids_BM, mask_BM, types_BM)
+        pooled_BD = self._pooled(states_BMD, mask_BM) if self.pooled else None
+        found: list[Tensor] = []
+        for name, head in self.heads.items():
+            if isinstance(head, Vector):
+                vectors_BD = _mean(states_BMD, mask_BM) if name == "vector" else states_BMD[:, 0]
+                found += [states_BMD, nn.functional.normalize(vectors_BD, dim=-1) if self.unit else vectors_BD]
+            elif isinstance(head, MaskedLanguageModel):
+                found.append(head(states_BMD, None, self.words.weight))
+            elif name == "span":
+                found += head(states_BMD).unbind(-1)
+            else:
+                rows = {"pooled": pooled_BD, "first": states_BMD[:, 0]}.get(str(head.reads), states_BMD)
+                found.append(head(rows))
+        return tuple(found) or (states_BMD,)
+
+    def _pooled(self, states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
+        assert self.pooler is not None
+        mean = getattr(self.pooler, "pooling", "cls") == "mean"
+        transformed: Any = self.pooler.transformed
+        rows_BD: Tensor = transformed(_mean(states_BMD, mask_BM) if mean else states_BMD[:, 0])
+        return rows_BD
+
+
+def _mean(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
+    """Returns the mean state of the tokens of each row, [B, D]."""
+    weights_BM1 = mask_BM[:, :, None].to(states_BMD.dtype)
+    return (states_BMD * weights_BM1).sum(1) / weights_BM1.sum(1).clamp(min=1)
+
+
+def exported(padded: PaddedModel, positions: int) -> torch.export.ExportedProgram:
+    """Returns the program of torch.export, with any number of rows, of choices, and of tokens up to `positions`."""
+    dims: dict[int, torch.export.Dim] = {0: torch.export.Dim("batch")}
+    if padded.choices:
+        dims[1] = torch.export.Dim("choices")
+    length = min(16, positions)
+    dims[len(dims)] = torch.export.Dim("length", max=positions)
+    shape = (2, 3, length) if padded.choices else (2, length)
+    example = tuple(torch.ones(shape, dtype=torch.int64) for _ in padded.inputs)
+    shapes = dict.fromkeys(padded.inputs, dims)
+    if "token_type_ids" not in shapes:
+        shapes["token_type_ids"] = None  # type: ignore[assignment]
+    with torch.no_grad():
+        return torch.export.export(padded.eval(), example, dynamic_shapes=dict(list(shapes.items())[: len(example)]))

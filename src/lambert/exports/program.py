@@ -1,0 +1,86 @@
+"""Programs of torch.export, and the same compiled by AOTInductor."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambert.core.errors import MachineError
+from lambert.exports.config import ExportConfig
+from lambert.exports.original import Original
+from lambert.exports.padded import PaddedModel, exported
+from lambert.exports.sample import Arrays, Runtime
+from lambert.exports.written import Format, written
+
+FILE = "model.pt2"
+NOTE = "warning: torch unpickles model.pt2: load it only if you trust who made it."
+NATIVE_NOTE = "warning: model.pt2 is native code for processors like this one: loading it runs code."
+
+
+def export_torch(config: ExportConfig) -> Iterator[str]:
+    """Writes model.pt2, a program of torch.export with dynamic numbers of rows and tokens."""
+    yield from written(TORCH, config)
+
+
+def export_aoti(config: ExportConfig) -> Iterator[str]:
+    """Writes model.pt2, a package of AOTInductor: machine code that torch loads without Python code of the model."""
+    if not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        raise MachineError("--format aoti needs a C++ compiler: install g++, or use --format torch.")
+    yield from written(AOTI, config)
+
+
+def _write_torch(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
+    program = exported(padded, original.model.config.positions).run_decompositions({})
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # lines of source code with the paths of this machine
+    torch.export.save(program, folder / FILE)
+
+
+def _write_aoti(padded: PaddedModel, original: Original, folder: Path, config: ExportConfig) -> None:
+    import torch._inductor
+
+    program = exported(padded, original.model.config.positions)
+    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / FILE))
+
+
+def _opened_torch(folder: Path) -> Runtime:
+    return _runtime(torch.export.load(folder / FILE).module(), folder)
+
+
+def _opened_aoti(folder: Path) -> Runtime:
+    import torch._inductor
+
+    return _runtime(torch._inductor.aoti_load_package(str(folder / FILE)), folder)
+
+
+def _runtime(call: Any, folder: Path) -> Runtime:
+    """Returns a function that calls the program with tensors; its outputs are named by their places."""
+
+    def run(inputs: Arrays) -> Arrays:
+        with torch.inference_mode():
+            found = call(*[torch.from_numpy(values) for values in inputs.values()])
+        return {str(number): value.numpy() for number, value in enumerate(found)}
+
+    return run
+
+
+TORCH = Format(
+    title="torch.export",
+    extra="",
+    packages=(),
+    tolerances={"float32": 2e-5},
+    write=_write_torch,
+    opened=_opened_torch,
+    notes=lambda config: (NOTE,),
+)
+AOTI = Format(
+    title="AOTInductor",
+    extra="",
+    packages=(),
+    tolerances={"float32": 2e-5},
+    write=_write_aoti,
+    opened=_opened_aoti,
+    notes=lambda config: (NATIVE_NOTE,),
+)

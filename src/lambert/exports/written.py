@@ -1,0 +1,139 @@
+"""Writes the folder of a format: complete and verified, or absent."""
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lambert.core.contents import write_sums
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import atomic_folder, check_new_folder, json_text
+from lambert.exports.card import card
+from lambert.exports.config import ExportConfig
+from lambert.exports.original import Original, check_traceable, read
+from lambert.exports.padded import PaddedModel, output_names
+from lambert.exports.sample import Arrays, Difference, Runtime, samples
+from lambert.model import folder as layout
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A file format of another runtime."""
+
+    title: str
+    """Name of the runtime in messages."""
+    extra: str
+    """Extra of pyproject.toml with the packages."""
+    packages: tuple[str, ...]
+    """Modules that must be installed."""
+    tolerances: Mapping[str, float]
+    """Largest difference from the model, by precision: for float32 that of an output, divided by the largest magnitude
+    of the outputs if it is above 1; otherwise the root mean square of the differences as a share of that of the
+    outputs."""
+    write: Callable[[PaddedModel, Original, Path, ExportConfig], None]
+    """Writes the model into the folder."""
+    opened: Callable[[Path], Runtime]
+    """Opens the model in the folder with its runtime, computing in float32 where the model does."""
+    notes: Callable[[ExportConfig], tuple[str, ...]] = lambda config: ()
+    """Lines to show, which are in the folder's README.md too."""
+
+
+def check_precision(config: ExportConfig, known: Mapping[str, object]) -> None:
+    """Raises UsageError for a precision that the format does not have."""
+    if config.precision not in known:
+        have = " and ".join(known)
+        raise UsageError(f"--format {config.format} has no precision {config.precision!r}: it has {have}.")
+
+
+def check_installed(format: str, extra: str, packages: tuple[str, ...]) -> None:
+    """Raises UsageError, with the extra to install, if a module is missing."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"--format {format} needs {package}: pip install 'lambert-bert[{extra}]'.")
+
+
+def written(form: Format, config: ExportConfig) -> Iterator[str]:
+    """Writes the folder `config.out` in this format and yields lines to show. The folder appears after the outputs of
+    the runtime have been compared with the model's.
+
+    Raises DataError if they differ by more than the tolerance; then nothing is written.
+    """
+    check_precision(config, form.tolerances)
+    if config.calibration is not None and (config.format, config.precision) != ("openvino", "int8"):
+        raise UsageError("--calibration is for --format openvino --precision int8.")
+    check_installed(config.format, form.extra, form.packages)
+    check_new_folder(config.out)
+    original = read(config)
+    check_traceable(original.model, config.format)
+    unit = original.vectors is not None and original.vectors.embed.normalize
+    with atomic_folder(config.out, replace=True) as aside, quiet():
+        padded = PaddedModel(original.model, unit).eval()
+        with torch.inference_mode(False), torch.no_grad():
+            form.write(padded, original, aside, config)
+        difference = compared(original, form.opened(aside))
+        check(difference, config, form.tolerances[config.precision], form.title)
+        share = f" ({difference.relative:.1%} of the outputs on average)" if config.precision != "float32" else ""
+        line = f"verified: largest difference of {form.title} from Lambert {difference.absolute:.1e}{share}"
+        write_surroundings(original, aside, card(config.format, config.precision, padded, (line, *form.notes(config))))
+    yield from form.notes(config)
+    yield line
+    yield f"model  {config.out}"
+
+
+def compared(original: Original, runtime: Runtime) -> Difference:
+    """Returns the largest difference of the outputs of a runtime from those of the model, on the texts of `samples`."""
+    difference, names = Difference(), output_names(original.model.labels)
+    for rows in samples(original):
+        difference.add(rows, named(runtime(rows.inputs), names))
+    return difference
+
+
+def named(found: Arrays, names: tuple[str, ...]) -> Arrays:
+    """Returns the outputs of a runtime by name; programs of torch number theirs."""
+    return {names[int(name)] if name.isdecimal() else name: values for name, values in found.items()}
+
+
+def check(difference: Difference, config: ExportConfig, tolerance: float, title: str) -> None:
+    """Raises DataError if the difference exceeds the tolerance."""
+    share = config.precision != "float32"
+    # Outputs of large magnitude are rounded more coarsely.
+    found = difference.relative if share else difference.absolute / max(1.0, difference.largest)
+    if found > tolerance:
+        raise DataError(
+            f"{title} computes other outputs: they differ by up to {difference.absolute:.1e}, and the largest "
+            f"magnitude is {difference.largest:.1e}; nothing was written."
+        )
+
+
+def write_surroundings(original: Original, folder: Path, readme: str) -> None:
+    """Writes what a model folder has beside the weights: config.json, the tokenizer, files of sentence-transformers,
+    README.md and the sums."""
+    settings = layout.config_of(original.model) | dict(original.extra)
+    (folder / layout.CONFIG).write_text(json_text(settings, indent=2) + "\n", encoding="utf-8")
+    original.write_tokenizer(folder)
+    for name, text in {**original.files, "README.md": readme}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    write_sums(folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A context in which exporters and runtimes print no warnings about themselves."""
+    names = ("torch", "torch.onnx", "torch.export", "torch._inductor", "onnxscript", "onnx_ir", "nncf", "openvino")
+    loggers = {name: logging.getLogger(name) for name in names}
+    levels = {name: logger.level for name, logger in loggers.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers.values():
+                logger.setLevel(logging.ERROR)
+            yield
+        finally:
+            for name, level in levels.items():
+                loggers[name].setLevel(level)

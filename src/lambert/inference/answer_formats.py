@@ -1,0 +1,244 @@
+"""The formats of files of predictions: JSON lines, CSV, Parquet, or vectors as one array of numpy.
+
+Predictions are kept in a file of rows, to which they are appended as they come. The file that the user asked for is
+made of it at the end, so that its columns and their types are those of all rows.
+"""
+
+import base64
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from lambert.core.errors import UsageError
+from lambert.core.files import json_text
+
+Row = dict[str, Any]
+State = dict[str, int]
+_ROWS = 8192
+"""Rows of a row group of Parquet."""
+ERROR = "error"
+"""The key of the error of a row."""
+
+
+def row_text(row: Row) -> str:
+    """Returns a prediction as a line of JSON. Half of a surrogate pair, which UTF-8 does not have, is escaped."""
+    text = json_text(row)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text))
+    return text
+
+
+class Lines:
+    """JSON lines. The other formats of rows are made of these.
+
+    Args:
+        path: The file of rows: a new one, or one that is continued.
+        state: What `flush` returned when the rows that are kept had been added.
+        copied: Keys that are copied from the input.
+    """
+
+    def __init__(self, path: Path, state: State | None = None, copied: Collection[str] = ()) -> None:
+        self.path, self.copied, self.state = path, copied, state or self.first_state()
+        self.file: IO[bytes] = path.open("r+b" if state else "w+b")
+        self.file.truncate(self.state["bytes"])
+        self.file.seek(self.state["bytes"])
+
+    def first_state(self) -> State:
+        """Returns the state of a file without rows."""
+        return {"bytes": 0}
+
+    def add(self, row: Row) -> None:
+        """Appends a prediction, or an error. Raises UsageError if the format is not for such predictions."""
+        self.file.write(row_text(row).encode() + b"\n")
+
+    def flush(self) -> State:
+        """Writes what was added to the disk, and returns the state to continue from. Raises OSError."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.state["bytes"] = self.file.tell()
+        return dict(self.state)
+
+    def write(self, path: Path) -> None:
+        """Writes the file that the user asked for. Raises OSError."""
+        self.flush()
+        _linked(self.path, path)
+
+    def rows(self) -> Iterator[Row]:
+        """Yields the rows."""
+        self.flush()
+        with self.path.open("rb") as file:
+            yield from map(json.loads, file)
+
+    def blocks(self) -> Iterator[list[Row]]:
+        """Yields the rows, _ROWS at a time."""
+        block: list[Row] = []
+        for row in self.rows():
+            block.append(row)
+            if len(block) == _ROWS:
+                yield block
+                block = []
+        if block:
+            yield block
+
+    def close(self) -> None:
+        """Closes the file of rows."""
+        self.file.close()
+
+
+class Table(Lines):
+    """CSV with the values of predictions that are not lists or objects."""
+
+    def add(self, row: Row) -> None:
+        if ERROR not in row and not any(_is_flat(value) for key, value in row.items() if key not in self.copied):
+            named = " and ".join(key for key in row if key not in self.copied)
+            raise UsageError(
+                f".csv is for single values, and these predictions have {named}: write .jsonl or .parquet."
+            )
+        super().add({key: value for key, value in row.items() if key in self.copied or _is_flat(value)})
+
+    def write(self, path: Path) -> None:
+        names = _names(self.rows())
+        with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(names)
+            for row in self.rows():
+                table.writerow([_cell(row.get(name)) for name in names])
+
+
+class Array(Lines):
+    """Vectors, float32 [rows, D]. A row with an error is NaN. The header is written again at the end, with the number
+    of rows; numpy keeps room for it."""
+
+    def first_state(self) -> State:
+        return {"bytes": len(_header(0, 0)), "rows": 0, "width": 0}
+
+    def add(self, row: Row) -> None:
+        state = self.state
+        if "vector" not in row and ERROR not in row:
+            raise UsageError(".npy is for vectors, and this model has none: write .jsonl or .parquet.")
+        if "vector" in row and not state["width"]:
+            state["width"] = len(row["vector"])
+            self._nan(state["rows"])
+        state["rows"] += 1
+        if "vector" in row:
+            self.file.write(np.asarray(row["vector"], dtype="<f4").tobytes())
+        else:
+            self._nan(1)
+
+    def _nan(self, rows: int) -> None:
+        self.file.write(np.full((rows, self.state["width"]), np.nan, dtype="<f4").tobytes())
+
+    def write(self, path: Path) -> None:
+        header = _header(self.state["rows"], self.state["width"])
+        assert len(header) == self.first_state()["bytes"], "the header has outgrown its room"
+        self.file.flush()
+        os.pwrite(self.file.fileno(), header, 0)
+        super().write(path)
+
+
+class Parquet(Lines):
+    """Parquet. Vectors are lists of float32, as the model computes them. A column with values of several types, such as
+    ids of which some are numbers and some are text, is one of text."""
+
+    def __init__(self, path: Path, state: State | None = None, copied: Collection[str] = ()) -> None:
+        self._pyarrow()
+        super().__init__(path, state, copied)
+
+    @staticmethod
+    def _pyarrow() -> Any:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise UsageError("Writing Parquet needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
+        return pyarrow
+
+    def add(self, row: Row) -> None:
+        if "vector" in row:  # as text of a quarter of the size
+            row = {**row, "vector": base64.b64encode(np.asarray(row["vector"], dtype="<f4").tobytes()).decode()}
+        super().add(row)
+
+    def write(self, path: Path) -> None:
+        pyarrow = self._pyarrow()
+        kinds: dict[str, Any] = dict.fromkeys(_names(self.rows()), pyarrow.null())
+        for block in self.blocks():
+            for name, kind in kinds.items():
+                kinds[name] = _common(pyarrow, kind, [row.get(name) for row in block]) if name != "vector" else kind
+        if "vector" in kinds:
+            kinds["vector"] = pyarrow.list_(pyarrow.float32())
+        schema = pyarrow.schema([(name, pyarrow.string() if kind is None else kind) for name, kind in kinds.items()])
+        with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+            for block in self.blocks():
+                columns = [_column(pyarrow, kinds[name], name, block) for name in kinds]
+                writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+
+
+def _column(pyarrow: Any, kind: Any, name: str, rows: Sequence[Row]) -> Any:
+    values = [row.get(name) for row in rows]
+    if kind is None:
+        return pyarrow.array([_as_text(value) for value in values], pyarrow.string())
+    if name == "vector":
+        values = [None if value is None else np.frombuffer(base64.b64decode(value), "<f4") for value in values]
+    return pyarrow.array(values, kind)
+
+
+def _common(pyarrow: Any, kind: Any, values: Sequence[Any]) -> Any:
+    """Returns the type of values of this type and these values; None, which is text, if there is none."""
+    try:
+        schemas = [pyarrow.schema([("", each)]) for each in (kind, pyarrow.array(values).type)]
+        return pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text.encode(errors="replace").decode()
+
+
+def _names(rows: Iterator[Row]) -> list[str]:
+    """Returns the keys of all rows in order of appearance, ERROR last."""
+    found: dict[str, None] = {}
+    for row in rows:
+        if not row.keys() <= found.keys():
+            found |= dict.fromkeys(row)
+    return [*(name for name in found if name != ERROR), *([ERROR] if ERROR in found else [])]
+
+
+def _is_flat(value: Any) -> bool:
+    return not isinstance(value, dict | list)
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) and not isinstance(value, bool) else json_text(value)
+
+
+def _header(rows: int, width: int) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
+    return file.getvalue()
+
+
+def _linked(path: Path, new: Path) -> None:
+    """Gives a file a second name, or copies it where the disk has no such names."""
+    new.unlink(missing_ok=True)
+    try:
+        os.link(path, new)
+    except OSError:
+        shutil.copyfile(path, new)
+
+
+FORMATS: dict[str, Callable[[Path, State | None, Collection[str]], Lines]] = {
+    ".jsonl": Lines, ".csv": Table, ".npy": Array, ".parquet": Parquet,
+}  # fmt: skip

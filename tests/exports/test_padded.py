@@ -1,0 +1,71 @@
+"""The model for padded rows computes what Lambert computes, for every family and head."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from exported import HEADS, KINDS, saved
+
+from lambert.exports.config import ExportConfig
+from lambert.exports.original import Original, read
+from lambert.exports.padded import PaddedModel, exported, output_names
+from lambert.exports.sample import Difference, padded, samples
+
+
+def opened(kind: str, head: str, folder: Path, **settings: bool) -> tuple[Original, PaddedModel]:
+    original = read(ExportConfig(saved(kind, head, folder / "model", **settings), folder / "out"))
+    return original, PaddedModel(original.model, original.vectors is not None and original.vectors.embed.normalize)
+
+
+@pytest.mark.parametrize("head", [*HEADS])
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
+    original, net = opened(kind, head, tmp_path)
+    difference = Difference()
+    with torch.inference_mode():
+        for rows in samples(original):
+            found = net.eval()(*[torch.from_numpy(rows.inputs[name]) for name in net.inputs])
+            difference.add(rows, {name: x.numpy() for name, x in zip(net.outputs, found, strict=True)})
+    assert difference.largest > 0.01
+    assert difference.absolute <= 5e-6
+    assert net.outputs == output_names(original.model.labels)
+    assert ("token_type_ids" in net.inputs) == (kind in ("bert", "electra"))
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_padding_changes_nothing(kind: str, tmp_path: Path) -> None:
+    """Also far more padding than tokens, where tokens near the end read only padding."""
+    _, net = opened(kind, "tag", tmp_path)
+    row, other = [2, 9, 11, 30, 3], [2] + [7 + n % 40 for n in range(150)] + [3]
+    several = padded([row, other], [[0] * len(row), [0] * len(other)], net.inputs)
+    alone = padded([row], [[0] * len(row)], net.inputs)
+    with torch.inference_mode():
+        (wide,), (found,) = (
+            net.eval()(*[torch.from_numpy(inputs[name]) for name in net.inputs]) for inputs in (several, alone)
+        )
+    assert wide.isfinite().all()
+    np.testing.assert_allclose(wide[0, : len(row)].numpy(), found[0].numpy(), atol=2e-6)
+
+
+def test_vectors_as_they_are(tmp_path: Path) -> None:
+    for normalize in (True, False):
+        original, net = opened("distilbert", "vector", tmp_path / str(normalize), normalize=normalize)
+        rows = next(iter(samples(original)))
+        with torch.inference_mode():
+            states_BMD, vectors_BD = net.eval()(*[torch.from_numpy(rows.inputs[name]) for name in net.inputs])
+        mean = states_BMD[0].mean(0)
+        wanted = mean / mean.norm() if normalize else mean
+        np.testing.assert_allclose(vectors_BD[0].numpy(), wanted.numpy(), atol=1e-6)
+
+
+def test_a_program_of_any_size(tmp_path: Path) -> None:
+    """One program takes 1 row and several, of 2 tokens and as many as there are positions."""
+    original, net = opened("modernbert", "choice", tmp_path)
+    program = exported(net.eval(), original.model.config.positions).module()
+    for shape in [(1, 1, 2), (1, 4, 192), (3, 2, 33)]:
+        inputs = torch.full(shape, 9), torch.ones(shape, dtype=torch.int64)
+        with torch.inference_mode():
+            torch.testing.assert_close(program(*inputs)[0], net(*inputs)[0], atol=2e-6, rtol=0)
+    with pytest.raises(Exception, match=r"193|192"):
+        program(torch.full((1, 1, 193), 9), torch.ones(1, 1, 193, dtype=torch.int64))
