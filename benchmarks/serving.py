@@ -4,7 +4,7 @@
     python benchmarks/serving.py embed --model MODEL --data sst2-dev.tsv --out serving.jsonl \
         --works direct peers overload --sides lambert lambert-int8 sentence-transformers sentence-transformers-32
 
-Every server and every load is a process of its own on this machine (benchmarks/load.py, benchmarks/peers/fastapi_server.py),
+Every server and every load is a process of its own on this machine (load.py, peers/fastapi_server.py),
 and a request has one text. Works:
 
 direct    predictions of `--limit` texts in one call of the library, then the service saturated by `--connections`
