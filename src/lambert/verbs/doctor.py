@@ -25,6 +25,7 @@ EXTRAS = {
     "report": ("jinja2", "matplotlib"),
     "tensorboard": ("tensorboard",),
     "sweep": ("optuna",),
+    "plan": ("simpy",),
     "parquet": ("pyarrow",),
     "hf": ("transformers",),
     "zstd": ("backports.zstd",),
