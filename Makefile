@@ -39,7 +39,7 @@ $(VENV)/torch.txt:
 NATIVE := setup.py $(wildcard src/lambert/native/*.cpp src/lambert/native/*.h)
 $(VENV)/setup: $(VENV)/torch.txt pyproject.toml constraints.txt $(NATIVE)
 	@echo "[3/3] lambert"
-	@$(PIP) -c $(VENV)/torch.txt -e '.[report,tensorboard]'
+	@$(PIP) -c $(VENV)/torch.txt -e '.[report,tensorboard,serve]'
 	@touch $@
 
 $(VENV)/setup-dev: $(VENV)/setup

@@ -89,7 +89,7 @@ def show(found: dict[str, list[Path]], began: float) -> None:
     console.print(table)
     if gain <= 2 * error:
         console.print("The gain is within two standard errors: this run does not show that pre-training helped.")
-    console.print(f"model   {folder}\nreport  runs/demo/report.html")
+    console.print(f"model   {folder}\nreport  runs/demo/report.html\nto try  .venv/bin/lambert serve --model {folder}")
 
 
 def compared(pretrained: list[Path], scratch: list[Path]) -> tuple[float, float, float, float]:
