@@ -113,7 +113,7 @@ def test_a_request_is_answered_in_time_or_refused(tuned: Callable[[str], Path]) 
         status, answer = service.ask("/embed", {"inputs": long})
         assert (status, "0.5 s" in answer["error"]) == (503, True)
         service.wait_for("lambert_waiting_tokens", lambda tokens: tokens == 0)
-        assert service.metrics()['lambert_refusals_total{reason="expired"}'] == 1
+        service.wait_for('lambert_refusals_total{reason="expired"}', lambda count: count == 1)
         assert service.end() == (0, "")
 
 
