@@ -147,6 +147,7 @@ LESS_MEMORY = {
     "sweep": f"Lower jobs, or the tokens of a micro-batch in the recipe; {_SMALLER}.",
     "evaluate": f"Lower inference.micro_tokens; {_SMALLER}.",
     "predict": f"Lower inference.micro_tokens or chunk; {_SMALLER}.",
+    "serve": "Lower max_waiting_tokens or workers, or serve fewer models.",
     "extend": "Lower sample_megabytes.",
     "bench": "Lower sequences, length or size.",
 }

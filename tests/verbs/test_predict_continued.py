@@ -18,6 +18,7 @@ from lambert.core.errors import DataError
 from lambert.inference import answer_file
 from lambert.verbs import predict
 
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, which other tests import
 Lambert = Callable[..., Any]
 Tuned = Callable[[str], Path]
 COUNT, CHUNK = 23, 4
