@@ -85,7 +85,7 @@ def test_a_foreign_host_or_content_type_is_refused(service: Service) -> None:
 
 
 def test_a_key_protects_texts_only(tuned: Tuned) -> None:
-    with serving(tuned("classify"), env={"LAMBERT_API_KEY": "secret"}) as service:
+    with serving(tuned("classify"), env={"LAMBERT_API_KEY": "secret\n"}) as service:
         assert service.ask("/healthz")[0] == 200
         assert service.ask("/embed", {"inputs": "a"})[0] == 401
         assert service.ask("/embed", {"inputs": "a"}, {"Authorization": "Bearer wrong"})[0] == 401

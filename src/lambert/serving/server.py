@@ -180,7 +180,7 @@ def _missing(error: ImportError) -> UsageError:
 def api_key(config: ServeConfig) -> str:
     """Returns the API key, empty if none was given. Raises UsageError for a file that has none."""
     if config.api_key_file is None:
-        return os.environ.get("LAMBERT_API_KEY", "")
+        return os.environ.get("LAMBERT_API_KEY", "").strip()
     try:
         key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
