@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
@@ -226,7 +226,7 @@ class TextModel:
         if wrong := [text for text in several if not isinstance(text, str)]:
             raise UsageError(f"encode takes texts, not {type(wrong[0]).__name__}.")
         before = prompt if prompt is not None else embed.prompt if own else ""
-        source = tokenised(self.tokenizer, TaskConfig(max_length=length), [before + text for text in several], None)
+        source = tokenised(self.tokenizer, _cut_to(length), [before + text for text in several], None)
         pooling = pooling or (embed.pooling if own else "") or "mean"
         width, unit = self._model.config.hidden, own and embed.normalize
 
@@ -291,6 +291,11 @@ class TextModel:
             names = ", ".join(columns_of(column))
             raise UsageError(f"{place} is a text, and the model reads the columns {names}: give a row (a dict).")
         return {"text" if not column or column.isdecimal() else column: text}
+
+
+@cache
+def _cut_to(length: int) -> TaskConfig:
+    return TaskConfig(max_length=length)
 
 
 class _Vectors(nn.Module):

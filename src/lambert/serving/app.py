@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 from lambert import __version__
 from lambert.core.errors import UsageError
 from lambert.serving import bodies
-from lambert.serving.answering import Answering
+from lambert.serving.answering import Answering, characters
 from lambert.serving.config import ServeConfig
 from lambert.serving.json_bodies import listed, route_class
 from lambert.serving.metrics import CONTENT_TYPE, Metrics
@@ -50,7 +50,9 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         chosen: Served, texts: Sequence[str], field: str, kind: Literal["query", "document"] = "query"
     ) -> tuple[Vectors, int]:
         """Returns the vectors [texts, D] and the number of their tokens."""
-        found, tokens = await answering.answer(lambda: chosen.model.vectors(texts, prompt=chosen.prompt(kind)))
+        found, tokens = await answering.answer(
+            lambda: chosen.model.vectors(texts, prompt=chosen.prompt(kind)), characters(texts)
+        )
         if not np.isfinite(found).all():
             raise Refusal(422, "text", "The model computes no finite vector for a text.", field)
         return found, tokens
@@ -64,7 +66,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         found = await answering.predictions(chosen.model, inputs, body.top or 0)
         if not isinstance(body.inputs, list) and "error" in found[0]:
             raise Refusal(422, "text", found[0]["error"], "inputs")
-        return await answering.in_thread(lambda: listed(_head(chosen), "outputs", found))
+        return await answering.call(lambda: listed(_head(chosen), "outputs", found), characters(inputs))
 
     @app.post("/embed", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Embeddings)
     async def embed(request: Request, body: bodies.EmbedBody) -> Response:
@@ -72,7 +74,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         chosen, texts = served(request, body.model), _several(body.inputs)
         found, _ = await vectors(chosen, texts, "inputs", body.prompt or "query")
         rows = (vector_D.tolist() for vector_D in found)
-        return await answering.in_thread(lambda: listed(_head(chosen), "embeddings", rows))
+        return await answering.call(lambda: listed(_head(chosen), "embeddings", rows), found.size)
 
     @app.post("/similarity", responses=OF_TEXTS, tags=["texts"], response_model=bodies.Similarities)
     async def similarity(request: Request, body: bodies.SimilarityBody) -> Response:
@@ -116,7 +118,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
             {"object": "embedding", "index": number, "embedding": _encoded(vector_D, body.encoding_format)}
             for number, vector_D in enumerate(found)
         )
-        return await answering.in_thread(lambda: listed(head, "data", data))
+        return await answering.call(lambda: listed(head, "data", data), found.size)
 
     @app.get("/v1/models", tags=["openai"], responses=documented(400, 401, 429))
     async def openai_models() -> bodies.OpenAIModels:

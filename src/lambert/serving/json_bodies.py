@@ -1,4 +1,4 @@
-"""JSON in and out: bodies are parsed, and answers encoded, in threads, while other requests are served."""
+"""JSON in and out: large bodies are parsed, and large answers encoded, in threads, while other requests are served."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
         async def json(self) -> Any:
             if not hasattr(self, "_json"):
                 body = await self.body()
-                self._json = await answering.in_thread(lambda: parsed(body, most_items))
+                self._json = await answering.call(lambda: parsed(body, most_items), len(body))
             return self._json
 
     class JsonRoute(APIRoute):

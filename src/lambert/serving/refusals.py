@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from lambert.core.errors import DataError, LambertError, UsageError
-from lambert.inference.scheduler import ExpiredError, OverloadedError
+from lambert.inference.scheduler import OverloadedError
 from lambert.serving.bodies import Failure
 from lambert.serving.gate import OVERLOADED, TOO_LATE
 from lambert.serving.metrics import Metrics
@@ -95,11 +95,6 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
     async def overloaded(request: Request, error: OverloadedError) -> JSONResponse:
         metrics.refused("overloaded")
         return failure(429, str(error), headers={"Retry-After": str(min(3600, max(1, round(error.seconds))))})
-
-    @app.exception_handler(ExpiredError)
-    async def expired(request: Request, error: ExpiredError) -> JSONResponse:
-        metrics.refused("expired")
-        return failure(503, str(error), headers={"Retry-After": "1"})
 
     @app.exception_handler(LambertError)
     async def wrong(request: Request, error: LambertError) -> JSONResponse:
