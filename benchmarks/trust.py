@@ -19,6 +19,7 @@ pooled standard errors. Nothing is timed, so other work may share the machine.
 
 import argparse
 import gzip
+import itertools
 import json
 import shutil
 import statistics
@@ -79,9 +80,10 @@ def opened(data: Path, name: str, out: Path) -> Path:
 
 def sentences(path: Path) -> Iterator[list[list[str]]]:
     """The sentences of a CoNLL file: for each, [word, tag] of its words."""
-    for block in path.read_text(encoding="utf-8").split("\n\n"):
-        if block.strip():
-            yield [line.split("\t") for line in block.strip("\n").splitlines()]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for is_text, block in itertools.groupby(lines, lambda line: bool(line.strip())):
+        if is_text:
+            yield [line.split("\t") for line in block]
 
 
 def tagged(path: Path) -> Path:
