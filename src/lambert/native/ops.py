@@ -6,7 +6,9 @@ States are bfloat16, sums float32. Dropout is a function of a `Drop`, so a backw
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -434,8 +436,13 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
+@cache
+def _function(name: str) -> Any:
+    return getattr(library(), f"lambert_{name}")
+
+
 def _call(name: str, *arguments: Tensor | float | None) -> None:
-    function = getattr(library(), f"lambert_{name}")
+    function = _function(name)
     plain = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
     if torch._C._autograd._profiler_enabled():
         with torch.profiler.record_function(f"lambert::{name}"):
