@@ -26,6 +26,8 @@ class Found:
     """What the requests of a run ended with."""
 
     latencies: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    """When answers with status 200 were complete."""
     statuses: dict[str, int] = field(default_factory=dict)
     late: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
@@ -35,6 +37,7 @@ class Found:
         self.statuses[status] = self.statuses.get(status, 0) + 1
         if status == "200":
             self.latencies.append(seconds)
+            self.ends.append(time.perf_counter())
         elif status in ("429", "503"):
             self.refused.append(seconds)
 
@@ -72,7 +75,7 @@ class Client:
 
 
 async def open_loop(client: Client, rate: float, seconds: float, seed: int) -> tuple[Found, float]:
-    """Requests at the times of a Poisson process."""
+    """Requests at the times of a Poisson process. Returns also the answers per second."""
     draw, found, tasks = random.Random(seed), Found(), []
     begin = time.perf_counter()
     due = begin
@@ -88,11 +91,12 @@ async def open_loop(client: Client, rate: float, seconds: float, seed: int) -> t
         found.late.append(max(0.0, time.perf_counter() - due))
         tasks.append(asyncio.ensure_future(one(due)))
     await asyncio.gather(*tasks)
-    return found, time.perf_counter() - begin
+    return found, len(found.ends) / (time.perf_counter() - begin)
 
 
 async def closed_loop(client: Client, connections: int, seconds: float) -> tuple[Found, float]:
-    """Connections that send the next request when they have the answer to the last one."""
+    """Connections that send the next request when they have the answer to the last one. Returns also the answers per
+    second while all connections were busy, after the first fifth of the time."""
     found = Found()
     begin = time.perf_counter()
 
@@ -101,7 +105,8 @@ async def closed_loop(client: Client, connections: int, seconds: float) -> tuple
             found.add(await client.ask(), time.perf_counter() - sent)
 
     await asyncio.gather(*(one() for _ in range(connections)))
-    return found, time.perf_counter() - begin
+    counted = [end for end in found.ends if begin + 0.2 * seconds <= end < begin + seconds]
+    return found, len(counted) / (0.8 * seconds)
 
 
 def percentile(values: list[float], share: float) -> float | None:
@@ -116,11 +121,13 @@ def run(
     """Runs one load and returns what is printed."""
     client = Client(url, bodies)
     loop = open_loop(client, rate, seconds, seed) if rate else closed_loop(client, connections, seconds)
-    found, took = asyncio.run(loop)
+    began = time.perf_counter()
+    found, per_second = asyncio.run(loop)
+    took = time.perf_counter() - began
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
     return {
         **({"rate": rate} if rate else {"connections": connections}), "seconds": round(took, 2),
-        "statuses": found.statuses, "answers_per_second": round(len(found.latencies) / took, 2),
+        "statuses": found.statuses, "answers_per_second": round(per_second, 2),
         "ms": {name: percentile(found.latencies, share) for name, share in shares.items()},
         "refused_ms": percentile(found.refused, 0.99), "late_ms": percentile(found.late, 0.99),
     }  # fmt: skip
