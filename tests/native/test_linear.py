@@ -105,3 +105,18 @@ def test_bytes(T: int, D: int, F: int) -> None:
     torch.testing.assert_close(ops.linear_bytes(x_TD, weight)[-1], bias_F.bfloat16())
     for form in ("none", "tanh"):
         close(ops.linear_bytes(x_TD, weight, form), torch.nn.functional.gelu(expected, approximate=form), 0.01)
+
+
+def test_rounded_weights() -> None:
+    """The rounding is torch's, also where several weights are stacked; a weight of zeros has a scale too."""
+    parts = [weight_of(F, 36) for F in (64, 128, 30)]
+    parts[1][0][5] = 0
+    together = ops.PackedBytes([weight for weight, _ in parts], [bias for _, bias in parts])
+    weight_FD = torch.cat([weight for weight, _ in parts])
+    scale_F = (weight_FD.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    whole_FD = (weight_FD / scale_F[:, None]).round()
+    assert torch.equal(together.scale_F, scale_F)
+    assert torch.equal(together.shift_F, (128 * whole_FD.sum(1)).int())
+    alone = ops.PackedBytes([weight_FD], [torch.cat([bias for _, bias in parts])])
+    x_TD = drawn(7, 36)
+    assert torch.equal(ops.linear_bytes(x_TD, together), ops.linear_bytes(x_TD, alone))

@@ -6,6 +6,7 @@ For inference, weights are packed once, for products in bfloat16 or int8.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ def uneven_size(config: EncoderConfig, head: int, inner: int) -> str:
 
 
 _PRODUCTS: Mapping[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
-    "bfloat16": (ops.PackedWeight, ops.linear),
+    "bfloat16": (partial(ops.PackedWeight, gradient=False), ops.linear),
     "int8": (ops.PackedBytes, ops.linear_bytes),
 }
 """By kind of products for inference: what packs weights, and the product."""

@@ -16,7 +16,7 @@ import platform
 import sys
 from pathlib import Path
 
-_VERSION = 3
+_VERSION = 4
 """The interface that this file declares; `lambert_version` of a library with the same interface returns it."""
 _FILE = Path(__file__).with_name("kernels.so")
 _NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"}
@@ -31,7 +31,7 @@ _SIGNATURES = {
     "lambert_uses_amx": "i",
     "lambert_pack_weight": "v p i i i i p p i",
     "lambert_linear": "v p p p p p i i i i i",
-    "lambert_pack_bytes": "v p i i p i",
+    "lambert_pack_bytes": "v p i i i p p p i",
     "lambert_quantize": "v p i i p p i",
     "lambert_linear_bytes": "v p p p p p p p i i i i i",
     "lambert_linear_input": "v p p p p p i i i i i",

@@ -2,6 +2,7 @@
 //
 // Matrices are row-major and contiguous. T: rows of x and y. D: width of x. F: width of y, the rows of W [F, D].
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <type_traits>
 
@@ -110,6 +111,24 @@ inline float quantize(const bf16* x, long D, uint8_t* bytes) {
     return step;
 }
 
+// Rounds a row of D weights to int8 times a scale of its own. Returns the scale, and in `sum` the sum of the integers.
+inline float round_weights(const float* weight, long D, int8_t* rounded, int32_t& sum) {
+    __m512 most = _mm512_setzero_ps();
+    for (long d = 0; d < D; d += kLanes)
+        most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(lanes(D - d), weight + d)));
+    const float scale = std::max(_mm512_reduce_max_ps(most) / 127, std::numeric_limits<float>::min());
+    __m512i total = _mm512_setzero_si512();
+    for (long d = 0; d < D; d += kLanes) {
+        const __mmask16 mask = lanes(D - d);
+        const __m512 parts = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, weight + d), _mm512_set1_ps(scale));
+        const __m512i whole = _mm512_cvtps_epi32(parts);
+        total = _mm512_add_epi32(total, whole);
+        _mm512_mask_cvtepi32_storeu_epi8(rounded + d, mask, whole);
+    }
+    sum = _mm512_reduce_add_epi32(total);
+    return scale;
+}
+
 // The gradient of x: sums, plus the gradient that reached x by another way, or times the derivative of gelu.
 struct Gradient {
     bf16* out;
@@ -155,7 +174,7 @@ using namespace lambert;
 extern "C" {
 
 // Packs the weight W [F, D], D even: for y = x W' into `forward` (columns F, inner dimension D), and for the gradient of x
-// into `backward` (columns D, inner dimension F). A weight may be the rows from `offset` of `total` rows of several
+// into `backward` (columns D, inner dimension F), which may be null. A weight may be the rows from `offset` of `total` rows of several
 // weights that are multiplied at once; then `offset` and F are multiples of 64, or it is the last.
 void lambert_pack_weight(const float* weight, long F, long D, long offset, long total, uint32_t* forward,
                          uint32_t* backward, long threads) {
@@ -165,7 +184,7 @@ void lambert_pack_weight(const float* weight, long F, long D, long offset, long 
         const std::unique_ptr<bf16[]> rounded(new bf16[rows * D]);
         round_rows(weight + p * kPanel * D, rows, D, rounded.get());
         pack_across(rounded.get(), D, rows, D, forward + (offset / kPanel + p) * padded(D / 2) * kPanel);
-        for (long column = 0; column < D; column += kPanel)
+        for (long column = 0; backward && column < D; column += kPanel)
             pack_down(rounded.get() + column, D, rows, std::min<long>(kPanel, D - column),
                       backward + (column / kPanel * inner + (offset + p * kPanel) / 2) * kPanel);
     });
@@ -177,11 +196,20 @@ void lambert_linear(const bf16* x, const uint32_t* forward, const float* bias, b
     product((const uint32_t*)x, forward, T, D / 2, F, threads, WithBias{y, activated, bias, F, form});
 }
 
-// Packs int8 weights [F, D], D a multiple of 4, for lambert_linear_bytes: panels(F) * 64 * padded(D / 4) words.
-void lambert_pack_bytes(const int8_t* weight, long F, long D, uint32_t* packed, long threads) {
+// Rounds weights [F, D], D a multiple of 4, to int8 and packs them for lambert_linear_bytes, with the scale of each row and
+// 128 times the sum of its integers. A weight may be the rows from `offset` of several weights that are multiplied at once;
+// then `offset` and F are multiples of 64, or it is the last. `packed`: panels of all rows * 64 * padded(D / 4) words.
+void lambert_pack_bytes(const float* weight, long F, long D, long offset, uint32_t* packed, float* scales, int32_t* shifts,
+                        long threads) {
     each(panels(F), threads, [&](long p) {
-        pack_across((const bf16*)(weight + p * kPanel * D), D / 2, std::min<long>(kPanel, F - p * kPanel), D / 2,
-                    packed + p * padded(D / 4) * kPanel);
+        const long rows = std::min<long>(kPanel, F - p * kPanel), first = offset + p * kPanel;
+        const std::unique_ptr<int8_t[]> rounded(new int8_t[rows * D]);
+        for (long row = 0; row < rows; ++row) {
+            int32_t sum;
+            scales[first + row] = round_weights(weight + (p * kPanel + row) * D, D, rounded.get() + row * D, sum);
+            shifts[first + row] = 128 * sum;
+        }
+        pack_across((const bf16*)rounded.get(), D / 2, rows, D / 2, packed + first / kPanel * padded(D / 4) * kPanel);
     });
 }
 

@@ -4,7 +4,7 @@ kernels check nothing, so indices that come from outside are checked here.
 States are bfloat16, sums float32. Dropout is a function of a `Drop`, so a backward pass draws the same mask again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -47,28 +47,28 @@ def _key() -> int:
 
 
 class PackedWeight:
-    """The weights [F, D] of layers that read the same states, concatenated along F and packed for the kernels."""
+    """The weights [F, D] of layers that read the same states, concatenated along F and packed for the kernels; with
+    `gradient` also for the gradient of the states."""
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, gradient: bool = True) -> None:
         self.F, self.D = sum(len(weight) for weight in weights), weights[0].shape[1]
         self.forward = torch.empty(_panels(self.F) * PANEL * _pairs(self.D), dtype=torch.int32)
-        self.backward = torch.empty(_panels(self.D) * PANEL * _pairs(self.F), dtype=torch.int32)
-        offset = 0
-        for weight in weights:
-            _call(
-                "pack_weight",
-                weight.detach(),
-                len(weight),
-                self.D,
-                offset,
-                self.F,
-                self.forward,
-                self.backward,
-                _threads(),
-            )
-            offset += len(weight)
+        backward = _panels(self.D) * PANEL * _pairs(self.F) if gradient else 0
+        self.backward = torch.empty(backward, dtype=torch.int32)
+        packed = self.forward, self.backward if gradient else None
+        for offset, weight in _stacked(weights):
+            _call("pack_weight", weight, len(weight), self.D, offset, self.F, *packed, _threads())
         kept = [bias.detach() for bias in biases if bias is not None]
         self.bias_F = torch.cat(kept) if len(kept) > 1 else kept[0] if kept else None
+
+
+def _stacked(weights: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Yields the weights, each with the number of rows before it, which is a multiple of PANEL."""
+    offset = 0
+    for weight in weights:
+        assert offset % PANEL == 0, [len(weight) for weight in weights]
+        yield offset, weight.detach().float().contiguous()
+        offset += len(weight)
 
 
 def linear(x_TD: Tensor, weight: PackedWeight, gelu: str = "") -> Tensor:
@@ -104,16 +104,15 @@ class PackedBytes:
     """
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-        weight_FD = torch.cat([weight.detach().float() for weight in weights])
-        self.F, self.D = weight_FD.shape
+        self.F, self.D = sum(len(weight) for weight in weights), weights[0].shape[1]
         assert has_bytes(self.D), self.D
-        self.scale_F = (weight_FD.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        whole_FD = (weight_FD / self.scale_F[:, None]).round().to(torch.int8)
-        self.shift_F = _ZERO * whole_FD.sum(1, dtype=torch.int32)
+        self.scale_F, self.shift_F = torch.empty(self.F), torch.empty(self.F, dtype=torch.int32)
+        self.forward = torch.empty(_panels(self.F) * PANEL * _pairs(self.D // 2), dtype=torch.int32)
+        for offset, weight in _stacked(weights):
+            packed = self.forward, self.scale_F, self.shift_F
+            _call("pack_bytes", weight, len(weight), self.D, offset, *packed, _threads())
         kept = [bias.detach().float() for bias in biases if bias is not None]
         self.bias_F = torch.cat(kept) if kept else torch.zeros(self.F)
-        self.forward = torch.empty(_panels(self.F) * PANEL * _pairs(self.D // 2), dtype=torch.int32)
-        _call("pack_bytes", whole_FD, self.F, self.D, self.forward, _threads())
 
 
 def linear_bytes(x_TD: Tensor, weight: PackedBytes, gelu: str = "") -> Tensor:
