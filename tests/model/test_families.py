@@ -1,7 +1,7 @@
 """A family is one object: the library pre-trains, saves, loads and fine-tunes one that is made here."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from lambert.inference import cpu
 from lambert.model import weights
 from lambert.model.attention import attention
 from lambert.model.config import EncoderConfig
+from lambert.model.config_keys import ConfigKeys
 from lambert.model.encoder import Encoder
 from lambert.model.families import FAMILIES, family_of, takes_pairs
-from lambert.model.family import Family, check_fixed, numbers
+from lambert.model.family import Family
 from lambert.model.objectives import Label
+from lambert.model.tensor_names import TensorNames
 from lambert.planning.memory import weight_count
 from lambert.planning.operations import encoder_forward
 from lambert.verbs.convert import run_export
@@ -80,19 +82,22 @@ class ToyLabel(Label):
         self.dropout = 0.0
 
 
-KEYS = {
-    "layers": "depth", "hidden": "width", "heads": "num_heads", "intermediate": "inner", "vocabulary": "vocab_size",
-    "positions": "longest",
-}  # fmt: skip
-
-
-def from_json(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
-    check_fixed(settings, {"direction": "both"}, path)
-    return EncoderConfig(**numbers(settings, KEYS, {}, path))
-
-
-def to_json(config: EncoderConfig) -> dict[str, Any]:
-    return {theirs: getattr(config, ours) for ours, theirs in KEYS.items()} | {"direction": "both"}
+NAMES = TensorNames(
+    former="toy.",
+    encoder={"words": "embed", "last": "after"},
+    layers="layers.",
+    block={"qkv": "attend", "norm": "before"},
+    heads={"label.classifier": "score", "tag.classifier": "score"},
+    decoder="decode",
+)
+KEYS = ConfigKeys(
+    fields={
+        "layers": "depth", "hidden": "width", "heads": "num_heads", "intermediate": "inner", "vocabulary": "vocab_size",
+        "positions": "longest",
+    },
+    fixed={"direction": "both"},
+    written={"direction": "both"},
+)  # fmt: skip
 
 
 def operations(config: EncoderConfig, lengths: Collection[int]) -> int:
@@ -106,19 +111,9 @@ TOY = Family(
     heads={"label": ToyLabel},
     pooler=MeanPooler,
     segments=False,
-    names=(
-        (r"encoder\.words\.", "embed."),
-        (r"encoder\.blocks\.(\d+)\.qkv\.", r"layers.\1.attend."),
-        (r"encoder\.blocks\.(\d+)\.norm\.", r"layers.\1.before."),
-        (r"encoder\.last\.", "after."),
-        (r"heads\.(label|value|tag)\.classifier\.", "score."),
-    ),
-    layer="layers.",
-    current_name=lambda name: name.removeprefix("toy."),
-    tied={"decode.weight": "embed.weight"},
+    names=NAMES,
+    keys=KEYS,
     architectures={"ToyForMaskedLM": ("mlm",), "ToyForSequenceClassification": ("label",), "ToyModel": ()},
-    to_json=to_json,
-    from_json=from_json,
     matrices=lambda config: ((config.hidden, 3 * config.hidden),),
     weight_count=lambda config: config.hidden * (config.vocabulary + config.layers * (3 * config.hidden + 1)),
     operations=operations,

@@ -147,7 +147,9 @@ def _check_storable(shape: EncoderConfig) -> None:
     them."""
     family = family_of(shape)
     try:
-        stored = dataclasses.replace(family.from_json(family.to_json(shape), Path("config.json")), block=shape.block)
+        stored = dataclasses.replace(
+            family.keys.from_json(family.keys.to_json(shape), Path("config.json")), block=shape.block
+        )
     except DataError as error:
         raise UsageError(f"[model] describes no {family.title} model: {error}") from error
     for name, value, _ in _differences(shape, stored):

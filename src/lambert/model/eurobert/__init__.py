@@ -4,10 +4,8 @@ Rotary positions, RMS norms before attention and the gated feed-forward layer, h
 and a decoder of its own. Read in this order: block, encoder, heads, folder, costs, cpu.
 """
 
-from dataclasses import replace
-from functools import partial
-
 from lambert.model.config import ModernConfig
+from lambert.model.config_keys import architectures
 from lambert.model.eurobert import costs, folder, heads
 from lambert.model.eurobert.cpu import for_cpu
 from lambert.model.eurobert.encoder import EuroBertEncoder
@@ -22,14 +20,10 @@ EUROBERT = Family(
     defaults={
         "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "modern": ModernConfig(theta=folder.THETA),
     },
-    completed=partial(replace, segment_types=0),
     adjustable=ADJUSTABLE | {"positions", "modern.theta"},
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=folder.current_name,
-    architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
+    keys=folder.KEYS,
+    architectures=architectures("EuroBert"),
     matrices=costs.matrices,
     weight_count=costs.weight_count,
     operations=costs.operations,

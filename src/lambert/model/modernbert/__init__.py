@@ -4,9 +4,7 @@ Rotary positions instead of a table, norms before attention and the feed-forward
 local and global attention, and no biases. Read in this order: rotary, block, encoder, heads, folder.
 """
 
-from dataclasses import replace
-from functools import partial
-
+from lambert.model.config_keys import architectures
 from lambert.model.family import ADJUSTABLE, Family
 from lambert.model.modernbert import costs, folder, heads, native
 from lambert.model.modernbert.cpu import for_cpu
@@ -20,16 +18,11 @@ MODERNBERT = Family(
     pooler=heads.ModernPooler,
     segments=False,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5},
-    completed=partial(replace, segment_types=0),
     adjustable=ADJUSTABLE | {"positions", "modern.theta", "modern.local_theta"},
     initial_deviation=initial_deviation,
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=folder.current_name,
-    tied=folder.TIED,
-    architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
+    keys=folder.KEYS,
+    architectures=architectures("ModernBert"),
     matrices=costs.matrices,
     weight_count=costs.weight_count,
     operations=costs.operations,

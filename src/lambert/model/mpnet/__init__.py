@@ -5,10 +5,9 @@ fine-tuned. Read in this order: relative, block, encoder, folder.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
+from lambert.model.config_keys import architectures
 from lambert.model.mpnet import costs, folder
 from lambert.model.mpnet.cpu import for_cpu
 from lambert.model.mpnet.encoder import MpnetEncoder
@@ -20,14 +19,10 @@ MPNET = replace(
     encoder=MpnetEncoder,
     heads=heads.HEADS,
     segments=False,
-    completed=folder.completed,
+    fresh=folder.fresh,
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=partial(bert.current_name, prefix="mpnet"),
-    tied=folder.TIED,
-    architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
+    keys=folder.KEYS,
+    architectures=architectures("MPNet"),
     weight_count=costs.weight_count,
     kernels_lack=costs.kernels_lack,
     saved_per_token=costs.saved_per_token,
