@@ -431,5 +431,6 @@ def test_raw_text_is_prepared_with_the_tokenizer_of_the_model(
     assert "already prepared" in again.out + again.err
     other = tmp_path / "other.txt"
     other.write_text("Another text.\n", encoding="utf-8")
-    last_line(lambert("pretrain", **{**flags, "text": other}), 2, "other inputs")
+    refused = lambert("pretrain", **{**flags, "text": other})
+    last_line(refused, 2, "other inputs", "choose another corpus, or move it away")
     last_line(lambert("pretrain", corpus=tmp_path / "c", out=tmp_path / "d", text=texts, model__layers=1), 2, "init")

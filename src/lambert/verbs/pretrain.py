@@ -203,13 +203,10 @@ def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
     positions = (config.model and config.model.positions) or shape.positions
     _check_packing(config.packing, dataclasses.replace(shape, positions=positions))
-    made = prepare.PrepareConfig(
+    made = prepare.CorpusOfRun(
         input=config.text, out=config.corpus, tokenizer=tokenizer, documents=config.documents
     )  # fmt: skip
-    try:
-        prepare.to_corpus(made, say)
-    except UsageError as error:
-        raise UsageError(str(error).replace("choose another out", "choose another corpus")) from error
+    prepare.to_corpus(made, say)
 
 
 def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Model:
