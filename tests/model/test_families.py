@@ -1,7 +1,7 @@
 """A family is one object: the library pre-trains, saves, loads and fine-tunes one that is made here."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lambert.model import weights
 from lambert.model.attention import attention
 from lambert.model.config import EncoderConfig
 from lambert.model.config_keys import ConfigKeys
+from lambert.model.costs import Costs
 from lambert.model.encoder import Encoder
 from lambert.model.families import FAMILIES, family_of, takes_pairs
 from lambert.model.family import Family
@@ -100,9 +101,15 @@ KEYS = ConfigKeys(
 )  # fmt: skip
 
 
-def operations(config: EncoderConfig, lengths: Collection[int]) -> int:
-    squares = sum(length**2 for length in lengths)
-    return 2 * config.layers * (3 * config.hidden**2 * sum(lengths) + 2 * config.hidden * squares)
+class ToyCosts(Costs):
+    def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
+        return ((config.hidden, 3 * config.hidden),)
+
+    def weight_count(self, config: EncoderConfig) -> int:
+        return config.hidden * (config.vocabulary + config.layers * (3 * config.hidden + 1))
+
+    def saved_values(self, config: EncoderConfig) -> int:
+        return 5 * config.hidden
 
 
 TOY = Family(
@@ -114,11 +121,8 @@ TOY = Family(
     names=NAMES,
     keys=KEYS,
     architectures={"ToyForMaskedLM": ("mlm",), "ToyForSequenceClassification": ("label",), "ToyModel": ()},
-    matrices=lambda config: ((config.hidden, 3 * config.hidden),),
-    weight_count=lambda config: config.hidden * (config.vocabulary + config.layers * (3 * config.hidden + 1)),
-    operations=operations,
+    costs=ToyCosts(),
     kernels_lack=lambda config: "",
-    saved_per_token=lambda config, dtype, device, longest: 100 * config.hidden * config.layers,
 )
 
 
@@ -218,7 +222,8 @@ def test_other_models_are_refused(tmp_path: Path, key: str, value: object, messa
 def test_costs_are_those_of_the_family() -> None:
     encoder = Encoder(CONFIG)
     assert weight_count(CONFIG) == sum(parameter.numel() for parameter in encoder.parameters())
-    assert encoder_forward(CONFIG, [3, 4]) == operations(CONFIG, [3, 4])
+    linear, scores = 3 * CONFIG.hidden**2 * (3 + 4), 2 * CONFIG.hidden * (9 + 16)
+    assert encoder_forward(CONFIG, [3, 4]) == 2 * CONFIG.layers * (linear + scores)
 
 
 def test_the_constructor_gives_the_encoder_of_the_family() -> None:

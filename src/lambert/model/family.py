@@ -1,15 +1,15 @@
 """A family of encoders: what the rest of Lambert asks of one."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.config_keys import ConfigKeys
+from lambert.model.costs import Costs
 from lambert.model.encoder import Encoder
 from lambert.model.objectives import Head, Pooler
 from lambert.model.tensor_names import TensorNames
@@ -53,17 +53,10 @@ class Family:
     """`architectures` of config.json and their heads. A folder names the first architecture all of whose heads the
     model has; one of them must have no head."""
 
-    matrices: Callable[[EncoderConfig], tuple[tuple[int, int], ...]]
-    """Function that returns the (inputs, outputs) of the linear layers of one block."""
-    weight_count: Callable[[EncoderConfig], int]
-    """Function that returns the number of weights of the encoder."""
-    operations: Callable[[EncoderConfig, Collection[int]], int]
-    """Function from lengths of sequences in tokens to the floating-point operations of the encoder's forward pass."""
+    costs: Costs
+    """What an encoder costs."""
     kernels_lack: Callable[[EncoderConfig], str]
     """Function that names the setting for which the compiled kernels cannot train the blocks; empty: they can."""
-    saved_per_token: Callable[[EncoderConfig, torch.dtype, torch.device, int], int]
-    """Function from (config, type of the products, device, length of the sequences in tokens) to the bytes per token
-    that the encoder holds at the peak of the backward pass."""
     for_cpu: Callable[[Encoder, Product, str], nn.Module] | None = None
     """Function from (encoder, its linear layers for inference on a CPU, the kind of products of the compiled kernels
     that replace them where they can, or "") to the encoder for inference on a CPU; or None: not supported."""

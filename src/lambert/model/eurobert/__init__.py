@@ -6,7 +6,8 @@ and a decoder of its own. Read in this order: block, encoder, heads, folder, cos
 
 from lambert.model.config import ModernConfig
 from lambert.model.config_keys import architectures
-from lambert.model.eurobert import costs, folder, heads
+from lambert.model.eurobert import folder, heads
+from lambert.model.eurobert.costs import EuroBertCosts
 from lambert.model.eurobert.cpu import for_cpu
 from lambert.model.eurobert.encoder import EuroBertEncoder
 from lambert.model.family import ADJUSTABLE, Family
@@ -24,10 +25,7 @@ EUROBERT = Family(
     names=folder.NAMES,
     keys=folder.KEYS,
     architectures=architectures("EuroBert"),
-    matrices=costs.matrices,
-    weight_count=costs.weight_count,
-    operations=costs.operations,
-    kernels_lack=costs.kernels_lack,
-    saved_per_token=costs.saved_per_token,
+    costs=EuroBertCosts(),
+    kernels_lack=lambda config: "RMS norms",
     for_cpu=for_cpu,
 )  # fmt: skip

@@ -8,8 +8,8 @@ from functools import partial
 
 from lambert.model.config_keys import architectures
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.gte import costs, folder, heads
-from lambert.model.gte.block import GteBlock
+from lambert.model.gte import folder, heads
+from lambert.model.gte.costs import GteCosts
 from lambert.model.gte.cpu import for_cpu
 from lambert.model.gte.encoder import GteEncoder
 
@@ -24,10 +24,7 @@ GTE = Family(
     names=folder.NAMES,
     keys=folder.KEYS,
     architectures=architectures("Gte"),
-    matrices=costs.matrices,
-    weight_count=partial(costs.weight_count, block=GteBlock),
-    operations=costs.operations,
-    kernels_lack=costs.kernels_lack,
-    saved_per_token=costs.saved_per_token,
+    costs=GteCosts(),
+    kernels_lack=lambda config: "gated blocks whose norms are last",
     for_cpu=for_cpu,
 )

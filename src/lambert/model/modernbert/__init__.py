@@ -6,7 +6,8 @@ local and global attention, and no biases. Read in this order: rotary, block, en
 
 from lambert.model.config_keys import architectures
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.modernbert import costs, folder, heads, native
+from lambert.model.modernbert import folder, heads, native
+from lambert.model.modernbert.costs import ModernBertCosts
 from lambert.model.modernbert.cpu import for_cpu
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 from lambert.model.modernbert.padded import PaddedModernBertEncoder
@@ -23,11 +24,8 @@ MODERNBERT = Family(
     names=folder.NAMES,
     keys=folder.KEYS,
     architectures=architectures("ModernBert"),
-    matrices=costs.matrices,
-    weight_count=costs.weight_count,
-    operations=costs.operations,
+    costs=ModernBertCosts(),
     kernels_lack=native.lacking,
-    saved_per_token=costs.saved_per_token,
     for_cpu=for_cpu,
     padded=PaddedModernBertEncoder,
 )

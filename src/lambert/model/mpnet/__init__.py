@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from lambert.model.bert import BERT
 from lambert.model.config_keys import architectures
-from lambert.model.mpnet import costs, folder
+from lambert.model.mpnet import folder
+from lambert.model.mpnet.costs import MpnetCosts
 from lambert.model.mpnet.cpu import for_cpu
 from lambert.model.mpnet.encoder import MpnetEncoder
 from lambert.model.roberta import heads
@@ -23,9 +24,8 @@ MPNET = replace(
     names=folder.NAMES,
     keys=folder.KEYS,
     architectures=architectures("MPNet"),
-    weight_count=costs.weight_count,
-    kernels_lack=costs.kernels_lack,
-    saved_per_token=costs.saved_per_token,
+    costs=MpnetCosts(),
+    kernels_lack=lambda config: "biases of attention by distance",
     for_cpu=for_cpu,
     padded=None,
 )

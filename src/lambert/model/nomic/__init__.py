@@ -1,10 +1,10 @@
 """The NomicBERT family (Nussbaum et al., "Nomic Embed", 2024): gte's blocks without biases, gated with silu."""
 
 from dataclasses import replace
-from functools import partial
 
 from lambert.model.config import ModernConfig
-from lambert.model.gte import GTE, costs
+from lambert.model.gte import GTE
+from lambert.model.gte.costs import GteCosts
 from lambert.model.nomic import folder, heads
 from lambert.model.nomic.encoder import NomicBlock, NomicEncoder
 
@@ -19,5 +19,5 @@ NOMIC_BERT = replace(
     names=folder.NAMES,
     keys=folder.KEYS,
     architectures=folder.ARCHITECTURES,
-    weight_count=partial(costs.weight_count, block=NomicBlock),
+    costs=GteCosts(NomicBlock),
 )
