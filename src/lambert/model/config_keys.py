@@ -67,12 +67,12 @@ class ConfigKeys:
         found = dict(self.constants)
         for name, key in self.fields.items():
             value = settings.get(key)
-            if name in self.defaults and (key not in settings or (value is None and name in _NULLABLE)):
-                found[name] = self.defaults[name]
-            elif key not in settings:
-                raise DataError(f"{path} lacks {key}, without which the model is not known. Fetch the file again.")
-            else:
+            if key in settings and not (value is None and name in _NULLABLE):
                 found[name] = self._checked(name, value, path)
+            elif name in self.defaults:
+                found[name] = self.defaults[name]
+            else:
+                raise DataError(f"{path} lacks {key}, without which the model is not known. Fetch the file again.")
         found |= self.read(found, settings, path)
         modern = {name.removeprefix("modern."): found.pop(name) for name in [*found] if name.startswith("modern.")}
         return EncoderConfig(**found, modern=ModernConfig(**modern))
