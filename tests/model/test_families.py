@@ -1,7 +1,7 @@
 """A family is one object: the library pre-trains, saves, loads and fine-tunes one that is made here."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from lambert.inference import cpu
 from lambert.model import weights
 from lambert.model.attention import attention
 from lambert.model.config import EncoderConfig
+from lambert.model.config_keys import ConfigKeys
+from lambert.model.costs import Costs
 from lambert.model.encoder import Encoder
 from lambert.model.families import FAMILIES, family_of, takes_pairs
-from lambert.model.family import Family, check_fixed, numbers
+from lambert.model.family import Family
 from lambert.model.objectives import Label
+from lambert.model.tensor_names import TensorNames
 from lambert.planning.memory import weight_count
 from lambert.planning.operations import encoder_forward
 from lambert.verbs.convert import run_export
@@ -80,24 +83,33 @@ class ToyLabel(Label):
         self.dropout = 0.0
 
 
-KEYS = {
-    "layers": "depth", "hidden": "width", "heads": "num_heads", "intermediate": "inner", "vocabulary": "vocab_size",
-    "positions": "longest",
-}  # fmt: skip
+NAMES = TensorNames(
+    former="toy.",
+    encoder={"words": "embed", "last": "after"},
+    layers="layers.",
+    block={"qkv": "attend", "norm": "before"},
+    heads={"label.classifier": "score", "tag.classifier": "score"},
+    decoder="decode",
+)
+KEYS = ConfigKeys(
+    fields={
+        "layers": "depth", "hidden": "width", "heads": "num_heads", "intermediate": "inner", "vocabulary": "vocab_size",
+        "positions": "longest",
+    },
+    fixed={"direction": "both"},
+    written={"direction": "both"},
+)  # fmt: skip
 
 
-def from_json(settings: Mapping[str, Any], path: Path) -> EncoderConfig:
-    check_fixed(settings, {"direction": "both"}, path)
-    return EncoderConfig(**numbers(settings, KEYS, {}, path))
+class ToyCosts(Costs):
+    def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
+        return ((config.hidden, 3 * config.hidden),)
 
+    def weight_count(self, config: EncoderConfig) -> int:
+        return config.hidden * (config.vocabulary + config.layers * (3 * config.hidden + 1))
 
-def to_json(config: EncoderConfig) -> dict[str, Any]:
-    return {theirs: getattr(config, ours) for ours, theirs in KEYS.items()} | {"direction": "both"}
-
-
-def operations(config: EncoderConfig, lengths: Collection[int]) -> int:
-    squares = sum(length**2 for length in lengths)
-    return 2 * config.layers * (3 * config.hidden**2 * sum(lengths) + 2 * config.hidden * squares)
+    def saved_values(self, config: EncoderConfig) -> int:
+        return 5 * config.hidden
 
 
 TOY = Family(
@@ -106,24 +118,11 @@ TOY = Family(
     heads={"label": ToyLabel},
     pooler=MeanPooler,
     segments=False,
-    names=(
-        (r"encoder\.words\.", "embed."),
-        (r"encoder\.blocks\.(\d+)\.qkv\.", r"layers.\1.attend."),
-        (r"encoder\.blocks\.(\d+)\.norm\.", r"layers.\1.before."),
-        (r"encoder\.last\.", "after."),
-        (r"heads\.(label|value|tag)\.classifier\.", "score."),
-    ),
-    layer="layers.",
-    current_name=lambda name: name.removeprefix("toy."),
-    tied={"decode.weight": "embed.weight"},
+    names=NAMES,
+    keys=KEYS,
     architectures={"ToyForMaskedLM": ("mlm",), "ToyForSequenceClassification": ("label",), "ToyModel": ()},
-    to_json=to_json,
-    from_json=from_json,
-    matrices=lambda config: ((config.hidden, 3 * config.hidden),),
-    weight_count=lambda config: config.hidden * (config.vocabulary + config.layers * (3 * config.hidden + 1)),
-    operations=operations,
+    costs=ToyCosts(),
     kernels_lack=lambda config: "",
-    saved_per_token=lambda config, dtype, device, longest: 100 * config.hidden * config.layers,
 )
 
 
@@ -223,7 +222,8 @@ def test_other_models_are_refused(tmp_path: Path, key: str, value: object, messa
 def test_costs_are_those_of_the_family() -> None:
     encoder = Encoder(CONFIG)
     assert weight_count(CONFIG) == sum(parameter.numel() for parameter in encoder.parameters())
-    assert encoder_forward(CONFIG, [3, 4]) == operations(CONFIG, [3, 4])
+    linear, scores = 3 * CONFIG.hidden**2 * (3 + 4), 2 * CONFIG.hidden * (9 + 16)
+    assert encoder_forward(CONFIG, [3, 4]) == 2 * CONFIG.layers * (linear + scores)
 
 
 def test_the_constructor_gives_the_encoder_of_the_family() -> None:

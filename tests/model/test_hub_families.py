@@ -142,22 +142,22 @@ def test_parity_and_round_trip(kind: str, head: str, tmp_path: Path) -> None:
     weights_of_sum = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
     (expected * weights_of_sum).sum().backward()
     (found * weights_of_sum).sum().backward()
-    wanted = {family.current_name(name): grad for name, grad in stored_gradients(theirs).items()}
+    wanted = {family.names.current(name): grad for name, grad in stored_gradients(theirs).items()}
     compared = 0
     for name, parameter in ours.named_parameters():
-        grad = wanted.get(family.stored_name(name))
+        grad = wanted.get(family.names.stored(name))
         if grad is None:
             continue
         compared += 1
         scale = max(1.0, float(grad.abs().max()))
         assert parameter.grad is not None, name
         assert float((parameter.grad - grad).abs().max()) <= 1e-4 * scale, name
-    assert compared == len(wanted.keys() - family.tied.keys())
+    assert compared == len(wanted.keys() - family.names.tied.keys())
 
     weights.save(ours, tmp_path / "ours")
     before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
-    before = {family.current_name(name): tensor for name, tensor in before.items()}
-    before = {name: tensor for name, tensor in before.items() if name and name not in family.tied}
+    before = {family.names.current(name): tensor for name, tensor in before.items()}
+    before = {name: tensor for name, tensor in before.items() if name and name not in family.names.tied}
     if not head:
         before = {name: tensor for name, tensor in before.items() if "pooler" not in name}
     assert before.keys() == after.keys()
@@ -187,7 +187,7 @@ def test_both_generations_of_configurations(tmp_path: Path) -> None:
     assert layout.encoder_config(both, tmp_path) == config
     with pytest.raises(DataError, match=r"global_rope_theta = 5\.0 and rope_theta = 3000\.0"):
         layout.encoder_config(both | {"global_rope_theta": 5.0}, tmp_path)
-    written = family_of(config).to_json(config)
+    written = family_of(config).keys.to_json(config)
     assert written["global_rope_theta"] == written["rope_parameters"]["full_attention"]["rope_theta"] == 3000.0
     assert written["layer_types"].count("full_attention") == 2
 

@@ -289,7 +289,7 @@ def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
         ("tie_word_embeddings", False, "tie_word_embeddings = False"),
         ("architectures", ["BertGenerationDecoder"], "BertGenerationDecoder"),
         ("architectures", "BertModel", "architectures = 'BertModel'; it must be a list"),
-        ("hidden_size", None, "hidden_size = None"),
+        ("hidden_size", None, "config.json lacks hidden_size"),
         ("hidden_size", "32", "hidden_size = '32'"),
         ("hidden_size", 2**31 - 2, r"word_embeddings\.weight is \[90, 32\] in .*, \[90, 2147483646\] in the model"),
         ("num_hidden_layers", 3, r"lacks bert\.encoder\.layer\.2"),

@@ -349,12 +349,23 @@ def test_another_vocabulary_is_refused(
         ({"packing__sequence_length": 128}, 2, ["packing.sequence_length = 128", "64 positions"]),
         ({"model__vocabulary": 5}, 2, ["model.vocabulary = 5"]),
         ({"model__heads": 3}, 2, ["heads = 3", "hidden = 32"]),
+        ({"model__modern__window": 5}, 2, ["model.modern.window = 5 is not a setting of BERT: leave it out."]),
+        ({"model__position_offset": 2}, 2, ["model.position_offset = 2 is not a setting of BERT"]),
+        ({"model__pad": 3}, 2, ["model.pad = 3, but a fresh BERT for this tokenizer has 0: leave it out."]),
+        (
+            {"model__block": "nomic_bert", "model__activation": "gelu_tanh"}, 2,
+            ["model.activation = gelu_tanh is not a setting of NomicBERT"],
+        ),
+        (
+            {"model__block": "distilbert", "model__norm_eps": 1e-5}, 2,
+            ["model.norm_eps = 1e-05, but a fresh DistilBERT", "has 1e-12"],
+        ),
         ({"corpus": "nowhere"}, 3, ["No prepared corpus at nowhere"]),
         ({"init": "nowhere"}, 3, ["No such model folder: nowhere"]),
         ({"optim__name": "adamww"}, 2, ["optim.name", "adamw"]),
         ({"train__device": "cuda:77"}, None, ["cuda"]),
     ],
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit(
     change: dict[str, object], code: int | None, parts: list[str], same: dict[str, object], tmp_path: Path,
     lambert: Lambert,
@@ -431,5 +442,6 @@ def test_raw_text_is_prepared_with_the_tokenizer_of_the_model(
     assert "already prepared" in again.out + again.err
     other = tmp_path / "other.txt"
     other.write_text("Another text.\n", encoding="utf-8")
-    last_line(lambert("pretrain", **{**flags, "text": other}), 2, "other inputs")
+    refused = lambert("pretrain", **{**flags, "text": other})
+    last_line(refused, 2, "other inputs", "choose another corpus, or move it away")
     last_line(lambert("pretrain", corpus=tmp_path / "c", out=tmp_path / "d", text=texts, model__layers=1), 2, "init")

@@ -54,6 +54,9 @@ class DeduplicateConfig:
 class PrepareConfig:
     """The settings that turn raw text into a prepared corpus."""
 
+    OUT = "out"
+    """Name of the setting `out` in errors."""
+
     input: tuple[str | Path, ...] = ()
     """Files, folders (searched recursively) and globs: .txt .md .jsonl .ndjson .parquet .csv .tsv .html .warc .wet,
     data sets of Hugging Face's save_to_disk and MediaWiki dumps, also .gz .bz2 .xz .zst. With `steps` also URLs, such

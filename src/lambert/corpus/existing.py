@@ -16,18 +16,18 @@ _PREPARED = {
 """What `prepare` reads of the manifest that it wrote, besides what every reader does."""
 
 
-def existing(out: Path, head: dict[str, Any]) -> dict[str, Any]:
-    """Returns the manifest of the corpus in `out`. Raises UsageError with the differences if it was prepared from other
-    settings or inputs."""
+def existing(out: Path, head: dict[str, Any], setting: str = "out") -> dict[str, Any]:
+    """Returns the manifest of the corpus in `out`, which is the value of `setting`. Raises UsageError with the
+    differences if it was prepared from other settings or inputs."""
     if not (out / "manifest.json").is_file():
-        raise UsageError(f"{out} exists and is no prepared corpus: choose another out, or move it away.")
+        raise UsageError(f"{out} exists and is no prepared corpus: choose another {setting}, or move it away.")
     manifest = read_manifest(out)
-    check_same(out, manifest, head)
+    check_same(out, manifest, head, setting)
     check_corpus(out, whole=True)
     return manifest
 
 
-def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any]) -> None:
+def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any], setting: str = "out") -> None:
     """Raises UsageError with the differences if a corpus was prepared from other settings or inputs than `head`."""
     check_shape(f"{out}/manifest.json", manifest, _PREPARED)
     known = [values["settings"] for values in (manifest, head)]
@@ -50,4 +50,4 @@ def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any]) 
                 for verb, names in found.items() if names]  # fmt: skip
         differs.append("other inputs: " + (", ".join(what) or "their order changed"))
     if differs:
-        raise UsageError(f"{out} was prepared with {'; '.join(differs)}: choose another out, or move it away.")
+        raise UsageError(f"{out} was prepared with {'; '.join(differs)}: choose another {setting}, or move it away.")

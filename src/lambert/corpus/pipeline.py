@@ -66,7 +66,7 @@ def prepare(
     """
     config, urls = _with_local_inputs(config, progress)
     if config.folder.is_dir() and any(Path(entry).resolve() == config.folder.resolve() for entry in config.input):
-        raise UsageError(f"{config.folder}: --out is the input folder: choose another out.")
+        raise UsageError(f"{config.folder}: --{config.OUT} is the input folder: choose another {config.OUT}.")
     keeps = bool(config.stages or config.url)
     if keeps and any(Path(entry).resolve() == config.work_folder.resolve() for entry in config.input):
         raise UsageError(f"{config.work_folder}: --work is the input folder: choose another work.")
@@ -159,7 +159,7 @@ def _corpus(
     out = config.folder
     remove_leftovers(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        manifest = existing(out, head)
+        manifest = existing(out, head, config.OUT)
         if unfinished:
             with disk_errors(unfinished.keep, kept=unfinished.KEPT):
                 unfinished.finish(out, manifest["heldout_threshold"])
@@ -183,8 +183,8 @@ def _made(
     """Writes the corpus to the folder `config.folder` and returns its manifest."""
     text = documents.text_bytes
     needed = int(text * WRITTEN_SHARE) + min(text, config.sample_megabytes * 10**6)
-    _check_space(config.folder, needed - (unfinished.size() if unfinished else 0))
-    with _place(config.folder, unfinished) as folder:
+    _check_space(config, needed - (unfinished.size() if unfinished else 0))
+    with _place(config, unfinished) as folder:
         manifest = _write(config, folder, documents, given, progress, unfinished)
         by_file = manifest.pop("by_file")
         manifest = with_hash(
@@ -307,25 +307,27 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_space(out: Path, needed: int) -> None:
+def _check_space(config: PrepareConfig, needed: int) -> None:
+    out = config.folder
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     usage = shutil.disk_usage(folder)
     free = usage.free
     if not usage.total:  # a file system of the kernel, such as /proc
-        raise MachineError(f"{out} cannot be written: {folder} is not on a disk. Choose another out.")
+        raise MachineError(f"{out} cannot be written: {folder} is not on a disk. Choose another {config.OUT}.")
     if free < needed:
         raise MachineError(
             f"{folder} has {size_text(free)} free and {out} may need {size_text(needed)}: "
-            "free space or choose another out."
+            f"free space or choose another {config.OUT}."
         )
 
 
 @contextmanager
-def _place(out: Path, unfinished: Unfinished | None) -> Iterator[Path]:
-    """A context with a folder that becomes `out` if the block succeeds."""
+def _place(config: PrepareConfig, unfinished: Unfinished | None) -> Iterator[Path]:
+    """A context with a folder that becomes `config.folder` if the block succeeds."""
+    out = config.folder
     if unfinished:
         with disk_errors(unfinished.keep, kept=unfinished.KEPT), unfinished.published(out) as folder:
             yield folder
     else:
-        with disk_errors(out, "out", "Nothing was kept"), atomic_folder(out) as folder:
+        with disk_errors(out, config.OUT, "Nothing was kept"), atomic_folder(out) as folder:
             yield folder

@@ -68,14 +68,16 @@ class EncoderConfig:
     segment_types: int = 2
     """Number of segment types; 2: segments A and B; 0: the encoder has none (DistilBERT)."""
     position_offset: int = 0
-    """Rows of the table of positions before that of the first position; 2 in RoBERTa."""
+    """Rows of the table of positions before that of the first position: in RoBERTa and MPNet the id of the padding
+    token and one more, so a recipe leaves it out; in the other families 0."""
     embedding: int = 0
     """Width of the embeddings, which a layer maps to `hidden`, in ELECTRA. 0: they have the width `hidden`."""
     pad: int = 0
-    """Id of the padding token, which transformers reads from config.json."""
+    """Id of the padding token, which transformers reads from config.json. Taken from the tokenizer, so a recipe leaves
+    it out."""
     activation: str = "gelu"
     """`gelu` (with the error function, as first released and in Hugging Face) or `gelu_tanh` (the tanh approximation,
-    Google since 2019)."""
+    Google since 2019). NomicBERT and EuroBERT have silu instead, and no such setting."""
     dropout: float = 0.1
     """Probability of dropping an element of a layer's output."""
     attention_dropout: float = 0.1

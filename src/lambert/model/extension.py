@@ -28,7 +28,7 @@ def extended(model: Model, pieces: int, rows: Mapping[int, Sequence[int]]) -> Mo
     """
     tensors, family = weights.state(model), family_of(model.config)
     size = max(pieces, *(number + 1 for number in rows))
-    for name in map(family.stored_name, BY_PIECE):
+    for name in map(family.names.stored, BY_PIECE):
         if name in tensors:
             old = tensors[name]
             new = torch.cat([old[:pieces], old.new_empty(size - pieces, *old.shape[1:])])

@@ -70,7 +70,7 @@ def config_of(model: Model) -> dict[str, Any]:
     """Returns the contents of the model's config.json."""
     config = model.config
     out: dict[str, Any] = {"architectures": [architecture(config, model.labels)[0]]}
-    out |= {"model_type": OWN_TYPE if config.custom_block else config.block} | family_of(config).to_json(config)
+    out |= {"model_type": OWN_TYPE if config.custom_block else config.block} | family_of(config).keys.to_json(config)
     if config.custom_block:
         out[BLOCK] = config.block
     out["dtype"] = str(model.encoder.words.weight.dtype).removeprefix("torch.")
@@ -151,7 +151,7 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
     family = check_family(settings, folder)
     block = _block(settings[BLOCK], path, code) if BLOCK in settings else settings.get("model_type", DEFAULT)
     try:
-        return dataclasses.replace(family.from_json(settings, path), block=block)
+        return dataclasses.replace(family.keys.from_json(settings, path), block=block)
     except UsageError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -184,12 +184,12 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     if not isinstance(named, list):
         raise DataError(f"{folder / CONFIG} has architectures = {shown(named)}; it must be a list of names.")
     if named[0] is None:
-        return {head: 0 for head, name in _TELLING.items() if family.stored_name(name) in tensors}
+        return {head: 0 for head, name in _TELLING.items() if family.names.stored(name) in tensors}
     if not isinstance(named[0], str) or named[0] not in family.architectures:
         known = ", ".join(family.architectures)
         raise DataError(f"{folder / CONFIG} names the architecture {shown(named[0])}; supported: {known}.")
     heads = dict.fromkeys(family.architectures[named[0]], 0)
-    classifier = tensors.get(family.stored_name("heads.label.classifier.weight"))
+    classifier = tensors.get(family.names.stored("heads.label.classifier.weight"))
     labels = _labels(settings, folder) if classifier is None or classifier.ndim != 2 else len(classifier)
     if "label" in heads and settings.get("problem_type") == _PROBLEMS["multilabel"]:
         return {"multilabel": labels}

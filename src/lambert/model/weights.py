@@ -76,7 +76,7 @@ def state(model: Model) -> dict[str, Tensor]:
     family = family_of(model.config)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        theirs = family.stored_name(name)
+        theirs = family.names.stored(name)
         if theirs in tensors:
             raise UsageError(
                 "One folder holds one of the heads label, multilabel, value, choice and tag; the model has "
@@ -102,7 +102,7 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
     found = current(family, tensors)
     missing, fresh_pooler = [], False
     for name, parameter in model.named_parameters():
-        theirs = family.stored_name(name)
+        theirs = family.names.stored(name)
         tensor = found.pop(theirs, None)
         if tensor is None:
             missing.append(theirs)
@@ -118,11 +118,11 @@ def assign(model: Model, tensors: Mapping[str, Tensor], source: str = "the weigh
 
 def current(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns tensors by current names, without copies of tied tensors and without what is no weight."""
-    renamed = {name: tensor for old, tensor in tensors.items() if (name := family.current_name(old))}
-    for copy, original in family.tied.items():
+    renamed = {name: tensor for old, tensor in tensors.items() if (name := family.names.current(old))}
+    for copy, original in family.names.tied.items():
         if copy in renamed:
             renamed.setdefault(original, renamed[copy])
-    return {name: tensor for name, tensor in renamed.items() if name not in family.tied}
+    return {name: tensor for name, tensor in renamed.items() if name not in family.names.tied}
 
 
 def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Model:
@@ -152,7 +152,7 @@ def initialise(model: Model, seed: int, names: Collection[str] | None = None) ->
     """Fills the model as `fresh` does, or only the tensors with these `names` in a model folder."""
     constant, family = model.config.init_range == 0, family_of(model.config)
     for name, parameter in model.named_parameters():
-        theirs = family.stored_name(name)
+        theirs = family.names.stored(name)
         if names is not None and theirs not in names:
             continue
         if name.endswith("bias") or (constant and parameter.ndim > 1):
@@ -242,11 +242,11 @@ def _loaded(
         layout.check_vocabulary(config, vocabulary, path)
     own_heads = heads is None
     heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
-    pooler = pooler and family.stored_name("pooler.weight") in tensors
+    pooler = pooler and family.names.stored("pooler.weight") in tensors
     check_sizes(config, heads, tensors, path, pooler)
     model = built(config, heads, pooler)
-    shapes = {family.stored_name(name): parameter.shape for name, parameter in model.named_parameters()}
-    labelled = {family.stored_name(name) for name, _ in model.named_parameters() if LABELLED.match(name)}
+    shapes = {family.names.stored(name): parameter.shape for name, parameter in model.named_parameters()}
+    labelled = {family.names.stored(name) for name, _ in model.named_parameters() if LABELLED.match(name)}
     found = {  # without a head of another task, which has another number of labels
         name: tensor for name, tensor in tensors.items() if name not in labelled or tensor.shape == shapes[name]
     }

@@ -34,7 +34,7 @@ def kept_per_weight(dtype: torch.dtype) -> int:
 def weight_count(config: EncoderConfig) -> int:
     """Returns the number of weights of an encoder without heads. Weights of custom blocks are not counted, because
     their number is not known here."""
-    return family_of(config).weight_count(config)
+    return family_of(config).costs.weight_count(config)
 
 
 def kept_per_token(
@@ -54,4 +54,4 @@ def kept_per_token(
     """
     size = dtype.itemsize
     logits = config.vocabulary * (3 * size if device.type == "cpu" else size + 3 * _WIDE) + 4 * config.hidden * _WIDE
-    return round(family_of(config).saved_per_token(config, dtype, device, longest) + predicted * logits)
+    return round(family_of(config).costs.saved_per_token(config, dtype, device, longest) + predicted * logits)

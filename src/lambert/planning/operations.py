@@ -19,7 +19,7 @@ from lambert.model.objectives import MaskedLanguageModel
 
 def encoder_forward(config: EncoderConfig, lengths: Iterable[int]) -> int:
     """Returns the operations of the encoder's forward pass over sequences of these lengths, in tokens."""
-    return family_of(config).operations(config, [int(length) for length in lengths])
+    return family_of(config).costs.operations(config, [int(length) for length in lengths])
 
 
 def heads_forward(

@@ -25,7 +25,7 @@ def update_bytes(optimizer: str, weights: int, shards: int = 1) -> int:
 def outputs_per_token(config: EncoderConfig) -> int:
     """Returns the elements that the linear layers of all blocks write for a token. The traffic of everything between
     them (norms, activations, dropout, residuals) is proportional to it."""
-    return config.layers * sum(outputs for _, outputs in family_of(config).matrices(config))
+    return config.layers * sum(outputs for _, outputs in family_of(config).costs.matrices(config))
 
 
 def scores_per_token(config: EncoderConfig, longest: float) -> float:

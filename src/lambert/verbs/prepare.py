@@ -19,7 +19,7 @@ from lambert.engine.signals import CONTINUE, START_AGAIN, graceful_stop
 from lambert.runs.result import Result, Say, silent
 from lambert.verbs.peeked import shown
 
-__all__ = ["PrepareConfig", "run"]
+__all__ = ["CorpusOfRun", "PrepareConfig", "run"]
 
 _LABEL = len("deduplicate")
 """Width of the labels of lines: that of the longest."""
@@ -29,6 +29,12 @@ _UNKNOWN = 0.05
 """Share of [UNK] above which there is a warning (our choice)."""
 _ENDS = 5
 """Warnings about files that end early."""
+
+
+class CorpusOfRun(PrepareConfig):
+    """The settings by which `pretrain` prepares its text. Its setting `corpus` is `out`."""
+
+    OUT = "corpus"
 
 
 def run(config: PrepareConfig, say: Say = silent) -> Result:

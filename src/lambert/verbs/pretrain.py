@@ -41,8 +41,6 @@ from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.verbs.settings.pretrain import PretrainConfig
 
-_OF_SOME = ("model.segment_types", "model.position_offset", "model.embedding", "model.modern.")
-"""Settings that only some families have."""
 HELDOUT_SEED = 0  # held-out sequences and masks are the same for all runs on a corpus, so losses are comparable
 
 
@@ -143,15 +141,17 @@ def _heldout(config: PretrainConfig, documents: int, specials: Specials) -> Corp
 
 
 def _check_storable(shape: EncoderConfig) -> None:
-    """Raises UsageError for settings that the family of the encoder does not have: its model folder could not store
-    them."""
+    """Raises UsageError for settings that the family of the encoder does not have: they would have no effect, and its
+    model folder could not store them."""
     family = family_of(shape)
     try:
-        stored = dataclasses.replace(family.from_json(family.to_json(shape), Path("config.json")), block=shape.block)
+        stored = dataclasses.replace(
+            family.keys.from_json(family.keys.to_json(shape), Path("config.json")), block=shape.block
+        )
     except DataError as error:
         raise UsageError(f"[model] describes no {family.title} model: {error}") from error
     for name, value, _ in _differences(shape, stored):
-        if name.startswith(_OF_SOME):
+        if name not in ("model.block", "model.init_range"):  # the model_type; and of the fresh weights alone
             raise UsageError(f"{name} = {value} is not a setting of {family.title}: leave it out.")
 
 
@@ -201,13 +201,10 @@ def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
     positions = (config.model and config.model.positions) or shape.positions
     _check_packing(config.packing, dataclasses.replace(shape, positions=positions))
-    made = prepare.PrepareConfig(
+    made = prepare.CorpusOfRun(
         input=config.text, out=config.corpus, tokenizer=tokenizer, documents=config.documents
     )  # fmt: skip
-    try:
-        prepare.to_corpus(made, say)
-    except UsageError as error:
-        raise UsageError(str(error).replace("choose another out", "choose another corpus")) from error
+    prepare.to_corpus(made, say)
 
 
 def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Model:

@@ -1,6 +1,7 @@
 """The BERT family (Devlin et al., 2018)."""
 
-from lambert.model.bert import costs, folder, native
+from lambert.model.bert import folder, native
+from lambert.model.bert.costs import BertCosts
 from lambert.model.bert.cpu import CpuEncoder
 from lambert.model.bert.encoder import BertEncoder
 from lambert.model.bert.padded import PaddedBertEncoder
@@ -10,17 +11,10 @@ BERT = Family(
     title="BERT",
     encoder=BertEncoder,
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=folder.current_name,
-    tied=folder.TIED,
+    keys=folder.KEYS,
     architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
-    matrices=costs.matrices,
-    weight_count=costs.weight_count,
-    operations=costs.operations,
+    costs=BertCosts(),
     kernels_lack=native.lacking,
-    saved_per_token=costs.saved_per_token,
     for_cpu=CpuEncoder,
     padded=PaddedBertEncoder,
 )

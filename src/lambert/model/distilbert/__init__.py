@@ -4,9 +4,9 @@ Where BERT has a pooler with tanh, it has one with relu, which belongs to the he
 """
 
 from dataclasses import replace
-from functools import partial
 
 from lambert.model.bert import BERT
+from lambert.model.config_keys import architectures
 from lambert.model.distilbert import folder, heads
 
 DISTILBERT = replace(
@@ -15,12 +15,7 @@ DISTILBERT = replace(
     heads=heads.HEADS,
     pooler=heads.ReluPooler,
     segments=False,
-    completed=partial(replace, segment_types=0, norm_eps=1e-12),
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=folder.current_name,
-    tied=folder.TIED,
-    architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
+    keys=folder.KEYS,
+    architectures=architectures("DistilBert"),
 )

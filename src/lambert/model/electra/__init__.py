@@ -4,10 +4,8 @@ Its discriminator is trained to find replaced tokens, which Lambert does not do:
 """
 
 from dataclasses import replace
-from functools import partial
 
 from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
 from lambert.model.electra import folder, heads
 
 ELECTRA = replace(
@@ -16,10 +14,6 @@ ELECTRA = replace(
     heads=heads.HEADS,
     pooler=heads.GeluPooler,
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=partial(bert.current_name, prefix="electra"),
-    tied=folder.TIED,
+    keys=folder.KEYS,
     architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
 )

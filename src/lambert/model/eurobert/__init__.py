@@ -4,11 +4,10 @@ Rotary positions, RMS norms before attention and the gated feed-forward layer, h
 and a decoder of its own. Read in this order: block, encoder, heads, folder, costs, cpu.
 """
 
-from dataclasses import replace
-from functools import partial
-
 from lambert.model.config import ModernConfig
-from lambert.model.eurobert import costs, folder, heads
+from lambert.model.config_keys import architectures
+from lambert.model.eurobert import folder, heads
+from lambert.model.eurobert.costs import EuroBertCosts
 from lambert.model.eurobert.cpu import for_cpu
 from lambert.model.eurobert.encoder import EuroBertEncoder
 from lambert.model.family import ADJUSTABLE, Family
@@ -22,18 +21,11 @@ EUROBERT = Family(
     defaults={
         "dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5, "modern": ModernConfig(theta=folder.THETA),
     },
-    completed=partial(replace, segment_types=0),
     adjustable=ADJUSTABLE | {"positions", "modern.theta"},
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=folder.current_name,
-    architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
-    matrices=costs.matrices,
-    weight_count=costs.weight_count,
-    operations=costs.operations,
-    kernels_lack=costs.kernels_lack,
-    saved_per_token=costs.saved_per_token,
+    keys=folder.KEYS,
+    architectures=architectures("EuroBert"),
+    costs=EuroBertCosts(),
+    kernels_lack=lambda config: "RMS norms",
     for_cpu=for_cpu,
 )  # fmt: skip

@@ -6,9 +6,10 @@ Its blocks are the base of those of NomicBERT. Read in this order: block, encode
 from dataclasses import replace
 from functools import partial
 
+from lambert.model.config_keys import architectures
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.gte import costs, folder, heads
-from lambert.model.gte.block import GteBlock
+from lambert.model.gte import folder, heads
+from lambert.model.gte.costs import GteCosts
 from lambert.model.gte.cpu import for_cpu
 from lambert.model.gte.encoder import GteEncoder
 
@@ -18,19 +19,12 @@ GTE = Family(
     heads=heads.HEADS,
     segments=False,
     defaults={"attention_dropout": 0.0},
-    completed=partial(replace, segment_types=1),
+    fresh=partial(replace, segment_types=1),
     adjustable=ADJUSTABLE | {"positions", "modern.theta"},
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=folder.current_name,
-    tied=folder.TIED,
-    architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
-    matrices=costs.matrices,
-    weight_count=partial(costs.weight_count, block=GteBlock),
-    operations=costs.operations,
-    kernels_lack=costs.kernels_lack,
-    saved_per_token=costs.saved_per_token,
+    keys=folder.KEYS,
+    architectures=architectures("Gte"),
+    costs=GteCosts(),
+    kernels_lack=lambda config: "gated blocks whose norms are last",
     for_cpu=for_cpu,
 )

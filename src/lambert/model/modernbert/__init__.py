@@ -4,11 +4,10 @@ Rotary positions instead of a table, norms before attention and the feed-forward
 local and global attention, and no biases. Read in this order: rotary, block, encoder, heads, folder.
 """
 
-from dataclasses import replace
-from functools import partial
-
+from lambert.model.config_keys import architectures
 from lambert.model.family import ADJUSTABLE, Family
-from lambert.model.modernbert import costs, folder, heads, native
+from lambert.model.modernbert import folder, heads, native
+from lambert.model.modernbert.costs import ModernBertCosts
 from lambert.model.modernbert.cpu import for_cpu
 from lambert.model.modernbert.encoder import ModernBertEncoder, initial_deviation
 from lambert.model.modernbert.padded import PaddedModernBertEncoder
@@ -20,21 +19,13 @@ MODERNBERT = Family(
     pooler=heads.ModernPooler,
     segments=False,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5},
-    completed=partial(replace, segment_types=0),
     adjustable=ADJUSTABLE | {"positions", "modern.theta", "modern.local_theta"},
     initial_deviation=initial_deviation,
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=folder.current_name,
-    tied=folder.TIED,
-    architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
-    matrices=costs.matrices,
-    weight_count=costs.weight_count,
-    operations=costs.operations,
+    keys=folder.KEYS,
+    architectures=architectures("ModernBert"),
+    costs=ModernBertCosts(),
     kernels_lack=native.lacking,
-    saved_per_token=costs.saved_per_token,
     for_cpu=for_cpu,
     padded=PaddedModernBertEncoder,
 )

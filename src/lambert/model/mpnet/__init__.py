@@ -5,11 +5,11 @@ fine-tuned. Read in this order: relative, block, encoder, folder.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
-from lambert.model.mpnet import costs, folder
+from lambert.model.config_keys import architectures
+from lambert.model.mpnet import folder
+from lambert.model.mpnet.costs import MpnetCosts
 from lambert.model.mpnet.cpu import for_cpu
 from lambert.model.mpnet.encoder import MpnetEncoder
 from lambert.model.roberta import heads
@@ -20,17 +20,12 @@ MPNET = replace(
     encoder=MpnetEncoder,
     heads=heads.HEADS,
     segments=False,
-    completed=folder.completed,
+    fresh=folder.fresh,
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=partial(bert.current_name, prefix="mpnet"),
-    tied=folder.TIED,
-    architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
-    weight_count=costs.weight_count,
-    kernels_lack=costs.kernels_lack,
-    saved_per_token=costs.saved_per_token,
+    keys=folder.KEYS,
+    architectures=architectures("MPNet"),
+    costs=MpnetCosts(),
+    kernels_lack=lambda config: "biases of attention by distance",
     for_cpu=for_cpu,
     padded=None,
 )

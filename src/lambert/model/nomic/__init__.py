@@ -1,10 +1,10 @@
 """The NomicBERT family (Nussbaum et al., "Nomic Embed", 2024): gte's blocks without biases, gated with silu."""
 
 from dataclasses import replace
-from functools import partial
 
 from lambert.model.config import ModernConfig
-from lambert.model.gte import GTE, costs
+from lambert.model.gte import GTE
+from lambert.model.gte.costs import GteCosts
 from lambert.model.nomic import folder, heads
 from lambert.model.nomic.encoder import NomicBlock, NomicEncoder
 
@@ -15,13 +15,9 @@ NOMIC_BERT = replace(
     heads=heads.HEADS,
     segments=True,
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "modern": ModernConfig(theta=folder.THETA)},
-    completed=lambda config: config,
+    fresh=lambda config: config,
     names=folder.NAMES,
-    layer=folder.LAYER,
-    current_name=folder.current_name,
-    tied=folder.TIED,
+    keys=folder.KEYS,
     architectures=folder.ARCHITECTURES,
-    to_json=folder.to_json,
-    from_json=folder.from_json,
-    weight_count=partial(costs.weight_count, block=NomicBlock),
+    costs=GteCosts(NomicBlock),
 )

@@ -5,29 +5,24 @@ the state of its first token, by two layers of the head.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from lambert.model.bert import BERT
-from lambert.model.bert import folder as bert
+from lambert.model.config_keys import architectures
 from lambert.model.family import Family
 from lambert.model.roberta import folder, heads
 
 
-def _family(title: str, prefix: str) -> Family:
-    """Returns a family with the names of its architectures, which begin with `prefix`."""
+def _family(title: str, stem: str) -> Family:
+    """Returns a family with the names of its architectures, which begin with `stem`."""
     return replace(
         BERT,
         title=title,
         heads=heads.HEADS,
         segments=False,
-        completed=folder.completed,
+        fresh=folder.fresh,
         names=folder.NAMES,
-        layer=folder.LAYER,
-        current_name=partial(bert.current_name, prefix="roberta"),
-        tied=folder.TIED,
-        architectures={prefix + name: its for name, its in folder.ARCHITECTURES.items()},
-        to_json=folder.to_json,
-        from_json=folder.from_json,
+        keys=folder.KEYS,
+        architectures=architectures(stem),
     )
 
 

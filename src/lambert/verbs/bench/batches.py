@@ -121,7 +121,7 @@ def _inside(batch: Batch, width: int) -> Tensor:
 
 def layer_shapes(encoder: EncoderConfig, tokens: int) -> tuple[Shape, ...]:
     """Returns the matrix products of a layer over this many tokens, without those inside attention."""
-    return tuple((tokens, inputs, outputs) for inputs, outputs in family_of(encoder).matrices(encoder))
+    return tuple((tokens, inputs, outputs) for inputs, outputs in family_of(encoder).costs.matrices(encoder))
 
 
 def with_gradients(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:

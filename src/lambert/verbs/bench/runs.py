@@ -143,7 +143,7 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
     )
     encoder = replace(batches.encoder_of(config), vocabulary=specials.vocabulary)
     encoder = replace(encoder, init_range=init_range(encoder.hidden))  # as the run's own default
-    described = {"model_type": encoder.block} | family_of(encoder).to_json(encoder)
+    described = {"model_type": encoder.block} | family_of(encoder).keys.to_json(encoder)
     (folder / MODEL).write_text(json.dumps(described), encoding="utf-8")
     operations = sum(
         flops.training(encoder, batch.bounds_S1.diff().tolist(), batches.counts(batch)) for batch in updates[1:]

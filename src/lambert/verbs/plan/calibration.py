@@ -34,7 +34,7 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
     device = world.device
     kinds = {"float32": torch.float32} | ({"bfloat16": torch.bfloat16} if has_bfloat16(device) else {})
     rows = int(min(2048, work.batch_size * work.mean))
-    shapes = tuple((rows, inner, outer) for inner, outer in family_of(work.config).matrices(work.config))
+    shapes = tuple((rows, inner, outer) for inner, outer in family_of(work.config).costs.matrices(work.config))
     peak, copy = {}, 0.0
     for name, dtype in kinds.items():
         ceilings, end = Ceilings(device, dtype, shapes, products=True), time.perf_counter() + seconds / len(kinds)

@@ -1,0 +1,152 @@
+"""The keys of a family's config.json: a table by which the settings of an encoder are read and written."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError, shown
+from lambert.model.config import EncoderConfig, ModernConfig
+
+COMMON = {
+    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
+    "intermediate": "intermediate_size", "vocabulary": "vocab_size", "positions": "max_position_embeddings",
+    "init_range": "initializer_range", "pad": "pad_token_id",
+}  # fmt: skip
+"""Field of EncoderConfig -> key of config.json in most families."""
+_VALUES = {"activation": {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}}
+"""Values of the activations in every family."""
+_TYPES = {one.name: one.type for one in dataclasses.fields(EncoderConfig)}
+_TYPES |= {f"modern.{one.name}": one.type for one in dataclasses.fields(ModernConfig)}
+_NULLABLE = ("pad", "modern.kv_heads")
+"""Fields whose key may be null, as if it were missing."""
+_MOST = 2**31 - 1
+"""The largest whole number in config.json. A size that differs from that of the weights is found by their shapes."""
+
+Settings = Mapping[str, Any]
+"""Contents of config.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigKeys:
+    """How config.json describes the encoders of a family.
+
+    Fields are those of EncoderConfig, `modern.theta` and so on for those of ModernConfig. Whole numbers are from 1 to
+    2^31 - 1 (the padding token: from 0), other numbers from 0 to 1.
+    """
+
+    fields: Mapping[str, str]
+    """Field -> key."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the fields whose key a file may omit."""
+    values: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
+    """Field -> the values that its key may have, and what they mean. The first one with a meaning is written for it."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that are the same in all encoders of the family, also in fresh ones, and have no key."""
+    fixed: Settings = field(default_factory=dict)
+    """Keys with the one value that Lambert supports, which a missing key stands for."""
+    written: Settings = field(default_factory=dict)
+    """Keys that are written with the same value for all encoders."""
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Keys of older files, and those that replace them."""
+    read: Callable[[dict[str, Any], Settings, Path], Mapping[str, Any]] = lambda found, settings, path: {}
+    """Function from (fields that the table gives, contents of config.json, its path) to fields that it cannot give."""
+    write: Callable[[EncoderConfig], Settings] = lambda config: {}
+    """Function from an encoder to the keys for what the table cannot describe."""
+
+    def from_json(self, settings: Settings, path: Path) -> EncoderConfig:
+        """Returns the encoder that `settings`, the config.json at `path`, describes.
+
+        Raises DataError that names the key for an encoder that Lambert does not have, UsageError for sizes that do not
+        fit together.
+        """
+        settings = {self.older[key]: value for key, value in settings.items() if key in self.older} | dict(settings)
+        check_fixed(settings, self.fixed, path)
+        found = dict(self.constants)
+        for name, key in self.fields.items():
+            value = settings.get(key)
+            if key in settings and not (value is None and name in _NULLABLE):
+                found[name] = self._checked(name, value, path)
+            elif name in self.defaults:
+                found[name] = self.defaults[name]
+            else:
+                raise DataError(f"{path} lacks {key}, without which the model is not known. Fetch the file again.")
+        found |= self.read(found, settings, path)
+        modern = {name.removeprefix("modern."): found.pop(name) for name in [*found] if name.startswith("modern.")}
+        return EncoderConfig(**found, modern=ModernConfig(**modern))
+
+    def to_json(self, config: EncoderConfig) -> dict[str, Any]:
+        """Returns the keys of config.json that describe an encoder."""
+        out = {}
+        for name, key in self.fields.items():
+            value = attrgetter(name)(config)
+            out[key] = next((theirs for theirs, ours in self._meanings(name).items() if ours == value), value)
+        return {**out, **self.written, **self.write(config)}
+
+    def _meanings(self, name: str) -> Mapping[Any, Any]:
+        return self.values.get(name, _VALUES.get(name, {}))
+
+    def _checked(self, name: str, value: Any, path: Path) -> Any:
+        """Returns what a value of the key of a field means."""
+        where, kind, meanings = f"{path} has {self.fields[name]} = {shown(value)};", _TYPES[name], self._meanings(name)
+        if meanings:
+            if isinstance(value, bool) or value not in [*meanings]:
+                raise DataError(f"{where} supported: {', '.join(map(str, meanings))}.")
+            return meanings[value]
+        if kind is bool:
+            if not isinstance(value, bool):
+                raise DataError(f"{where} it must be true or false.")
+            return value
+        low, high = (0 if name == "pad" else 1, _MOST) if kind is int else (0, 1)
+        fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        if not fits or not low <= value <= high:
+            raise DataError(f"{where} it must be a {'whole ' if kind is int else ''}number from {low} to {high}.")
+        return value
+
+
+def check_fixed(settings: Settings, fixed: Settings, path: Path) -> None:
+    """Raises DataError if `settings`, of the config.json at `path`, has another value for a key of `fixed`."""
+    for key, wanted in fixed.items():
+        if settings.get(key, wanted) != wanted:
+            raise DataError(f"{path} has {key} = {shown(settings[key])}; only {wanted!r} is supported.")
+
+
+def rotary_base(settings: Settings, key: str, rotary: Settings, default: float, path: Path) -> float:
+    """Returns the base of the rotary angles of layers.
+
+    Args:
+        settings: Contents of config.json.
+        key: Key of the base in transformers 4.
+        rotary: The table of these layers in `rope_parameters` of transformers 5; may be empty.
+        default: Base that a file means which has neither.
+        path: Path of config.json.
+
+    Raises DataError for scaled angles, for bases that contradict each other, and for what is no base.
+    """
+    check_fixed(rotary, {"rope_type": "default", "partial_rotary_factor": 1.0}, path)
+    check_fixed(settings, {"rope_scaling": None}, path)
+    older = settings.get(key)
+    found = rotary.get("rope_theta", default if older is None else older)
+    if older not in (None, found):
+        raise DataError(
+            f"{path} has {key} = {shown(older)} and rope_theta = {shown(found)} in rope_parameters, which contradict "
+            "each other. Remove the wrong one."
+        )
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e18:
+        key = "rope_theta" if "rope_theta" in rotary else key
+        raise DataError(f"{path} has {key} = {shown(found)}; it must be a number above 1.")
+    return float(found)
+
+
+def architectures(stem: str) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the architectures of most families, which begin with `stem`, and their heads."""
+    return {
+        f"{stem}ForQuestionAnswering": ("span",),
+        f"{stem}ForTokenClassification": ("tag",),
+        f"{stem}ForSequenceClassification": ("label",),
+        f"{stem}ForMultipleChoice": ("choice",),
+        f"{stem}ForMaskedLM": ("mlm",),
+        f"{stem}Model": (),
+    }

@@ -1,0 +1,73 @@
+"""What the encoders of a family cost: weights, floating-point operations, and memory for the backward pass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+
+import torch
+
+from lambert.model.config import EncoderConfig
+from lambert.native import library
+
+_WIDE = torch.float32.itemsize
+
+
+class Costs(ABC):
+    """Formulas of a family, which derives from this class. The methods are pure functions of an encoder's settings."""
+
+    norms: int = 4
+    """Tensors of the width of the states that a block saves in float32: inputs and outputs of two norms."""
+
+    @abstractmethod
+    def matrices(self, config: EncoderConfig) -> tuple[tuple[int, int], ...]:
+        """Returns the numbers of (inputs, outputs) of the linear layers of one block, in the order of the forward
+        pass."""
+
+    @abstractmethod
+    def weight_count(self, config: EncoderConfig) -> int:
+        """Returns the number of weights of the encoder. Those of custom blocks are not known, and not counted."""
+
+    @abstractmethod
+    def saved_values(self, config: EncoderConfig) -> int:
+        """Returns how many values of the type of the products a block saves for a token, without the probabilities of
+        attention."""
+
+    def pairs(self, config: EncoderConfig, lengths: Collection[int]) -> int:
+        """Returns the pairs of tokens that attend to each other in all blocks, for sequences of these lengths."""
+        return config.layers * sum(length**2 for length in lengths)
+
+    def probabilities(self, config: EncoderConfig, longest: int) -> int:
+        """Returns how many probabilities of attention a block saves for a token where torch's operators compute them on
+        a CPU: those before and after dropout."""
+        return (1 + bool(config.attention_dropout)) * config.heads * longest
+
+    def operations(self, config: EncoderConfig, lengths: Collection[int]) -> int:
+        """Returns the operations of the matrix products of the forward pass over sequences of these lengths, in tokens,
+        with 2 operations per multiply-add."""
+        linear = config.layers * sum(inputs * outputs for inputs, outputs in self.matrices(config)) * sum(lengths)
+        return 2 * (linear + 2 * config.hidden * self.pairs(config, lengths))
+
+    def saved_per_token(self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
+        """Returns an estimate of the bytes that the encoder holds per token at the peak of the backward pass: the
+        tensors that its blocks save, and two more blocks for the one being computed.
+
+        Args:
+            config: The encoder.
+            dtype: Type of the matrix products.
+            device: On a CPU the attention probabilities are saved; other devices and the compiled kernels recompute
+                them.
+            longest: Length of the sequences in tokens, to which the attention probabilities per token are proportional.
+        """
+        computed = device.type == "cpu" and not compiled(dtype, device)
+        return self.saved_with(config, dtype, self.probabilities(config, longest) * dtype.itemsize * computed)
+
+    def saved_with(self, config: EncoderConfig, dtype: torch.dtype, attention: int) -> int:
+        """Returns the same for blocks that save so many bytes of attention per token."""
+        size, width = dtype.itemsize, config.hidden
+        copies = 2 * width * size if size < _WIDE else 0  # rounded outputs of the norms, for the products
+        block = self.saved_values(config) * size + attention + self.norms * width * _WIDE + copies
+        return (config.layers + 2) * block + 3 * width * _WIDE
+
+
+def compiled(dtype: torch.dtype, device: torch.device) -> bool:
+    """Returns whether the compiled kernels compute attention."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and library() is not None
