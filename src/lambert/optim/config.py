@@ -38,8 +38,8 @@ class OptimConfig:
     bias_correction: bool = True
     """LAMB: divide the running means by 1 - beta^t. Without it the first thousand updates of biases are too long."""
     adapt: Adapt = "decayed"
-    """LAMB, LARS: the tensors whose step is scaled to their norm: the decayed ones, all (NVLAMB), or none (this is AdamW,
-    or plain momentum)."""
+    """LAMB, LARS: the tensors whose step is scaled to their norm: the decayed ones, all (NVLAMB), or none (this is
+    AdamW, or plain momentum)."""
     trust: tuple[float, float] = (0.0, math.inf)
     """LAMB: smallest and largest trust ratio; the published algorithm bounds neither."""
     trust_coefficient: float = 0.001

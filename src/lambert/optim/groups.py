@@ -56,7 +56,8 @@ def decay_groups(model: nn.Module, weight_decay: float = 0.01, layer_decay: floa
 
 def adapted(group: Mapping[str, Any]) -> bool:
     """Returns whether the tensors of a group have a trust ratio, by its `adapt` and `weight_decay`."""
-    return group["adapt"] == "all" or (group["adapt"] == "decayed" and group["weight_decay"] != 0)
+    decayed: bool = group["weight_decay"] != 0
+    return group["adapt"] == "all" or (group["adapt"] == "decayed" and decayed)
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:
