@@ -197,6 +197,29 @@ def corpus(texts: Sequence[Path], work: Path, vocabulary: int) -> Path:
     return out
 
 
+TINY = {
+    "model.layers": 2, "model.hidden": 128, "model.heads": 4, "model.intermediate": 512, "model.positions": 128,
+    "model.dropout": 0.0, "model.attention-dropout": 0.0, "model.init-range": 0.1,
+}  # fmt: skip
+"""BERT-tiny (Turc et al., 2019) with the heads, the fresh weights and the dropout of recipes/demo."""
+BASE = {
+    **TINY, "packing.mode": "full", "packing.sequence-length": 128, "optim.name": "adamw", "optim.lr": 4e-3,
+    "optim.betas": (0.9, 0.98), "optim.eps": 1e-9, "optim.warmup-ratio": 0.1, "train.batch-size": 8,
+    "train.save-every": 250, "train.precision": "bfloat16", "seed": 0,
+}  # fmt: skip
+"""From nothing, a small encoder learns only the frequencies of words for its first thousands of updates (docs/log.md),
+whatever the batch size. So studies of short runs start from this encoder, which has just learnt to use context, as
+MLPerf's BERT starts from a checkpoint; it is trained in small batches of long sequences."""
+
+
+def base(corpus: Path, work: Path, steps: int, threads: int) -> Path:
+    """Returns the run folder of an encoder that all runs of a study start from, which is trained if it is not there."""
+    out = work / f"base-{steps}"
+    flags = {**BASE, "corpus": corpus, "out": out, "train.steps": steps, "train.threads": threads}
+    lambert("pretrain", flags=flags, threads=threads)
+    return out
+
+
 def names(model: Path, out: Path, seed: int, threads: int) -> float:
     """Returns the F1 of the demo's task, names in lower-case text, after fine-tuning `model` on its 200 passages."""
     data = ROOT / "demo/data"

@@ -4,7 +4,8 @@ tuned.
     python benchmarks/large_batches.py --text WIKIPEDIA... --work WORK
     python benchmarks/large_batches.py --table
 
-BERT-tiny is pre-trained on `--samples` sequences of 32 tokens, in batches from `--batches`. Arms:
+BERT-tiny is trained on `--samples` sequences of 32 tokens, in batches from `--batches`, from an encoder that is past
+the unigram plateau (`experiment.base`). Arms:
 
 - lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), and the
   best one by held-out loss is kept. At larger batches the rate follows the square root of the batch size and the share
@@ -37,12 +38,7 @@ TUNED = {
     "lars-tuned": (5e-4, 1e-3, 2e-3),
 }
 """The same of what is tuned at every batch size, times the square root of the batch size over the smallest."""
-MODEL = {
-    "model.layers": 2, "model.hidden": 128, "model.heads": 2, "model.intermediate": 512, "model.positions": 64,
-    "model.dropout": 0.0, "model.attention-dropout": 0.0, "packing.mode": "full", "packing.sequence-length": 32,
-    "optim.betas": (0.9, 0.98), "optim.max-grad-norm": 1.0,
-}  # fmt: skip
-"""BERT-tiny (Turc et al., 2019), without dropout: the data are seen once."""
+DATA = {"packing.mode": "full", "packing.sequence-length": 32, "optim.betas": (0.9, 0.98), "optim.eps": 1e-9}
 PUBLISHED = (
     (512, 1_000_000, "90.395", "91.752", "90.717"), (1024, 500_000, "", "91.761", "90.369"),
     (2048, 250_000, "", "91.946", "90.748"), (4096, 125_000, "", "91.137", "90.537"),
@@ -78,7 +74,8 @@ def settings(args: argparse.Namespace, plan: Row) -> dict[str, Any]:
     more = {"optim.trust-coefficient": 1.0} if name == "lars" else {}
     warmup = 0.1 if tuned else WARMUP * plan["batch"] / args.batches[0]
     return {
-        **MODEL, **more, "optim.name": name, "optim.lr": plan["lr"], "optim.warmup-ratio": round(warmup, 6),
+        **DATA, **more, "init": args.base, "optim.name": name, "optim.lr": plan["lr"],
+        "optim.warmup-ratio": round(warmup, 6),
         "train.batch-size": plan["batch"], "train.steps": plan["steps"], "train.threads": args.threads,
         "train.precision": args.precision, "seed": plan["seed"], "log.every": max(1, plan["steps"] // 64),
     }  # fmt: skip
@@ -190,6 +187,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512, 2048])
     parser.add_argument("--vocabulary", type=int, default=2048)
+    parser.add_argument("--base-steps", type=int, default=6000, help="updates of the encoder that all runs start from")
     parser.add_argument("--precision", default="bfloat16")
     args = parser.parse_args()
     if args.table:
@@ -198,6 +196,7 @@ def main() -> None:
     if not (args.text and args.work):
         parser.error("--text and --work are needed")
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
+    args.base = experiment.base(corpus, args.work, args.base_steps, args.threads)
     if args.trust:
         trust(args, corpus)
     else:

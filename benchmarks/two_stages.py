@@ -4,7 +4,8 @@
     python benchmarks/two_stages.py --table
 
 BERT-tiny with LAMB. As in the LAMB paper, stage 1 has 9/10 of the sequences at a quarter of the length (32 tokens, then
-128), scored by the held-out masked-LM loss at 128 tokens. Arms:
+128), scored by the held-out masked-LM loss at 128 tokens. All runs start from an encoder that is past the unigram
+plateau (`experiment.base`), whose updates are not counted. Arms:
 
 - long: sequences of 128 tokens from the start, for each of SHARES of the sequences: the curve of loss over compute that
   all other arms are compared with;
@@ -37,12 +38,7 @@ FIRST = 0.9
 """Share of the sequences in stage 1 (You et al., 2020, section 4.1: 9/10 of the epochs)."""
 SHARES = (0.325, 0.5, 0.75, 1.0)
 """Of the sequences of `long`; two stages have 0.9/4 + 0.1 = 0.325 of its tokens."""
-MODEL = {
-    "model.layers": 2, "model.hidden": 128, "model.heads": 2, "model.intermediate": 512, "model.positions": LONG,
-    "model.dropout": 0.0, "model.attention-dropout": 0.0,
-}  # fmt: skip
-"""BERT-tiny (Turc et al., 2019), without dropout: the data are seen once."""
-OPTIM = {"packing.mode": "full", "optim.name": "lamb", "optim.betas": (0.9, 0.98)}
+OPTIM = {"packing.mode": "full", "optim.name": "lamb", "optim.betas": (0.9, 0.98), "optim.eps": 1e-9}
 MASKED = 0.15
 
 
@@ -86,11 +82,11 @@ def operations(length: int, sequences: int, vocabulary: int) -> float:
     from lambert.model.config import EncoderConfig
     from lambert.planning.operations import training
 
-    shape = {name.removeprefix("model."): value for name, value in MODEL.items()}
-    config = EncoderConfig(
-        layers=int(shape["layers"]), hidden=int(shape["hidden"]), heads=int(shape["heads"]),
-        intermediate=int(shape["intermediate"]), positions=LONG, vocabulary=vocabulary,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        name.removeprefix("model."): experiment.TINY[name]
+        for name in ("model.layers", "model.hidden", "model.heads", "model.intermediate", "model.positions")
+    }
+    config = EncoderConfig(**sizes, vocabulary=vocabulary)
     return sequences * training(config, [length], {"mlm": round(MASKED * length)}, {}, 0)
 
 
@@ -112,7 +108,7 @@ def run(args: argparse.Namespace, plan: Row) -> Row:
         first, second = Path(folder) / "first", Path(folder) / "second"
         if plan["arm"] == "long":
             steps = round(plan["share"] * args.samples / args.batch)
-            loss = stage(args, plan, first, LONG, args.batch, steps, **MODEL)
+            loss = stage(args, plan, first, LONG, args.batch, steps, init=args.base)
             spent = operations(LONG, steps * args.batch, args.vocabulary)
         else:
             arm = ARMS[plan["arm"]]
@@ -126,7 +122,7 @@ def run(args: argparse.Namespace, plan: Row) -> Row:
                 left = plan["lr"] * (1 - FIRST) / (1 - 0.1)
                 one = {"optim.warmup-ratio": warmup, "optim.end-lr": left}
                 begin = {"optim.warmup-ratio": 0.0, "optim.lr": left}
-            stage(args, plan, first, SHORT, sizes[0], steps_of[0], **MODEL, **one)
+            stage(args, plan, first, SHORT, sizes[0], steps_of[0], init=args.base, **one)
             more = {"init": first, **begin, **({"keep-moments": True} if arm.keep_moments else {})}
             loss = stage(args, plan, second, LONG, sizes[1], steps_of[1], **more)
             spent = sum(
@@ -188,6 +184,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=8e-3, help="of LAMB at --batch")
     parser.add_argument("--vocabulary", type=int, default=2048)
+    parser.add_argument("--base-steps", type=int, default=6000, help="updates of the encoder that all runs start from")
     parser.add_argument("--precision", default="bfloat16")
     args = parser.parse_args()
     if args.table:
@@ -196,6 +193,7 @@ def main() -> None:
     if not (args.text and args.work):
         parser.error("--text and --work are needed")
     args.corpus = experiment.corpus(args.text, args.work, args.vocabulary)
+    args.base = experiment.base(args.corpus, args.work, args.base_steps, args.threads)
     experiment.continued(args.out, partial(plans, args), partial(run, args), args.runs)
 
 
