@@ -180,7 +180,7 @@ def main() -> None:
     parser = experiment.arguments(__doc__, "two-stages")
     parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads, about 10 MB of text")
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
-    parser.add_argument("--samples", type=int, default=24_576, help="sequences of `long`, and of both stages together")
+    parser.add_argument("--samples", type=int, default=40_960, help="sequences of `long`, and of both stages together")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=8e-3, help="of LAMB at --batch")
     parser.add_argument("--vocabulary", type=int, default=2048)
