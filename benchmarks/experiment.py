@@ -188,36 +188,32 @@ def scores(run: Path) -> dict[str, float]:
     return found
 
 
-def corpus(texts: Sequence[Path], work: Path, vocabulary: int) -> Path:
-    """Returns the folder of a corpus of these files in lower case with its own vocabulary, which is made if it is not
-    there."""
-    out = work / f"corpus-{vocabulary}"
-    inputs = [str(path.resolve()) for path in texts]
-    lambert("prepare", flags={"input": inputs, "out": out, "vocabulary": vocabulary, "lowercase": True})
+def corpus(texts: Sequence[Path], work: Path, vocabulary: int | Path) -> Path:
+    """Returns the folder of a corpus of these files in lower case, which is made if it is not there: with a vocabulary
+    of its own of so many pieces, or with that of another corpus."""
+    own = isinstance(vocabulary, int)
+    out = work / (f"corpus-{vocabulary}" if isinstance(vocabulary, int) else f"corpus-of-{vocabulary.parent.name}")
+    tokenizer = {"vocabulary": vocabulary, "lowercase": True} if own else {"tokenizer": vocabulary}
+    lambert("prepare", flags={"input": [str(path.resolve()) for path in texts], "out": out, **tokenizer})
     return out
 
 
-TINY = {
-    "model.layers": 2, "model.hidden": 128, "model.heads": 4, "model.intermediate": 512, "model.positions": 128,
-    "model.dropout": 0.0, "model.attention-dropout": 0.0, "model.init-range": 0.1,
-}  # fmt: skip
-"""BERT-tiny (Turc et al., 2019) with the heads, the fresh weights and the dropout of recipes/demo."""
-BASE = {
-    **TINY, "packing.mode": "full", "packing.sequence-length": 128, "optim.name": "adamw", "optim.lr": 4e-3,
-    "optim.betas": (0.9, 0.98), "optim.eps": 1e-9, "optim.warmup-ratio": 0.1, "train.batch-size": 8,
-    "train.save-every": 250, "train.precision": "bfloat16", "seed": 0,
-}  # fmt: skip
-"""From nothing, a small encoder learns only the frequencies of words for its first thousands of updates (docs/log.md),
-whatever the batch size. So studies of short runs start from this encoder, which has just learnt to use context, as
-MLPerf's BERT starts from a checkpoint; it is trained in small batches of long sequences."""
+def base(work: Path, threads: int) -> Path:
+    """Returns the run folder of the demo's encoder, BERT-tiny of 64 positions, which is trained if it is not there; its
+    corpus is beside it.
 
-
-def base(corpus: Path, work: Path, steps: int, threads: int) -> Path:
-    """Returns the run folder of an encoder that all runs of a study start from, which is trained if it is not there."""
-    out = work / f"base-{steps}"
-    flags = {**BASE, "corpus": corpus, "out": out, "train.steps": steps, "train.threads": threads}
-    lambert("pretrain", flags=flags, threads=threads)
-    return out
+    From nothing, a small encoder learns only the frequencies of words for its first thousands of updates (docs/log.md),
+    whatever else is varied. So studies of short runs start from this encoder, as MLPerf's BERT starts from a
+    checkpoint.
+    """
+    recipes, demo = ROOT / "recipes/demo", work / "demo"
+    lambert("prepare", recipes / "prepare.toml", flags={"out": demo / "corpus"}, threads=threads)
+    common = {"corpus": demo / "corpus", "train.threads": threads, "train.save-every": 500}
+    first, second = demo / "pretrain-32", demo / "pretrain-64"
+    lambert("pretrain", recipes / "pretrain-32.toml", flags={**common, "out": first}, threads=threads)
+    more = {**common, "out": second, "init": first}
+    lambert("pretrain", recipes / "pretrain-64.toml", flags=more, threads=threads)
+    return second
 
 
 def names(model: Path, out: Path, seed: int, threads: int) -> float:

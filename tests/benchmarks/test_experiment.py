@@ -159,7 +159,7 @@ def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> No
 def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: ModuleType, name: str, runs: int) -> None:
     study = importlib.import_module(name)
     args = argparse.Namespace(
-        seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=65_536, batch=16, lr=8e-3, steps=200, long=2000,
+        seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=65_536, batch=32, lr=4e-3, steps=200, long=2000,
         dropouts=[0.0], precisions=["float32", "bfloat16", "float16"], micro_tokens=[1 << 14], size="tiny",
         batch_size=16, device="cpu",
     )  # fmt: skip
