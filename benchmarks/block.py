@@ -18,17 +18,17 @@ line of JSON for each run and omits those that it has.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import experiment
+from experiment import ROOT, Row
 from finetune import thinned
 
-ROOT = Path(__file__).resolve().parent.parent
 BERT: dict[str, Any] = {}
 MODERN: dict[str, Any] = {
     "model.block": "modernbert", "model.intermediate": 672, "model.norm-eps": 1e-5, "model.modern.theta": 10_000.0,
@@ -54,21 +54,18 @@ ARMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def pretrain(args: argparse.Namespace, out: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def pretrain(args: argparse.Namespace, out: Path, settings: dict[str, Any]) -> list[Row]:
     """Runs the recipe with these settings and returns the rows of its log."""
     flags = {
         "corpus": args.corpus, "out": out, "log.every": 10, "train.threads": args.threads,
         "train.batch-size": args.batch_size, **settings,
     }  # fmt: skip
-    command = [sys.executable, "-P", "-m", "lambert", "pretrain", str(ROOT / "recipes/mini-laptop.toml")]
-    command += [f"--{name}={value}" if value is not True else f"--{name}" for name, value in flags.items()]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    experiment.lambert("pretrain", ROOT / "recipes/mini-laptop.toml", flags=flags, threads=args.threads)
+    return experiment.metrics(out)
 
 
-def rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Tokens and updates per second of every arm."""
+def rates(args: argparse.Namespace) -> None:
+    """Appends the updates per second of every arm, in rounds."""
     for number in range(args.rounds):
         for arm, settings in ARMS.items():
             with tempfile.TemporaryDirectory() as folder:
@@ -76,71 +73,60 @@ def rates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 rows = pretrain(args, Path(folder) / "run", {**settings, **short, "log.every": 1})
             times = [row["time"] for row in rows if "time" in row and "loss" in row]
             seconds = statistics.median(after - before for before, after in pairwise(times))
-            yield {"arm": arm, "round": number, "updates_per_second": round(1 / seconds, 4)}
+            row = {"arm": arm, "round": number, "updates_per_second": round(1 / seconds, 4)}
+            print(json.dumps(row), flush=True)
+            experiment.append(args.out, row)
 
 
-def scored(args: argparse.Namespace, arm: str, lr: float, seed: int, steps: int) -> dict[str, Any]:
-    """Pre-trains for so many updates, fine-tunes, and returns the scores."""
+def scored(args: argparse.Namespace, plan: Row) -> Row:
+    """Pre-trains for so many updates, fine-tunes, and returns the plan with the scores."""
     with tempfile.TemporaryDirectory() as folder:
         run, tuned = Path(folder) / "run", Path(folder) / "tuned"
-        settings = {**ARMS[arm], "train.steps": steps, "optim.lr": lr, "seed": seed, "train.evaluate-every": 0}
+        settings = {
+            **ARMS[plan["arm"]], "train.steps": plan["steps"], "optim.lr": plan["lr"], "seed": plan["seed"],
+            "train.evaluate-every": 0,
+        }  # fmt: skip
         pretrain(args, run, settings)
-        held = json.loads((run / "scores.json").read_text(encoding="utf-8"))
         train = thinned(args.data / "SST-2/train.tsv", args.rows, Path(folder) / "train.tsv")
         flags = {
-            "init": run, "data": train, "dev": args.data / "SST-2/dev.tsv", "out": tuned, "seed": seed,
+            "init": run, "data": train, "dev": args.data / "SST-2/dev.tsv", "out": tuned, "seed": plan["seed"],
             "task.columns.text": "sentence", "train.epochs": 3, "train.batch-size": 32, "optim.lr": 5e-4,
             "train.threads": args.threads,
         }  # fmt: skip
-        command = [sys.executable, "-P", "-m", "lambert", "finetune"]
-        subprocess.run(
-            [*command, *(f"--{name}={value}" for name, value in flags.items())], check=True, stdout=subprocess.DEVNULL
-        )
-        scores = json.loads((tuned / "scores.json").read_text(encoding="utf-8"))
-    return {"arm": arm, "lr": lr, "seed": seed, "steps": steps, "mlm": held["mlm"], "sst2": scores["accuracy"]}
+        experiment.lambert("finetune", flags=flags, threads=args.threads)
+        return {**plan, "mlm": experiment.scores(run)["mlm"], "sst2": experiment.scores(tuned)["accuracy"]}
 
 
-def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All runs that `--out` has not, the learning rates of all arms first."""
-    measured = [json.loads(line) for line in args.rates.read_text(encoding="utf-8").splitlines()]
-    have = read(args.out)
-    steps = {
-        arm: round(args.seconds * statistics.median(r["updates_per_second"] for r in measured if r["arm"] == arm))
-        for arm in ARMS
-    }
+def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
+    """The settings of all runs, the learning rates of all arms first."""
+    measured = experiment.read(args.rates)
+    first = args.seeds[0]
     for seed in args.seeds:
         for arm in ARMS:
-            first = [row for row in have if row["arm"] == arm and row["seed"] == args.seeds[0]]
-            best = args.lrs if seed == args.seeds[0] else [min(first, key=lambda row: float(row["mlm"]))["lr"]]
-            for lr in best:
-                if not any((row["arm"], row["lr"], row["seed"]) == (arm, lr, seed) for row in have):
-                    have.append(scored(args, arm, lr, seed, steps[arm]))
-                    yield have[-1]
+            rate = statistics.median(row["updates_per_second"] for row in measured if row["arm"] == arm)
+            known = experiment.select(rows, arm=arm, seed=first)
+            for lr in args.lrs if seed == first else [experiment.best(known)["lr"]]:
+                yield {"arm": arm, "lr": lr, "seed": seed, "steps": round(args.seconds * rate)}
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of runs."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+def runs(args: argparse.Namespace) -> None:
+    """All runs that `--out` has not."""
+    experiment.continued(args.out, partial(plans, args), partial(scored, args))
 
 
-def table(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def table(args: argparse.Namespace) -> None:
     """Prints means and deviations over the seeds at the best learning rate of each arm."""
-    rows = read(args.out)
-    print("| | learning rate | updates | held-out loss | SST-2 | seeds |\n|---|---|---|---|---|---|")
+    rows, lines = experiment.read(args.out), []
     for arm in ARMS:
-        own = [row for row in rows if row["arm"] == arm]
-        if not own:
-            continue
-        seed = min(row["seed"] for row in own)
-        lr = min((row for row in own if row["seed"] == seed), key=lambda row: float(row["mlm"]))["lr"]
-        kept = [row for row in own if row["lr"] == lr]
-        cells = []
-        for name, digits in (("mlm", 3), ("sst2", 1)):
-            values = [row[name] * (100 if name == "sst2" else 1) for row in kept]
-            spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.{digits}f}{spread}")
-        print(f"| {arm} | {lr:g} | {kept[0]['steps']} | {cells[0]} | {cells[1]} | {len(kept)} |")
-    return iter(())
+        own = experiment.select(rows, arm=arm)
+        if own:
+            lr = experiment.best(experiment.select(own, seed=min(row["seed"] for row in own)))["lr"]
+            kept = experiment.select(own, lr=lr)
+            losses, accuracies = [row["mlm"] for row in kept], [100 * row["sst2"] for row in kept]
+            scores = experiment.spread(losses), experiment.spread(accuracies, 1)
+            lines.append([arm, f"{lr:g}", kept[0]["steps"], *scores, len(kept)])
+    header = ["arm", "learning rate", "updates", "held-out loss", "SST-2", "seeds"]
+    experiment.publish(args.out, experiment.table(header, lines))
 
 
 WORKS = {"rates": rates, "runs": runs, "table": table}
@@ -160,12 +146,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=12, help="of a run of `rates`")
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    for row in WORKS[args.work](args):
-        print(json.dumps(row), flush=True)
-        with args.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    WORKS[args.work](args)
 
 
 if __name__ == "__main__":

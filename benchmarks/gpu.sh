@@ -119,8 +119,8 @@ if [ "$FLOAT8" = 1 ]; then
     measure pretrain "$LARGE" 512 "${training[@]}" --lengths full --precision float8
     losses=$(mktemp -d)
     say "losses in float8"
-    limited "$PYTHON" benchmarks/precision.py --input docs --out "$losses" --dtype float8 --device "$DEVICE" \
-        --steps 100 --json >"$OUT/losses.jsonl"
+    limited "$PYTHON" benchmarks/precision.py --text docs --work "$losses" --precisions float32 float8 --size mini \
+        --length 128 --device "$DEVICE" --seeds 1 --steps 100 --long 0 --out "$OUT/losses.jsonl"
     rm -rf "$losses"
 fi
 

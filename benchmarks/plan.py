@@ -53,17 +53,18 @@ def median_error(some: Iterable[Mapping[str, Any]]) -> float:
 
 def _run(row: Mapping[str, Any]) -> tuple[float, float, float]:
     """Returns seconds, sequences and tokens of a row."""
-    devices = _devices(row)
+    devices = devices_of(row)
     seconds = sequences = tokens = 0.0
     for stage in row["stages"]:
-        work = _work(row, stage)
+        work = work_of(row, stage)
         seconds += stage["steps"] * predict(work, devices).seconds
         sequences += stage["steps"] * work.batch_size
         tokens += stage["steps"] * work.batch_size * work.mean
     return seconds, sequences, tokens
 
 
-def _work(row: Mapping[str, Any], stage: Mapping[str, Any]) -> Work:
+def work_of(row: Mapping[str, Any], stage: Mapping[str, Any]) -> Work:
+    """Returns what a stage of a row trains."""
     config = EncoderConfig(**SIZES[stage["size"]], vocabulary=30_522)
     task = stage.get("task", "")
     targets = _HEADS.get(task) or {"mlm": stage["predictions"], "nsp": 1.0}
@@ -77,7 +78,8 @@ def _work(row: Mapping[str, Any], stage: Mapping[str, Any]) -> Work:
     )  # fmt: skip
 
 
-def _devices(row: Mapping[str, Any]) -> Cluster:
+def devices_of(row: Mapping[str, Any]) -> Cluster:
+    """Returns the devices of a row."""
     device = row["device"]
     if isinstance(device, str):
         return cluster(DEVICES[device], row["devices"], row["nodes"], row["network"])

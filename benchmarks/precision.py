@@ -1,110 +1,175 @@
-"""The same pre-training run in float32 and in bfloat16: do the losses agree?
+"""The same pre-training run in float32, bfloat16 and float16 with loss scaling: do the losses agree?
 
-    python benchmarks/precision.py --input TEXTS --out FOLDER [--steps 300] [--batch-size 10] [--json]
+    python benchmarks/precision.py --text TEXTS --work WORK
+    python benchmarks/precision.py --table
 
-TEXTS, a few MB in any format of `lambert prepare`, become a corpus with a vocabulary of its own; then BERT-mini is
-pre-trained on it by `lambert pretrain`, one thread a run, from the same seed: without dropout in float32, in bfloat16
-and in bfloat16 with smaller micro-batches, and with dropout 0.1 in float32 and bfloat16 (its masks are drawn for each
-micro-batch, so runs with other micro-batches do not compare). `--dtype float16` puts float16 in bfloat16's place, and
-float8, which needs a GPU, float8; the goals are bfloat16's.
+TEXTS, a few MB in any format of `lambert prepare`, become a corpus with a vocabulary of its own; then a small BERT is
+pre-trained on it by `lambert pretrain` from the same seed in each of `--precisions`, for each of `--dropouts` (its
+masks are drawn for each micro-batch, so runs with other micro-batches do not compare) and each of `--micro-tokens`.
+Runs of `--steps` updates; float32 and bfloat16 also take `--long` updates. A processor without instructions for float16
+converts the operands of every product and is many times slower, hence the small defaults; float8 needs a GPU.
 
-Of each run against float32, all relative: the largest difference of a loss among the first 20 updates, that of the mean
-of the last 50, and that of the held-out masked-LM loss. Runs already in FOLDER are continued or read, not made anew.
-Exits with 1 where a goal is missed.
+Of each run against that in float32 of the same seed and length, all relative: the largest difference of a loss among
+the first 20 updates, that of the mean of the last 50, and that of the held-out masked-LM loss. In mini, bfloat16 and
+float8 have goals; exits with 1 where one is missed.
 """
 
 import argparse
 import json
-import os
-import subprocess
+import statistics
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+import experiment
 import numpy as np
 import numpy.typing as npt
+from experiment import Row
 
 FIRST, FIRST_GOAL = 20, 2e-4  # weights rounded to float8, gradients without biases: 5e-4; weights an update old: 7e-3
 LAST, LAST_GOAL = 50, 2e-3
 WHOLE = 1 << 14  # tokens: more than an update has
+SIZES = {"tiny": (2, 128, 2), "mini": (4, 256, 4)}
+"""Layers, width and heads (Turc et al., 2019)."""
+REFERENCE = "float32"
+WITH_GOALS = ("bfloat16", "float8")
+DIFFERENCES = ("first_difference", "last_difference", "heldout_difference")
 
 
-def lambert(*arguments: str) -> None:
-    """Runs a command of Lambert on one thread; what it prints goes to stderr."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "lambert", *arguments], check=True, stdout=sys.stderr, env=environment)
+def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
+    """The settings of all runs, seed by seed, the reference first."""
+    for seed in args.seeds:
+        for steps in (args.steps, *([args.long] if args.long else [])):
+            for dropout in args.dropouts:
+                for precision in args.precisions:
+                    if steps == args.long and precision == "float16":
+                        continue
+                    for micro in args.micro_tokens if precision != REFERENCE and not dropout else [WHOLE]:
+                        yield {
+                            "seed": seed, "precision": precision, "micro_tokens": micro, "dropout": dropout,
+                            "steps": steps, "size": args.size, "batch_size": args.batch_size, "device": args.device,
+                        }  # fmt: skip
 
 
-def losses(
-    args: argparse.Namespace, precision: str, micro_tokens: int, dropout: float
-) -> dict[str, float | list[float]]:
-    """A run's loss at each update, and its held-out masked-LM loss."""
-    out = args.out / f"{precision}-{micro_tokens}-{dropout}"
-    flags = {
-        "corpus": args.out / "corpus", "out": out, "seed": args.seed,
-        "model.layers": 4, "model.hidden": 256, "model.heads": 4, "model.intermediate": 1024, "model.positions": 128,
-        "model.dropout": dropout, "model.attention-dropout": dropout,
-        "packing.mode": "pairs", "packing.sequence-length": 128,
-        "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
-        "train.batch-size": args.batch_size, "train.steps": args.steps, "train.precision": precision,
-        "train.micro-tokens": micro_tokens, "train.device": args.device, "train.evaluate-sequences": 256,
-        "log.every": 1, "log.seconds": 60,
-    }  # fmt: skip
-    lambert("pretrain", *(f"--{name}={value}" for name, value in flags.items()))
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    heldout = [row["heldout/mlm"] for row in rows if "heldout/mlm" in row]
-    return {"train": [row["loss"] for row in rows if "loss" in row], "heldout": heldout[-1]}
+def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
+    """Pre-trains, and returns the plan with the loss of each update and the held-out masked-LM loss."""
+    layers, hidden, heads = SIZES[plan["size"]]
+    with tempfile.TemporaryDirectory(dir=args.work) as folder:
+        out = Path(folder) / "run"
+        flags = {
+            "corpus": corpus, "out": out, "seed": plan["seed"],
+            "model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.intermediate": 4 * hidden,
+            "model.positions": args.length, "model.dropout": plan["dropout"],
+            "model.attention-dropout": plan["dropout"], "packing.mode": "pairs", "packing.sequence-length": args.length,
+            "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
+            "train.batch-size": plan["batch_size"], "train.steps": plan["steps"], "train.precision": plan["precision"],
+            "train.micro-tokens": plan["micro_tokens"], "train.device": plan["device"], "train.threads": args.threads,
+            "train.evaluate-sequences": 256, "log.every": 1, "log.seconds": 60,
+        }  # fmt: skip
+        experiment.lambert("pretrain", flags=flags, threads=args.threads)
+        losses = [row["loss"] for row in experiment.metrics(out) if "loss" in row]
+        heldout = experiment.scores(out)["mlm"]
+    return {**plan, "heldout": heldout, "losses": [round(loss, 6) for loss in losses]}
 
 
 def relative(value: npt.ArrayLike, reference: npt.ArrayLike) -> float:
     """The largest |value - reference| / reference."""
-    return float(np.max(np.abs(np.subtract(value, reference)) / reference))
+    return float(np.max(np.abs(np.subtract(value, reference)) / np.asarray(reference)))
+
+
+def differences(row: Row, reference: Row) -> dict[str, float]:
+    """What a run differs by from that in float32."""
+    train, expected = np.array(row["losses"]), np.array(reference["losses"])
+    values = (
+        relative(train[:FIRST], expected[:FIRST]),
+        relative(train[-LAST:].mean(), expected[-LAST:].mean()),
+        relative(row["heldout"], reference["heldout"]),
+    )
+    return dict(zip(DIFFERENCES, values, strict=True))
+
+
+def reference_of(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The run in float32 of the same seed, length, size and dropout."""
+    same = {name: row[name] for name in ("seed", "steps", "dropout", "size", "batch_size")}
+    found = experiment.select(rows, precision=REFERENCE, **same)
+    return found[0] if found else None
+
+
+def missed(row: Row, reference: Row) -> bool:
+    """Whether a run misses a goal of its precision."""
+    found = differences(row, reference)
+    beyond = found["first_difference"] > FIRST_GOAL or found["last_difference"] > LAST_GOAL
+    return row["size"] == "mini" and row["precision"] in WITH_GOALS and beyond
+
+
+def show(args: argparse.Namespace) -> bool:
+    """Prints the table, draws the losses of the first seed on each other, and returns whether a goal is missed."""
+    rows = experiment.read(args.out)
+    kinds = dict.fromkeys((r["steps"], r["dropout"], r["precision"], r["micro_tokens"]) for r in rows)
+    lines = []
+    for steps, dropout, precision, micro in sorted(kinds, key=lambda kind: kind[:2]):
+        found = experiment.select(rows, steps=steps, dropout=dropout, precision=precision, micro_tokens=micro)
+        pairs = [(row, reference) for row in found if (reference := reference_of(row, rows))]
+        cells = [experiment.spread([row["heldout"] for row in found], 4), ""]
+        if precision == REFERENCE:
+            cells += ["", "", ""]
+        else:
+            signed = [row["heldout"] - reference["heldout"] for row, reference in pairs]
+            cells[1] = f"{statistics.fmean(signed):+.4f} ({min(signed):+.4f} to {max(signed):+.4f})" if signed else ""
+            each = [differences(*pair) for pair in pairs]
+            cells += [f"{max(one[name] for one in each):.1e}" if each else "" for name in DIFFERENCES]
+        name = precision if micro >= WHOLE else f"{precision}, micro-batches of {micro} tokens"
+        lines.append([name, steps, dropout, *cells, len(found)])
+    header = [
+        "precision", "updates", "dropout", "held-out loss", "difference, seed by seed", "largest, first 20 updates",
+        "mean of the last 50", "held-out", "seeds",
+    ]  # fmt: skip
+    panels = {}
+    for steps in dict.fromkeys(row["steps"] for row in rows):
+        panels[f"{steps} updates"] = {
+            row["precision"]: [
+                (at, row["losses"][at : at + max(1, steps // 50)]) for at in range(0, steps, max(1, steps // 50))
+            ]
+            for row in experiment.select(rows, steps=steps, seed=rows[0]["seed"], dropout=args.dropouts[0])
+        }
+    if panels:
+        experiment.plot(args.out.with_name("plot.svg"), panels, "updates", "loss, nats", log=False)
+    text = f"{experiment.progress(partial(plans, args), rows)}\n\n{experiment.table(header, lines)}"
+    experiment.publish(args.out, text)
+    return any(missed(row, reference) for row in rows if (reference := reference_of(row, rows)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", type=Path, nargs="+", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float8"))
+    parser = experiment.arguments(__doc__, "precision")
+    parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads")
+    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
+    parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16", "float16"])
+    parser.add_argument("--dropouts", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--micro-tokens", type=int, nargs="+", default=[WHOLE], help="without dropout")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--json", action="store_true", help="a line of JSON a run instead of a table")
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--long", type=int, default=2000, help="updates of longer runs without float16; 0: none")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--vocabulary", type=int, default=2048)
+    parser.add_argument("--json", action="store_true", help="print the differences of each run, a line of JSON each")
     args = parser.parse_args()
-
-    inputs = ",".join(map(str, args.input))
-    lambert("prepare", f"--input={inputs}", f"--out={args.out / 'corpus'}", "--vocabulary=8192")
-    if not args.json:
-        print(f"{'run':>39} {'first':>8} {'at 20':>8} {'last 50':>8} {'held-out':>8} | differences")
-    missed = False
-    for dropout, micros in ((0.0, (WHOLE, 512)), (0.1, (WHOLE,))):
-        reference = losses(args, "float32", WHOLE, dropout)
-        runs = [("float32", WHOLE, reference), *((args.dtype, m, losses(args, args.dtype, m, dropout)) for m in micros)]
-        for precision, micro_tokens, run in runs:
-            train, expected = np.array(run["train"]), np.array(reference["train"])
-            found = {
-                "first_difference": relative(train[:FIRST], expected[:FIRST]),
-                "last_difference": relative(train[-LAST:].mean(), expected[-LAST:].mean()),
-                "heldout_difference": relative(run["heldout"], reference["heldout"]),
-            }
-            settings = {"precision": precision, "micro_tokens": micro_tokens, "dropout": dropout, "steps": args.steps}
-            means = {
-                "first": train[0],
-                "at_20": train[FIRST - 1],
-                "last": train[-LAST:].mean(),
-                "heldout": run["heldout"],
-            }
-            missed |= found["first_difference"] > FIRST_GOAL or found["last_difference"] > LAST_GOAL
-            if args.json:
-                print(
-                    json.dumps(settings | {name: float(value) for name, value in (means | found).items()}), flush=True
-                )
-            else:
-                name = f"{precision}, {micro_tokens} tokens, dropout {dropout}"
-                shown = " ".join(f"{value:8.4f}" for value in means.values())
-                print(f"{name:>39} {shown} | {' '.join(f'{value:.1e}' for value in found.values())}", flush=True)
-    sys.exit(1 if missed else 0)
+    if not args.table:
+        if not (args.text and args.work):
+            parser.error("--text and --work are needed")
+        corpus = experiment.corpus(args.text, args.work, args.vocabulary)
+        experiment.continued(args.out, partial(plans, args), partial(run, args, corpus), args.runs)
+    if args.json:
+        rows = experiment.read(args.out)
+        for row in rows:
+            reference = reference_of(row, rows)
+            kept = {name: value for name, value in row.items() if name != "losses"}
+            print(json.dumps(kept | (differences(row, reference) if reference else {})))
+    sys.exit(1 if show(args) and not args.runs else 0)
 
 
 if __name__ == "__main__":

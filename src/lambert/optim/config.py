@@ -15,7 +15,7 @@ class OptimConfig:
     """How gradients become updates, and the learning rate of each update."""
 
     name: str = "lamb"
-    """Optimizer: lamb, adamw, radam, stable_adamw, or "package.module:name"."""
+    """Optimizer: lamb, adamw, radam, lars, stable_adamw, or "package.module:name"."""
     lr: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     base_batch: int | None = None
@@ -23,7 +23,8 @@ class OptimConfig:
     the square root of the ratio and warmup_ratio with the ratio (You et al., 2020, "untuned LAMB"). Not set: no
     change."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of the running means of the gradient and of its square, each in [0, 1)."""
+    """Decay rates of the running means of the gradient and of its square, each in [0, 1). The first is LARS's
+    momentum."""
     eps: float = 1e-6
     """Added to the root of the mean square, outside the root."""
     weight_decay: float = 0.01
@@ -37,9 +38,12 @@ class OptimConfig:
     bias_correction: bool = True
     """LAMB: divide the running means by 1 - beta^t. Without it the first thousand updates of biases are too long."""
     adapt: Adapt = "decayed"
-    """LAMB: the tensors whose step is scaled to their norm: the decayed ones, all (NVLAMB), or none (this is AdamW)."""
+    """LAMB, LARS: the tensors whose step is scaled to their norm: the decayed ones, all (NVLAMB), or none (this is
+    AdamW, or plain momentum)."""
     trust: tuple[float, float] = (0.0, math.inf)
     """LAMB: smallest and largest trust ratio; the published algorithm bounds neither."""
+    trust_coefficient: float = 0.001
+    """LARS: factor of the trust ratio (You et al., 2017, table 2); with 1, lr is in the unit of LAMB's."""
     schedule: str = "linear"
     """Course of the learning rate after the warm-up: linear, polynomial, cosine, constant, wsd (constant, then down as
     1 - sqrt), wsd_linear, or "package.module:name"."""
@@ -61,7 +65,7 @@ class OptimConfig:
         check(
             self, "optim.",
             lr="(0, inf)", base_batch="[1, inf)", betas="[0, 1)", trust="[0, inf]", warmup_ratio="[0, 1)",
-            layer_decay="(0, 1]", power="(0, inf)", decay_share="(0, 1]",
+            layer_decay="(0, 1]", power="(0, inf)", trust_coefficient="(0, inf)", decay_share="(0, 1]",
         )  # fmt: skip
         _check("betas", self.betas, len(self.betas) == 2, "two shares")
         _check("adapt", self.adapt, self.adapt in get_args(Adapt), f"one of {', '.join(get_args(Adapt))}")

@@ -1,7 +1,7 @@
 """Parameter groups: with and without weight decay, and with learning rates by depth."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -52,6 +52,12 @@ def decay_groups(model: nn.Module, weight_decay: float = 0.01, layer_decay: floa
             if (part := [(name, param) for name, param in group["params"] if depths[name] == depth])
         ]
     return [group for group in groups if group["params"]]
+
+
+def adapted(group: Mapping[str, Any]) -> bool:
+    """Returns whether the tensors of a group have a trust ratio, by its `adapt` and `weight_decay`."""
+    decayed: bool = group["weight_decay"] != 0
+    return group["adapt"] == "all" or (group["adapt"] == "decayed" and decayed)
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:

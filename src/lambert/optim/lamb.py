@@ -19,6 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from lambert.core.errors import UsageError
 from lambert.optim.config import Adapt
+from lambert.optim.groups import adapted
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Types of devices on which torch's fused Adam kernel is used."""
@@ -144,7 +145,7 @@ class Lamb(torch.optim.Optimizer):
     def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
         """Yields lists of parameters that are updated together. On a CPU a tensor with a trust ratio is updated alone,
         so that its norms are computed while it is in the cache."""
-        one_by_one = _adapted(group) or not group["fused"]
+        one_by_one = adapted(group) or not group["fused"]
         together: dict[Any, list[Tensor]] = {}
         for number, param in enumerate(group["params"]):
             if param.grad is None:
@@ -177,7 +178,7 @@ class Lamb(torch.optim.Optimizer):
         taken = 1.0 if scaling.found_inf is None else 1 - scaling.found_inf
         # A list, because torch would fetch the value of a single tensor from the device.
         torch._foreach_add_(batch.steps, [taken] * len(params) if isinstance(taken, Tensor) else taken)
-        if group["fused"] and not _adapted(group):
+        if group["fused"] and not adapted(group):
             _fused_adam(params, batch, group, group["lr"], decay, scaling)
             self._trust.update(dict.fromkeys(params, taken))
         elif group["fused"] and params[0].device.type == "cpu" and len(params) == 1:
@@ -231,12 +232,6 @@ def _check(group: dict[str, Any]) -> None:
             raise ValueError(f"Invalid {name}: {group[name]}.")
 
 
-def _adapted(group: dict[str, Any]) -> bool:
-    """Whether the tensors of a group have a trust ratio."""
-    decayed: bool = group["weight_decay"] != 0
-    return group["adapt"] == "all" or (group["adapt"] == "decayed" and decayed)
-
-
 def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: float, scaling: _Scaling) -> Tensor:
     """Updates all tensors by multi-tensor operations, without waiting for the device. Returns the ratios [P]."""
     if group["fused"]:
@@ -246,7 +241,7 @@ def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: fl
         _foreach_adam(steps_u, batch, group)
         torch._foreach_add_(steps_u, batch.params, alpha=decay)
     ratios = torch.ones(len(steps_u), device=steps_u[0].device)
-    if _adapted(group):
+    if adapted(group):
         weight_norms = torch.stack(torch._foreach_norm(batch.params))
         step_norms = torch.stack(torch._foreach_norm(steps_u))
         moved = (weight_norms > 0) & (step_norms > 0)

@@ -12,6 +12,7 @@ from lambert.core.registry import Kind, lookup
 from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.lamb import FUSED_DEVICES, Lamb
+from lambert.optim.lars import Lars
 from lambert.optim.stable_adamw import StableAdamW
 
 Groups = list[dict[str, Any]]
@@ -28,16 +29,21 @@ AdamW = _without_compiler(torch.optim.AdamW)
 RAdam = _without_compiler(torch.optim.RAdam)
 
 
+def _with_adapt(groups: Groups, config: OptimConfig) -> Groups:
+    """Returns the groups with the setting `adapt`; "decayed" means matrices and not vectors, with weight_decay = 0
+    too."""
+    if config.adapt != "decayed":
+        return [group | {"adapt": config.adapt} for group in groups]
+    return [group | {"adapt": "all" if group["params"][0][1].ndim > 1 else "none"} for group in groups]
+
+
 def _lamb(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
-    if config.adapt == "decayed":  # matrices and not vectors, with weight_decay = 0 too
-        groups = [group | {"adapt": "all" if group["params"][0][1].ndim > 1 else "none"} for group in groups]
     return Lamb(
-        groups,
+        _with_adapt(groups, config),
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
         bias_correction=config.bias_correction,
-        adapt=config.adapt,
         trust=config.trust,
     )
 
@@ -60,6 +66,16 @@ def _radam(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     return made
 
 
+def _lars(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    """LARS, with the first of the betas as its momentum."""
+    return Lars(
+        _with_adapt(groups, config),
+        lr=config.lr,
+        momentum=config.betas[0],
+        trust_coefficient=config.trust_coefficient,
+    )
+
+
 def _stable_adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     return StableAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
 
@@ -68,6 +84,7 @@ OPTIMIZERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
     "lamb": _lamb,
     "adamw": _adamw,
     "radam": _radam,
+    "lars": _lars,
     "stable_adamw": _stable_adamw,
 }
 KIND = Kind((list, OptimConfig))

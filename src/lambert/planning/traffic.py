@@ -3,10 +3,11 @@
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 
-UPDATE_BYTES = {"lamb": 40, "adamw": 28, "radam": 28, "stable_adamw": 40}
+UPDATE_BYTES = {"lamb": 40, "adamw": 28, "radam": 28, "lars": 28, "stable_adamw": 40}
 """Minimum traffic of an update per float32 parameter. AdamW reads the weight, the gradient and two moments and writes
 all but the gradient: 7 x 4. LAMB needs the norm of the whole step before it can write the weight, so it also writes and
-reads the step, and reads the weight again: 10 x 4. StableAdamW needs a norm of each tensor's step too."""
+reads the step, and reads the weight again: 10 x 4. StableAdamW needs a norm of each tensor's step too. LARS has one
+moment, but reads weight and gradient a first time for their norms."""
 CLIPPED_BYTES = 16
 """Traffic per parameter of an update besides the optimizer: gradients are cleared, read for their norm and scaled, and
 weights are rounded for the products."""

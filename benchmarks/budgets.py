@@ -1,0 +1,268 @@
+"""The best encoder for a budget: pre-training from nothing in so much processor time, scored on a fixed set of tasks.
+
+    python benchmarks/budgets.py score --model MODEL --data DATA --work WORK
+    python benchmarks/budgets.py run --budget cpu-10-minutes --text WIKIPEDIA... --data DATA --work WORK [--peer]
+    python benchmarks/budgets.py table
+
+`score` fine-tunes any model folder that Lambert reads on five tasks with each of `--seeds`, and prints the scores, in
+per cent: names (the demo's: F1), squad (SQuAD v1.1, 2,000 questions of train, 500 of dev: F1), mrpc (accuracy), sst2
+(4,000 rows of train: accuracy) and sts-b (vectors trained on its pairs: Spearman on dev). The score is their mean. The
+settings of the tasks are fixed (TASKS), and the learning rate is `finetune`'s own, by the width of the model.
+
+`run` measures what an update of the budget's recipe costs, gives the recipe as many updates as the budget allows,
+pre-trains and scores. `--peer` pre-trains a BERT of the same sizes with transformers instead
+(peers/transformers_pretrain.py), and scores it in the same way. Budgets are of pre-training alone: the text is prepared
+before, and fine-tuning is the same for all. A CPU budget is processor time of all threads, so other work on the machine
+disturbs it little; a GPU budget is time.
+
+DATA is the folder with squad/ and glue/ (trust.py says which files). WORK keeps what is under way: a command that was
+killed continues. A run appends a line of JSON to `--out`; a run that is there is omitted.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import experiment
+import trust
+from experiment import ROOT, STUDIES, Row
+from finetune import thinned
+
+BUDGETS = {"cpu-10-minutes": 600.0, "cpu-2-hours": 7200.0, "gpu-30-minutes": 1800.0}
+"""Seconds. The recipes are studies/budgets/NAME.toml."""
+HERE = STUDIES / "budgets"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Its files in DATA, its fixed settings and its score."""
+
+    train: str
+    dev: str
+    score: str
+    settings: dict[str, Any]
+    limit: int = 0
+    dev_limit: int = 0
+    percent: float = field(default=100.0, kw_only=True)
+    """What the score is multiplied by."""
+
+
+TASKS = {
+    "squad": Task(
+        "squad/train-v1.1.json", "squad/dev-v1.1.json", "f1",
+        {"task.name": "squad", "task.max-length": 128, "task.squad.stride": 48, "task.squad.max-query": 32,
+         "train.epochs": 3, "train.batch-size": 16},
+        2000, 500, percent=1.0,
+    ),
+    "mrpc": Task(
+        "glue/MRPC/msr_paraphrase_train.txt", "glue/MRPC/msr_paraphrase_test.txt", "accuracy",
+        {"task.name": "glue/mrpc", "task.max-length": 128, "train.epochs": 4, "train.batch-size": 16},
+    ),
+    "sst2": Task(
+        "glue/SST-2/train.tsv", "glue/SST-2/dev.tsv", "accuracy",
+        {"task.name": "glue/sst2", "task.max-length": 64, "train.epochs": 3, "train.batch-size": 32}, 4000,
+    ),
+    "sts-b": Task(
+        "glue/STS-B/train.tsv", "glue/STS-B/dev.tsv", "spearman",
+        {"task.name": "embed", "task.max-length": 64, "train.epochs": 4, "train.batch-size": 32},
+    ),
+}  # fmt: skip
+"""Besides `names`, whose recipe is recipes/demo/names.toml. An encoder needs 128 positions."""
+
+
+def files(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
+    """The training and dev file of a task in WORK."""
+    task, out = TASKS[name], args.work / "data" / name
+    out.mkdir(parents=True, exist_ok=True)
+    train, dev = (trust.opened(args.data, path, out) for path in (task.train, task.dev))
+    if name == "sts-b":
+        train, dev = trust.scored_pairs(train), trust.scored_pairs(dev)
+    if task.limit:
+        train = thinned(train, task.limit, out / f"train-{task.limit}{train.suffix}")
+    if task.dev_limit:
+        dev = thinned(dev, task.dev_limit, out / f"dev-{task.dev_limit}{dev.suffix}")
+    return train, dev
+
+
+def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
+    """The fine-tuning runs of a model."""
+    for seed in args.seeds:
+        for name in ("names", *TASKS):
+            yield {"task": name, "seed": seed}
+
+
+def finetuned(args: argparse.Namespace, model: Path, folder: Path, plan: Row) -> Row:
+    """Fine-tunes the model, continuing a run that was killed, and returns the plan with its score in per cent."""
+    out, name = folder / f"{plan['task']}-{plan['seed']}", plan["task"]
+    if name == "names":
+        return {**plan, "score": round(experiment.names(model, out, plan["seed"], args.threads), 2)}
+    train, dev = files(args, name)
+    task = TASKS[name]
+    flags = {
+        **task.settings, "init": model, "data": train, "dev": dev, "out": out, "seed": plan["seed"],
+        "optim.warmup-ratio": 0.1, "train.precision": "auto", "train.threads": args.threads,
+    }  # fmt: skip
+    experiment.lambert("finetune", flags=flags, threads=args.threads)
+    return {**plan, "score": round(task.percent * experiment.scores(out)[task.score], 2)}
+
+
+def scored(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, float]:
+    """The mean score of each task over the seeds, and the mean over the tasks, in per cent."""
+    made = partial(finetuned, args, model, folder)
+    rows = experiment.continued(folder / "scores.jsonl", partial(plans, args), made)
+    found = {
+        name: round(statistics.fmean(row["score"] for row in experiment.select(rows, task=name)), 2)
+        for name in ("names", *TASKS)
+    }
+    return {**found, "score": round(statistics.fmean(found.values()), 2)}
+
+
+def recipe_of(args: argparse.Namespace) -> Path:
+    """The recipe of the budget, or that of `--recipe`."""
+    return args.recipe or HERE / f"{args.budget}.toml"
+
+
+def pretrain(args: argparse.Namespace, corpus: Path, out: Path, steps: int) -> tuple[float, list[Row]]:
+    """Runs the recipe for so many updates. Returns the processor seconds of the command, and the rows of its log."""
+    flags = {"corpus": corpus, "out": out, "train.steps": steps, "seed": args.seed, "train.threads": args.threads}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    experiment.lambert("pretrain", recipe_of(args), flags=flags, threads=args.threads)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, experiment.metrics(out)
+
+
+def updates_within(args: argparse.Namespace, corpus: Path, folder: Path) -> int:
+    """The updates that the budget allows, from two short runs, of which the longer one is a third of a minute."""
+    known = experiment.select(experiment.read(folder / "rate.jsonl"), budget=args.budget)
+    if not known:
+        wall = args.budget.startswith("gpu")
+        spent = []
+        for steps in (args.pilot, 3 * args.pilot):
+            seconds, rows = pretrain(args, corpus, folder / f"pilot-{steps}", steps)
+            times = [row["time"] for row in rows if "time" in row and "loss" in row]
+            spent.append(times[-1] - times[0] if wall else seconds)
+        cost = (spent[1] - spent[0]) / (2 * args.pilot)
+        known = [{"budget": args.budget, "seconds_per_update": cost, "updates": round(args.seconds / cost)}]
+        experiment.append(folder / "rate.jsonl", known[0])
+    return int(known[0]["updates"])
+
+
+def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
+    """Pre-trains with transformers, and returns its line of JSON."""
+    recipe = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))
+    shape = recipe["model"]
+    out.mkdir(parents=True, exist_ok=True)
+    sizes = {
+        "num_hidden_layers": shape["layers"], "hidden_size": shape["hidden"], "num_attention_heads": shape["heads"],
+        "intermediate_size": shape["intermediate"], "max_position_embeddings": shape["positions"],
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    }  # fmt: skip
+    (out / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    gpu = args.budget.startswith("gpu")
+    command = [sys.executable, str(ROOT / "benchmarks/peers/transformers_pretrain.py"), "--bf16"]
+    command += ["--corpus", str(corpus), "--config", str(out / "config.json"), "--out", str(out)]
+    command += ["--seconds", str(args.seconds), "--seed", str(args.seed), "--threads", str(args.threads)]
+    command += ["--length", str(recipe["packing"]["sequence_length"]), "--lr", str(args.peer_lr)]
+    command += ["--batch-size", str(args.peer_batch), "--clock", "wall" if gpu else "processor"]
+    command += ["--device", "cuda" if gpu else "cpu"]
+    if not (out / "result.json").exists():
+        subprocess.run(command, check=True, stdout=sys.stderr)
+    found: Row = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return {"steps": found["steps"], "lr": args.peer_lr, "batch": args.peer_batch}
+
+
+def entry(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
+    """Pre-trains within the budget, scores, and returns the plan with the scores."""
+    lr = f"-{args.peer_lr:g}-{args.peer_batch}" if args.peer else ""
+    folder = args.work / f"{plan['side']}-{plan['recipe']}-{plan['seconds']:g}-{plan['seed']}{lr}"
+    folder.mkdir(parents=True, exist_ok=True)
+    out = folder / "run"
+    if args.peer:
+        found = peer(args, corpus, out)
+    else:
+        steps = updates_within(args, corpus, folder)
+        pretrain(args, corpus, out, steps)
+        found = {"steps": steps, "mlm": round(experiment.scores(out)["mlm"], 4)}
+    return {**plan, **found, "seeds": len(args.seeds), **scored(args, out / "model", folder / "tasks")}
+
+
+def run(args: argparse.Namespace) -> None:
+    if not (args.budget and args.text):
+        raise SystemExit("run needs --budget and --text")
+    args.seconds = args.seconds or BUDGETS[args.budget]
+    corpus = experiment.corpus(args.text, args.work, args.vocabulary)
+    plan = {
+        "budget": args.budget, "side": "transformers" if args.peer else "lambert", "recipe": recipe_of(args).stem,
+        "seconds": args.seconds, "seed": args.seed,
+    }  # fmt: skip
+    if args.peer:
+        plan |= {"lr": args.peer_lr, "batch": args.peer_batch}
+    experiment.continued(args.out, lambda rows: iter([plan]), partial(entry, args, corpus))
+
+
+def score(args: argparse.Namespace) -> None:
+    if args.model is None:
+        raise SystemExit("score needs --model")
+    folder = args.work / "-".join(args.model.resolve().parts[1:])
+    print(json.dumps({"model": str(args.model), **scored(args, args.model, folder)}))
+
+
+def table(args: argparse.Namespace) -> None:
+    """Prints the table, and draws the scores over the budget."""
+    rows = experiment.read(args.out)
+    names = ("score", "names", *TASKS)
+    text, lines = [f"Runs so far: {len(rows)}.", ""], []
+    drawn: dict[str, list[tuple[float, list[float]]]] = {}
+    for budget, seconds in BUDGETS.items():
+        found = experiment.select(rows, budget=budget, seconds=seconds)
+        for side, recipe, lr, batch in dict.fromkeys(
+            (row["side"], row["recipe"], row.get("lr"), row.get("batch")) for row in found
+        ):
+            own = [row for row in experiment.select(found, side=side, recipe=recipe) if row.get("lr") == lr]
+            own = [row for row in own if row.get("batch") == batch]
+            name = recipe if lr is None else f"{recipe}'s sizes, lr {lr:g}, batch {batch}"
+            scores = [experiment.spread([row[one] for row in own], 1) for one in names]
+            lines.append([budget, side, name, own[0]["steps"], *scores, len(own)])
+            drawn.setdefault(side, []).append((seconds / 60, [row["score"] for row in own]))
+    text.append(experiment.table(["budget", "side", "recipe", "updates", *names, "runs"], lines))
+    if drawn:
+        experiment.plot(args.out.with_name("plot.svg"), {"": drawn}, "minutes", "score, per cent")
+    experiment.publish(args.out, "\n".join(text))
+
+
+WORKS = {"score": score, "run": run, "table": table}
+
+
+def main() -> None:
+    parser = experiment.arguments(__doc__, "budgets")
+    parser.add_argument("verb", choices=WORKS)
+    parser.add_argument("--model", type=Path, help="model folder to score")
+    parser.add_argument("--budget", choices=BUDGETS)
+    parser.add_argument("--recipe", type=Path, help="another recipe of pre-training than that of the budget")
+    parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads")
+    parser.add_argument("--data", type=Path, help="folder with squad/ and glue/")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--seconds", type=float, default=0.0, help="another budget than that of the name, for a trial")
+    parser.add_argument("--seed", type=int, default=1, help="of pre-training; --seeds are those of fine-tuning")
+    parser.add_argument("--pilot", type=int, default=40, help="updates of the shorter run that measures the rate")
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--peer", action="store_true", help="run: transformers instead of Lambert")
+    parser.add_argument("--peer-lr", type=float, default=1e-3)
+    parser.add_argument("--peer-batch", type=int, default=32)
+    args = parser.parse_args()
+    if args.verb != "table" and not (args.data and args.work):
+        parser.error("--data and --work are needed")
+    WORKS[args.verb](args)
+
+
+if __name__ == "__main__":
+    main()

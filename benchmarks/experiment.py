@@ -1,0 +1,238 @@
+"""What the studies share: planned runs as lines of JSON, which may be killed at any time and continue; tables, plots.
+
+A study is a function `plans(rows)`, which yields the settings of one run after the other, and `run(plan)`, which gives
+a row: the plan and its results. `rows` grows meanwhile, so that a plan may depend on earlier runs, such as on the
+learning rate that was best. `continued` appends each row to a file and omits the plans that the file has.
+"""
+
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Plans = Callable[[list[Row]], Iterator[Row]]
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = ROOT / "benchmarks" / "studies"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+DIVERGED = 5
+"""Exit code of a run that diverged."""
+
+
+def read(path: Path) -> list[Row]:
+    """Returns the rows of a file, without a last line that was not written to its end; [] if there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+
+
+def append(path: Path, row: Row) -> None:
+    """Appends a row, in the place of a last line that was not written to its end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write((json.dumps(row) + "\n").encode())
+
+
+def missing(plan: Row, rows: Iterable[Row]) -> bool:
+    """Returns whether no row is of this plan."""
+    return not any(plan.items() <= row.items() for row in rows)
+
+
+def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0) -> list[Row]:
+    """Runs the plans that `out` has not, at most `most` of them (0: all), and returns all rows. SIGTERM ends the run
+    that is under way too."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    rows, done = read(out), 0
+    for plan in plans(rows):
+        if not missing(plan, rows):
+            continue
+        rows.append(run(plan))
+        append(out, rows[-1])
+        print(json.dumps(rows[-1]), flush=True)
+        done += 1
+        if done == most:
+            break
+    return rows
+
+
+def progress(plans: Plans, rows: Iterable[Row]) -> str:
+    """Returns how many of the runs of a study are there, in words. A plan that depends on runs that are missing is
+    counted as if they had no results."""
+    found = [*rows]
+    wanted = []
+    for plan in plans(found):
+        wanted.append(not missing(plan, found))
+        if not wanted[-1]:
+            found.append(plan)
+    return f"Runs so far: {sum(wanted)} of {len(wanted)}."
+
+
+def best(rows: Iterable[Row], name: str = "mlm") -> Row:
+    """Returns the row with the least value; runs without one, such as those that diverged, come last."""
+    return min(rows, key=lambda row: math.inf if row.get(name) is None else float(row[name]))
+
+
+def select(rows: Iterable[Row], **values: Any) -> list[Row]:
+    """Returns the rows that have these values."""
+    return [row for row in rows if values.items() <= row.items()]
+
+
+def spread(values: Sequence[float | None], digits: int = 3) -> str:
+    """Returns the mean, and with several values their standard deviation; says how many are None, which diverged."""
+    kept = [value for value in values if value is not None]
+    lost = "" if len(kept) == len(values) else f"{len(values) - len(kept)} of {len(values)} diverged"
+    if not kept:
+        return lost
+    deviation = f" ± {statistics.stdev(kept):.{digits}f}" if len(kept) > 1 else ""
+    return f"{statistics.fmean(kept):.{digits}f}{deviation}{', ' * bool(lost)}{lost}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns a Markdown table."""
+    lines = ["| " + " | ".join(map(str, line)) + " |" for line in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def publish(out: Path, text: str) -> None:
+    """Prints the results, and writes them between the marks of the README beside `out`, if it has them."""
+    print(text)
+    page = out.parent / "README.md"
+    whole = page.read_text(encoding="utf-8") if page.exists() else ""
+    if BEGIN in whole and END in whole:
+        before, rest = whole.split(BEGIN, 1)
+        page.write_text(f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
+
+
+Curves = Mapping[str, Sequence[tuple[float, Sequence[float]]]]
+"""The lines of a panel by name: their points, each with the values of all seeds."""
+
+
+def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str], *, log: bool = True) -> None:
+    """Draws a panel for each title: means over seeds, with bars from the least to the largest value. `y` is the label
+    of all panels, which share an axis, or has one for each panel."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams["svg.hashsalt"] = "lambert"  # the same runs give the same bytes
+    from matplotlib import pyplot
+
+    labels = [y] * len(panels) if isinstance(y, str) else [*y]
+    figure, plots = pyplot.subplots(
+        1, len(panels), figsize=(4 * len(panels), 3.6), sharey=isinstance(y, str), layout="constrained", squeeze=False
+    )
+    for number, (axes, (title, curves)) in enumerate(zip(plots[0], panels.items(), strict=True)):
+        for (name, points), style in zip(curves.items(), _styles(), strict=False):
+            filled = [(at, values) for at, values in sorted(points, key=lambda point: point[0]) if values]
+            means = [statistics.fmean(values) for _, values in filled]
+            bars = [
+                [mean - min(values) for mean, (_, values) in zip(means, filled, strict=True)],
+                [max(values) - mean for mean, (_, values) in zip(means, filled, strict=True)],
+            ]
+            if filled:
+                axes.errorbar([at for at, _ in filled], means, bars, fmt=style, capsize=3, markersize=4, label=name)
+        axes.set(xlabel=x, title=title, **({"xscale": "log"} if log else {}))
+        if number == 0 or not isinstance(y, str):
+            axes.set_ylabel(labels[number])
+        axes.grid(alpha=0.3)
+    plots[0][0].legend(fontsize="small")
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _styles() -> list[str]:
+    return [f"{marker}{line}" for line in ("-", "--", ":") for marker in "os^dvx"]
+
+
+def lambert(
+    verb: str, recipe: Path | None = None, *, flags: Mapping[str, Any], threads: int = 1, ends: Sequence[int] = (0,)
+) -> int:
+    """Runs `lambert VERB RECIPE` with these settings, where True is a flag alone and a list several values, and returns
+    its exit code. What it prints goes to stderr.
+
+    Raises CalledProcessError for an exit code that is not in `ends`.
+    """
+    command = [sys.executable, "-P", "-m", "lambert", verb, *([str(recipe)] if recipe else [])]
+    for name, value in flags.items():
+        if value is True:
+            command.append(f"--{name}")
+        elif isinstance(value, list | tuple):
+            command += [f"--{name}", *map(str, value)]
+        else:
+            command.append(f"--{name}={value}")
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, check=False, stdout=sys.stderr, env=environment)
+    if done.returncode not in ends:
+        raise subprocess.CalledProcessError(done.returncode, command)
+    return done.returncode
+
+
+def metrics(run: Path) -> list[Row]:
+    """Returns the rows of a run's log."""
+    return read(run / "metrics.jsonl")
+
+
+def scores(run: Path) -> dict[str, float]:
+    """Returns the scores of a run; {} if it did not end."""
+    path = run / "scores.json"
+    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def corpus(texts: Sequence[Path], work: Path, vocabulary: int | Path) -> Path:
+    """Returns the folder of a corpus of these files in lower case, which is made if it is not there: with a vocabulary
+    of its own of so many pieces, or with that of another corpus."""
+    own = isinstance(vocabulary, int)
+    out = work / (f"corpus-{vocabulary}" if isinstance(vocabulary, int) else f"corpus-of-{vocabulary.parent.name}")
+    tokenizer = {"vocabulary": vocabulary, "lowercase": True} if own else {"tokenizer": vocabulary}
+    lambert("prepare", flags={"input": [str(path.resolve()) for path in texts], "out": out, **tokenizer})
+    return out
+
+
+def base(work: Path, threads: int) -> Path:
+    """Returns the run folder of the demo's encoder, BERT-tiny of 64 positions, which is trained if it is not there; its
+    corpus is beside it.
+
+    From nothing, a small encoder learns only the frequencies of words for its first thousands of updates (docs/log.md),
+    whatever else is varied. So studies of short runs start from this encoder, as MLPerf's BERT starts from a
+    checkpoint.
+    """
+    recipes, demo = ROOT / "recipes/demo", work / "demo"
+    lambert("prepare", recipes / "prepare.toml", flags={"out": demo / "corpus"}, threads=threads)
+    common = {"corpus": demo / "corpus", "train.threads": threads, "train.save-every": 500}
+    first, second = demo / "pretrain-32", demo / "pretrain-64"
+    lambert("pretrain", recipes / "pretrain-32.toml", flags={**common, "out": first}, threads=threads)
+    more = {**common, "out": second, "init": first}
+    lambert("pretrain", recipes / "pretrain-64.toml", flags=more, threads=threads)
+    return second
+
+
+def names(model: Path, out: Path, seed: int, threads: int) -> float:
+    """Returns the F1 of the demo's task, names in lower-case text, after fine-tuning `model` on its 200 passages."""
+    data = ROOT / "demo/data"
+    flags = {
+        "init": model, "data": data / "names-train.jsonl", "dev": data / "names-test.jsonl", "out": out, "seed": seed,
+        "train.threads": threads,
+    }  # fmt: skip
+    lambert("finetune", ROOT / "recipes/demo/names.toml", flags=flags, threads=threads)
+    return 100 * scores(out)["f1"]
+
+
+def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """Returns a parser with what all studies take. The runs of a study are in studies/`name`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=STUDIES / name / "runs.jsonl", help="lines of JSON, continued")
+    parser.add_argument("--table", action="store_true", help="show the runs of --out, and draw the plot beside them")
+    parser.add_argument("--runs", type=int, default=0, help="end after so many new runs; 0: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--threads", type=int, default=1)
+    return parser

@@ -1,0 +1,205 @@
+"""Batches 64 times as large at equal samples: LAMB with its rule, AdamW and RAdam with the same rule, AdamW and LARS
+tuned.
+
+    python benchmarks/large_batches.py --text WIKIPEDIA... --work WORK
+    python benchmarks/large_batches.py --table
+
+The demo's encoder, BERT-tiny pre-trained on novels, is trained further on `--samples` sequences of 32 tokens of other
+text, in batches from `--batches`. Arms:
+
+- lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), and the
+  best one by held-out loss is kept. At larger batches the rate follows the square root of the batch size and the share
+  of the warm-up the batch size, from 1/320 at the smallest to 1/5 at the 64 times larger one (You et al., 2020, section
+  4 and table 4; `optim.base_batch`);
+- adamw-tuned, lars-tuned: at every batch size the first seed takes three rates around that rule, with a warm-up of a
+  tenth; the other seeds take the best one.
+
+Every run is scored by its held-out masked-LM loss and by the demo's names (F1 of four novels, after fine-tuning on 200
+passages with the same seed). A run that diverged is a row without scores. `--trust FILE` takes one LAMB run at the
+largest batch instead, and writes the trust ratios of its tensors at some updates.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import experiment
+from experiment import Row
+
+WARMUP = 1 / 320
+"""Share of the warm-up at the smallest batch, where the rule begins (You et al., 2020, table 4)."""
+RATES = {"lamb": (4e-3, 8e-3, 1.6e-2), "adamw": (1e-3, 2e-3, 4e-3), "radam": (1e-3, 2e-3, 4e-3)}
+"""Learning rates at the smallest batch."""
+TUNED = {
+    "adamw-tuned": (5e-4, 1e-3, 2e-3),
+    "lars-tuned": (5e-4, 1e-3, 2e-3),
+}
+"""The same of what is tuned at every batch size, times the square root of the batch size over the smallest."""
+DATA = {"packing.mode": "full", "packing.sequence-length": 32, "optim.betas": (0.9, 0.98), "optim.eps": 1e-9}
+PUBLISHED = (
+    (512, 1_000_000, "90.395", "91.752", "90.717"), (1024, 500_000, "", "91.761", "90.369"),
+    (2048, 250_000, "", "91.946", "90.748"), (4096, 125_000, "", "91.137", "90.537"),
+    (8192, 62_500, "", "91.263", "90.548"),
+    (16_384, 31_250, "at most 88.540; 4 of 9 settings diverged", "91.345", "89.589"),
+    (32_768, 15_625, "", "91.475", "diverged"), ("64k, 32k", 8_599, "", "90.584", ""),
+)  # fmt: skip
+"""SQuAD v1.1 F1 of BERT-Large by batch size and updates: AdamW, LAMB, LARS (You et al., 2020, tables 1 to 3)."""
+
+
+def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
+    """The settings of all runs, seed by seed; of the first seed all learning rates."""
+    first, smallest = args.seeds[0], args.batches[0]
+    for seed in args.seeds:
+        for arm in (*RATES, *TUNED):
+            for batch in args.batches:
+                where = {"arm": arm, "batch": batch}
+                root = (batch / smallest) ** 0.5
+                if arm in RATES and batch > smallest:
+                    base = experiment.best(experiment.select(rows, arm=arm, batch=smallest, seed=first))["lr"]
+                    rates = [base * root]
+                elif seed == first:
+                    rates = [rate * root for rate in {**RATES, **TUNED}[arm]]
+                else:
+                    rates = [experiment.best(experiment.select(rows, seed=first, **where))["lr"]]
+                for rate in rates:
+                    yield {**where, "seed": seed, "steps": args.samples // batch, "lr": round(rate, 7)}
+
+
+def settings(args: argparse.Namespace, plan: Row) -> dict[str, Any]:
+    """The flags of a pre-training run."""
+    name, _, tuned = plan["arm"].partition("-")
+    more = {"optim.trust-coefficient": 1.0} if name == "lars" else {}
+    warmup = 0.1 if tuned else WARMUP * plan["batch"] / args.batches[0]
+    return {
+        **DATA, **more, "init": args.base, "optim.name": name, "optim.lr": plan["lr"],
+        "optim.warmup-ratio": round(warmup, 6),
+        "train.batch-size": plan["batch"], "train.steps": plan["steps"], "train.threads": args.threads,
+        "train.precision": args.precision, "seed": plan["seed"], "log.every": max(1, plan["steps"] // 64),
+    }  # fmt: skip
+
+
+def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
+    """Pre-trains and fine-tunes, and returns the plan with the scores."""
+    with tempfile.TemporaryDirectory(dir=args.work) as folder:
+        out = Path(folder) / "run"
+        flags = {**settings(args, plan), "corpus": corpus, "out": out}
+        ended = experiment.lambert("pretrain", flags=flags, threads=args.threads, ends=(0, experiment.DIVERGED))
+        if ended == experiment.DIVERGED:
+            return {**plan, "mlm": None, "names": None}
+        names = experiment.names(out, Path(folder) / "names", plan["seed"], args.threads)
+        return {**plan, "mlm": round(experiment.scores(out)["mlm"], 4), "names": round(names, 2)}
+
+
+BUILT: list[Any] = []
+
+
+def recorded(groups: Any, config: Any) -> Any:
+    """LAMB as of the recipe `optim.name = "large_batches:recorded"`, whose trust ratios `trust` reads from BUILT."""
+    from lambert.optim.optimizers import OPTIMIZERS
+
+    BUILT.append(OPTIMIZERS["lamb"](groups, config))
+    return BUILT[-1]
+
+
+def trust(args: argparse.Namespace, corpus: Path) -> None:
+    """Writes the trust ratios of a LAMB run at the largest batch: a line for each of some updates."""
+    import large_batches  # this file, as the run imports it
+
+    import lambert
+
+    batch = args.batches[-1]
+    base = experiment.best(
+        experiment.select(experiment.read(args.out), arm="lamb", batch=args.batches[0], seed=args.seeds[0])
+    )["lr"]
+    plan = {
+        "arm": "lamb", "batch": batch, "seed": args.seeds[0], "steps": args.samples // batch,
+        "lr": base * (batch / args.batches[0]) ** 0.5,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=args.work) as folder:
+        flags = {**settings(args, plan), "corpus": corpus, "out": Path(folder) / "run"}
+        flags["optim.name"] = "large_batches:recorded"
+        given = {name.replace(".", "__").replace("-", "_"): value for name, value in flags.items()}
+        for step in lambert.updates(**given):
+            if step.index == 1 or step.due(max(1, plan["steps"] // 16)):
+                ratios = {
+                    name: round(value, 5) for name, value in large_batches.BUILT[0].trust_ratios().items() if value != 1
+                }
+                experiment.append(args.trust, {"update": step.index, "lr": step.lr, **ratios})
+
+
+def layers(path: Path) -> str:
+    """A table of the trust ratios of matrices: first update, the median of all, and the last."""
+    rows = experiment.read(path)
+    names = [name for name in rows[0] if name not in ("update", "lr")]
+    shown = [rows[0], rows[len(rows) // 4], rows[len(rows) // 2], rows[-1]]
+    lines = ([name.removeprefix("encoder."), *(f"{row.get(name, 1):.3f}" for row in shown)] for name in names)
+    return experiment.table(["matrix", *(f"update {row['update']}" for row in shown)], lines)
+
+
+def show(args: argparse.Namespace) -> None:
+    """Prints the tables and draws both scores over the batch size."""
+    rows = experiment.read(args.out)
+    text = [experiment.progress(partial(plans, args), rows), "", "BERT-tiny, at equal samples:", ""]
+    panels: dict[str, dict[str, list[tuple[float, list[float]]]]] = {"Held-out masked-LM loss": {}, "Names": {}}
+    lines = []
+    for arm in (*RATES, *TUNED):
+        for batch in args.batches:
+            found = experiment.select(rows, arm=arm, batch=batch)
+            if not found:
+                continue
+            first = experiment.select(found, seed=min(row["seed"] for row in found))
+            lr = experiment.best(first)["lr"]
+            kept = experiment.select(found, lr=lr)
+            losses, names = ([row[name] for row in kept] for name in ("mlm", "names"))
+            tried = "" if len(first) == 1 else f", best of {len(first)}"
+            lines.append(
+                [
+                    arm,
+                    batch,
+                    kept[0]["steps"],
+                    f"{lr:.3g}{tried}",
+                    experiment.spread(losses),
+                    experiment.spread(names, 1),
+                    len(kept),
+                ]
+            )
+            for panel, values in zip(panels.values(), (losses, names), strict=True):
+                panel.setdefault(arm, []).append((batch, [value for value in values if value is not None]))
+    text.append(
+        experiment.table(["arm", "batch", "updates", "learning rate", "held-out loss", "names, F1", "seeds"], lines)
+    )
+    text += ["", "BERT-Large, as published (SQuAD v1.1 F1):", ""]
+    text.append(experiment.table(["batch", "updates", "AdamW", "LAMB", "LARS"], PUBLISHED))
+    if args.trust and args.trust.exists():
+        text += ["", f"Trust ratios of LAMB at a batch of {args.batches[-1]}, first seed:", "", layers(args.trust)]
+    experiment.plot(args.out.with_name("plot.svg"), panels, "sequences per update", ["nats", "F1"])
+    experiment.publish(args.out, "\n".join(text))
+
+
+def main() -> None:
+    parser = experiment.arguments(__doc__, "large-batches")
+    parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads, about 10 MB of text")
+    parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
+    parser.add_argument("--trust", type=Path, help="take one run of LAMB, and write its trust ratios to this file")
+    parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
+    parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512, 2048])
+    parser.add_argument("--precision", default="bfloat16")
+    args = parser.parse_args()
+    if args.table:
+        show(args)
+        return
+    if not (args.text and args.work):
+        parser.error("--text and --work are needed")
+    args.base = experiment.base(args.work, args.threads)
+    corpus = experiment.corpus(args.text, args.work, args.work / "demo/corpus")
+    if args.trust:
+        trust(args, corpus)
+    else:
+        experiment.continued(args.out, partial(plans, args), partial(run, args, corpus), args.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The machinery of the studies in benchmarks/: runs that continue, plans that depend on results, tables and plots."""
+
+import argparse
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def experiment(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("experiment")
+
+
+def three(rows: list[Row]) -> Iterator[Row]:
+    """Two rates, and then the better one again with another seed."""
+    yield {"lr": 1.0, "seed": 1}
+    yield {"lr": 0.1, "seed": 1}
+    yield {"lr": min((row for row in rows if row["seed"] == 1), key=lambda row: row["mlm"])["lr"], "seed": 2}
+
+
+def test_a_study_that_was_killed_makes_the_runs_that_are_missing(experiment: ModuleType, tmp_path: Path) -> None:
+    out, made = tmp_path / "study" / "runs.jsonl", []
+
+    def run(plan: Row) -> Row:
+        if len(made) == 1:
+            made.append({})
+            raise KeyboardInterrupt
+        made.append(plan)
+        return {**plan, "mlm": plan["lr"] + 5}
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment.continued(out, three, run)
+    assert experiment.read(out) == [{"lr": 1.0, "seed": 1, "mlm": 6.0}]
+    assert experiment.continued(out, three, run, most=1) == experiment.read(out)
+    rows = experiment.continued(out, three, run)
+    assert rows == experiment.read(out)
+    assert [(row["lr"], row["seed"]) for row in rows] == [(1.0, 1), (0.1, 1), (0.1, 2)]
+    before = list(made)
+    experiment.continued(out, three, run)
+    assert made == before
+
+
+def test_a_line_that_was_cut_off_is_ignored_and_replaced(experiment: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    experiment.append(out, {"seed": 1})
+    with out.open("a") as file:
+        file.write('{"seed": 2, "ml')
+    assert experiment.read(out) == [{"seed": 1}]
+    experiment.append(out, {"seed": 3})
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [{"seed": 1}, {"seed": 3}]
+
+
+def test_sigterm_ends_the_run_under_way(tmp_path: Path) -> None:
+    script = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        "import subprocess, experiment, pathlib\n"
+        "command = [sys.executable, '-c', 'import time, os; print(os.getpid(), flush=True); time.sleep(600)']\n"
+        "run = lambda plan: subprocess.run(command) and plan\n"
+        f"experiment.continued(pathlib.Path({str(tmp_path / 'runs.jsonl')!r}), lambda rows: iter([{{'seed': 1}}]), run)\n"
+    )
+    study = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert study.stdout is not None
+    child = Path("/proc") / study.stdout.readline().strip()
+    study.send_signal(signal.SIGTERM)
+    assert study.wait(60) != 0
+    study.communicate()
+    for _ in range(100):
+        if not child.exists():
+            break
+        time.sleep(0.1)
+    assert not child.exists()
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_progress_counts_the_runs_of_the_whole_plan(experiment: ModuleType) -> None:
+    def plans(rows: list[Row]) -> Iterator[Row]:
+        for seed in (1, 2):
+            for lr in (1.0, 2.0) if seed == 1 else [experiment.best(experiment.select(rows, seed=1))["lr"]]:
+                yield {"seed": seed, "lr": lr}
+
+    rows = [{"seed": 1, "lr": 2.0, "mlm": 3.0}]
+    assert experiment.progress(plans, rows) == "Runs so far: 1 of 3."
+    assert len(rows) == 1
+
+
+def test_a_run_that_diverged_is_never_the_best(experiment: ModuleType) -> None:
+    rows = [{"lr": 1, "mlm": None}, {"lr": 2, "mlm": 6.0}, {"lr": 3, "mlm": 5.0}, {"lr": 4}]
+    assert experiment.best(rows)["lr"] == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([1.0], "1.00"),
+        ([1.0, 2.0, 3.0], "2.00 ± 1.00"),
+        ([1.0, None, 3.0], "2.00 ± 1.41, 1 of 3 diverged"),
+        ([None], "1 of 1 diverged"),
+    ],
+)
+def test_spread(experiment: ModuleType, values: list[float | None], shown: str) -> None:
+    assert experiment.spread(values, 2) == shown
+
+
+def test_the_results_are_written_into_the_page(
+    experiment: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(f"# Title\n\n{experiment.BEGIN}\nold\n{experiment.END}\n\nEnd.\n")
+    made = experiment.table(["a", "b"], [[1, "x"]])
+    for _ in range(2):
+        experiment.publish(tmp_path / "runs.jsonl", made)
+    whole = f"# Title\n\n{experiment.BEGIN}\n\n| a | b |\n|---|---|\n| 1 | x |\n\n{experiment.END}\n\nEnd.\n"
+    assert page.read_text() == whole
+    assert made in capsys.readouterr().out
+
+
+def test_the_same_runs_give_the_same_plot(experiment: ModuleType, tmp_path: Path) -> None:
+    panels = {"loss": {"lamb": [(2, [1.0, 2.0]), (1, [3.0])], "empty": [(1, [])]}, "F1": {"lamb": [(1, [4.0])]}}
+    for name in ("a.svg", "b.svg"):
+        experiment.plot(tmp_path / name, panels, "batch", ["nats", "F1"])
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert b"svg" in (tmp_path / "a.svg").read_bytes()
+
+
+def test_the_runs_of_the_aggregation_study_are_recognised(experiment: ModuleType) -> None:
+    """Their keys are those of the plans of today, so a study continues."""
+    aggregation = importlib.import_module("aggregation")
+    args = argparse.Namespace(
+        seeds=[1], modes=["samples", "scaled"], aggregated=[1, 4, 16, 100], batch=4, epochs=1, updates=50, lr=1e-4
+    )
+    rows = experiment.read(BENCHMARKS / "studies" / "aggregation" / "runs.jsonl")
+    plans = [*aggregation.plans(args, 4000, rows)]
+    assert sum(not experiment.missing(plan, rows) for plan in plans) >= 10
+
+
+def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> None:
+    two_stages = importlib.import_module("two_stages")
+    curve = [(1.0, 6.0), (2.0, 5.0), (4.0, 4.0)]
+    assert two_stages.equal_loss(curve, 5.5) == pytest.approx(1.5)
+    assert two_stages.equal_loss(curve, 4.5) == pytest.approx(3.0)
+    assert two_stages.equal_loss(curve, 3.0) is None
+    assert two_stages.equal_loss([], 3.0) is None
+
+
+@pytest.mark.parametrize(("name", "runs"), [("large_batches", 82), ("two_stages", 36), ("precision", 15)])
+def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: ModuleType, name: str, runs: int) -> None:
+    study = importlib.import_module(name)
+    args = argparse.Namespace(
+        seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=65_536, batch=32, lr=4e-3, steps=200, long=2000,
+        dropouts=[0.0], precisions=["float32", "bfloat16", "float16"], micro_tokens=[1 << 14], size="tiny",
+        batch_size=16, device="cpu",
+    )  # fmt: skip
+    assert experiment.progress(lambda rows: study.plans(args, rows), []) == f"Runs so far: 0 of {runs}."
+    page = BENCHMARKS / "studies" / name.replace("_", "-") / "README.md"
+    assert f" of {runs}." in page.read_text()
