@@ -1,9 +1,10 @@
 """Puts a service together: models, scheduler, application and gate."""
 
+import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from lambert.core.crash import save_traceback
 from lambert.core.world import World
 from lambert.engine.device import device_named
 from lambert.engine.precision import resolved
@@ -42,12 +43,9 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
     app = application(config, models, answering, metrics)
     limits = Limits(hosts, key, int(config.max_body_megabytes * 1e6), config.max_requests, config.seconds)
 
-    def report(text: str) -> None:
-        try:
-            Path("crash.txt").write_text(text, encoding="utf-8")
-            where = "The traceback is in crash.txt: please report it."
-        except OSError:
-            where = text
-        say(f"warning: a request failed because of a bug: {text.strip().splitlines()[-1]} {where}")
+    def report(error: BaseException) -> None:
+        # The message of the error may repeat what a client sent, which is not printed.
+        where = save_traceback("serve", "".join(traceback.format_exception(error)))
+        say(f"warning: a request failed because of a bug ({type(error).__name__}). {where}")
 
     return Gate(app, limits, metrics, report), app.state, models, metrics, answering.close
