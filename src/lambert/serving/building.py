@@ -9,7 +9,7 @@ from lambert.core.world import World
 from lambert.engine.device import device_named
 from lambert.engine.precision import resolved
 from lambert.inference.config import InferenceConfig
-from lambert.inference.scheduler import Scheduler
+from lambert.inference.scheduler import OverloadedError, Scheduler
 from lambert.inference.text_model import TextModel
 from lambert.serving.answering import Answering
 from lambert.serving.app import application
@@ -30,7 +30,10 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
 
     def warm(model: TextModel) -> None:
         request = model.vectors([WARM_TEXT] * scheduler.workers)
-        request.finish(scheduler.submit(request.work, request.source).result())
+        try:
+            request.finish(scheduler.submit(request.work, request.source).result())
+        except OverloadedError:  # only during a reload, when the threads of the scheduler are warm
+            model.encode([WARM_TEXT])
 
     inference = InferenceConfig(precision, device=config.device)
     try:
