@@ -5,6 +5,7 @@ from collections.abc import Collection
 import torch
 
 from lambert.model.config import EncoderConfig
+from lambert.model.costs import block_operations, saved_bytes
 from lambert.native import library
 
 
@@ -30,10 +31,8 @@ def weight_count(config: EncoderConfig) -> int:
 def operations(config: EncoderConfig, lengths: Collection[int]) -> int:
     """Returns the operations of the matrix products of the forward pass over sequences of these lengths, in tokens,
     with 2 operations per multiply-add."""
-    tokens = sum(lengths)
-    linear = sum(inputs * outputs for inputs, outputs in matrices(config)) * tokens
-    attention = 2 * config.hidden * sum(length**2 for length in lengths)
-    return 2 * (config.layers * (linear + attention) + config.embedding * config.hidden * tokens)
+    wider = 2 * config.embedding * config.hidden * sum(lengths)
+    return block_operations(config, matrices(config), lengths) + wider
 
 
 def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
@@ -55,12 +54,9 @@ def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.dev
 
 def saved_by_torch(config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
     """Returns the same for blocks that torch's operators compute."""
-    size, wide, width, training = dtype.itemsize, torch.float32.itemsize, config.hidden, bool(config.dropout)
+    width, training = config.hidden, bool(config.dropout)
     # Query, key, value and attention output; the feed-forward layer before and after its activation; dropout masks.
     products = (4 + 2 * training) * width + 2 * config.intermediate
     if device.type == "cpu":
         products += (1 + bool(config.attention_dropout)) * config.heads * longest
-    norms = 4 * width  # inputs and outputs of two norms
-    copies = 2 * width * size if size < wide else 0  # rounded outputs of the norms, for the products
-    block = products * size + norms * wide + copies
-    return (config.layers + 2) * block + 3 * width * wide
+    return saved_bytes(config, dtype, products, 4 * width)  # inputs and outputs of two norms

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import torch
 
 from lambert.model.config import EncoderConfig
+from lambert.model.costs import block_operations, saved_bytes
 from lambert.model.eurobert.block import key_width
 from lambert.native import library
 
@@ -26,8 +27,7 @@ def weight_count(config: EncoderConfig) -> int:
 def operations(config: EncoderConfig, lengths: Collection[int]) -> int:
     """Returns the operations of the matrix products of the forward pass over sequences of these lengths, in tokens,
     with 2 operations per multiply-add."""
-    linear = sum(inputs * outputs for inputs, outputs in matrices(config)) * sum(lengths)
-    return 2 * config.layers * (linear + 2 * config.hidden * sum(length**2 for length in lengths))
+    return block_operations(config, matrices(config), lengths)
 
 
 def kernels_lack(config: EncoderConfig) -> str:
@@ -38,12 +38,10 @@ def kernels_lack(config: EncoderConfig) -> str:
 def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
     """Returns an estimate of the bytes that the encoder holds per token at the peak of the backward pass: the tensors
     that its blocks save, and two more blocks for the one being computed. The arguments are those of BERT's."""
-    size, wide, width = dtype.itemsize, torch.float32.itemsize, config.hidden
+    width = config.hidden
     # Queries, keys and values before and after the rotation, the output of attention; units, gates before and after
     # their activation, and the product.
     products = 7 * width + 4 * config.intermediate + (2 * width if config.dropout else 0)
     if device.type == "cpu" and not (dtype == torch.bfloat16 and library() is not None):
         products += (1 + bool(config.attention_dropout)) * config.heads * longest
-    residuals = 6 * width  # inputs of two norms, normalised and scaled
-    copies = 2 * width * size if size < wide else 0  # rounded outputs of the norms, for the products
-    return (config.layers + 2) * (products * size + residuals * wide + copies) + 3 * width * wide
+    return saved_bytes(config, dtype, products, 6 * width)  # inputs of two norms, normalised and scaled

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import torch
 
 from lambert.model.config import EncoderConfig
+from lambert.model.costs import saved_bytes
 from lambert.native import library
 
 
@@ -37,13 +38,11 @@ def operations(config: EncoderConfig, lengths: Collection[int]) -> int:
 def saved_per_token(config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
     """Returns an estimate of the bytes that the encoder holds per token at the peak of the backward pass: the tensors
     that its blocks save, and two more blocks for the one being computed. The arguments are those of BERT's."""
-    size, wide, width = dtype.itemsize, torch.float32.itemsize, config.hidden
+    width = config.hidden
     # Queries, keys and values before and after the rotation, the output of attention; both halves of the feed-forward
     # layer, the activated one and the product.
     products = 7 * width + 4 * config.intermediate
     if device.type == "cpu" and not (dtype == torch.bfloat16 and library() is not None):
         everywhere, near = 1 / config.modern.global_every, min(longest, 3 * config.modern.window)
         products += round(config.heads * (everywhere * longest + (1 - everywhere) * near))
-    residuals = 4 * width  # inputs and outputs of two norms
-    copies = 2 * width * size if size < wide else 0  # rounded outputs of the norms, for the products
-    return (config.layers + 2) * (products * size + residuals * wide + copies) + 3 * width * wide
+    return saved_bytes(config, dtype, products, 4 * width)  # inputs and outputs of two norms
