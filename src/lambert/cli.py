@@ -27,6 +27,7 @@ from cyclopts.exceptions import (
 
 from lambert import __version__
 from lambert.core import launcher, signals
+from lambert.core.crash import save_traceback
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.imports import imported
 from lambert.core.limits import check_limits
@@ -451,9 +452,5 @@ def _exit(code: int) -> NoReturn:
 
 def _crash(tokens: list[str]) -> NoReturn:
     text = traceback.format_exc()
-    try:
-        Path("crash.txt").write_text(f"lambert {__version__} {' '.join(tokens)}\n\n{text}", encoding="utf-8")
-        where = "The traceback is in crash.txt: please report it."
-    except OSError:
-        where = text
+    where = save_traceback(" ".join(tokens), text)
     _exit(launcher.report_end(1, f"bug: {' '.join(text.splitlines()[-1].split())}. {where}"))

@@ -229,11 +229,18 @@ def test_fine_tuning_evaluating_and_predicting(
         )  # fmt: skip
         assert not written.exists()
         stopped = lambert("predict", model=run, stdin='{"text": "the river"}\n' * 3)
+        answers = tmp_path / "answers.jsonl"
+        unwritten = lambert("predict", model=run, out=answers, stdin='{"text": "the river"}\n' * 3)
     left_at_once(
         stopped, 75,
         "Stopped by SIGTERM; the predictions so far are complete lines. To continue: the same command, with the "
         "remaining lines.",
     )  # fmt: skip
+    left_at_once(
+        unwritten, 75,
+        f"Stopped by SIGTERM; {answers} was not written. To be able to continue, name the files to read (input).",
+    )  # fmt: skip
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(answers.name)]
 
 
 def test_a_corpus_is_complete_or_absent(

@@ -1,8 +1,9 @@
 """Files of predictions, which are complete or absent."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -41,6 +42,19 @@ def test_parquet_has_the_columns_and_float32_vectors(tmp_path: Path) -> None:
     assert table.column("id").to_pylist() == [row["id"] for row in ROWS]
     assert table.schema.field("vector").type == pyarrow.list_(pyarrow.float32())
     assert table.column("vector").to_pylist()[7] == pytest.approx(ROWS[7]["vector"])
+
+
+@pytest.mark.parametrize("form", [lambda n: n, lambda n: [n], lambda n: {"n": n}], ids=["number", "list", "object"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["large first", "fraction first"])
+def test_parquet_keeps_the_digits_of_large_integers_beside_fractions(
+    form: Callable[[float], Any], reverse: bool, tmp_path: Path
+) -> None:
+    """As text, in whichever row group the first fraction stands."""
+    values = [form(n) for n in (2**60 + 1, *[3] * 9000, 0.5)][:: -1 if reverse else 1]
+    rows = [{"id": value, "label": "a"} for value in values]
+    table = pyarrow.parquet.read_table(write(tmp_path / "answers.parquet", rows))
+    assert [json.loads(text) for text in table.column("id").to_pylist()] == values
+    assert set(table.column("label").to_pylist()) == {"a"}
 
 
 def test_json_lines(tmp_path: Path) -> None:

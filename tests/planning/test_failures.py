@@ -5,18 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from lambert.planning.failures import daly, group_mtbf, useful_share, young
-from lambert.planning.simulation import Run, simulate, update_seconds
+from lambert.planning.failures import daly, group_mtbf, useful_share
+from lambert.planning.simulation import Run, simulate
 from lambert.planning.stragglers import expected_maximum
 
 pytest.importorskip("simpy")
 HOUR = 3600.0
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 8, 256, 4096])
-def test_an_update_lasts_as_long_as_its_slowest_rank(ranks: int) -> None:
-    drawn = update_seconds(Run(1.0, 1, ranks, jitter=0.05), 20_000, np.random.default_rng(1))
-    assert drawn.mean() == pytest.approx(expected_maximum(ranks, 1.0, 0.05), rel=0.002)
 
 
 @pytest.mark.parametrize("ranks", [2, 32])
@@ -28,10 +22,10 @@ def test_the_expected_maximum_is_that_of_drawn_times(ranks: int) -> None:
 @pytest.mark.parametrize(("nodes", "hours"), [(1, 1), (8, 8), (512, 512)])
 def test_the_useful_share_is_dalys(nodes: int, hours: float) -> None:
     mtbf, cost, restart, interval = group_mtbf(hours * HOUR, nodes), 30.0, 120.0, 1800.0
-    run = Run(1.0, 3_000_000, 1, nodes, 0.0, hours * HOUR, interval, cost, restart)
+    run = Run(1.0, 30_000_000, nodes, hours * HOUR, interval, cost, restart)
     found = simulate(run, seed=3)
-    assert found.failures > 300
-    assert found.useful == pytest.approx(useful_share(mtbf, interval, cost, restart), abs=0.015)
+    assert found.failures > 3000
+    assert found.useful == pytest.approx(useful_share(mtbf, interval, cost, restart), abs=0.01)
 
 
 def test_no_interval_is_better_than_dalys() -> None:
@@ -40,18 +34,19 @@ def test_no_interval_is_better_than_dalys() -> None:
     shares = [useful_share(mtbf, best * factor, cost, 300.0) for factor in (0.5, 0.8, 1.0, 1.25, 2.0)]
     assert max(shares) == shares[2]
     simulated = [
-        simulate(Run(1.0, 2_000_000, 1, 1, 0.0, mtbf, best * factor, cost, 300.0)).useful for factor in (0.25, 1.0, 4.0)
+        simulate(Run(1.0, 2_000_000, 1, mtbf, best * factor, cost, 300.0)).useful for factor in (0.25, 1.0, 4.0)
     ]
     assert max(simulated) == simulated[1]
 
 
-def test_youngs_interval_is_dalys_where_checkpoints_are_cheap() -> None:
-    assert daly(1e6, 1.0) == pytest.approx(young(1e6, 1.0), rel=0.001)
+def test_the_interval_is_youngs_where_checkpoints_are_cheap() -> None:
+    """Young, 1974: the square root of twice the cost times the mean time between failures."""
+    assert daly(1e6, 1.0) == pytest.approx(math.sqrt(2 * 1e6 * 1.0), rel=0.001)
     assert daly(10.0, 30.0) == 10.0
 
 
 def test_a_run_without_failures_takes_its_updates_and_checkpoints() -> None:
-    found = simulate(Run(2.0, 1000, jitter=0.0, interval=200.0, cost=10.0))
+    found = simulate(Run(2.0, 1000, interval=200.0, cost=10.0))
     assert found.seconds == pytest.approx(2000 + 10 * 10)
     assert found.failures == 0
     assert found.lost == 0
@@ -59,10 +54,10 @@ def test_a_run_without_failures_takes_its_updates_and_checkpoints() -> None:
 
 
 def test_lost_work_and_useful_time_add_up() -> None:
-    found = simulate(Run(1.0, 200_000, 1, 4, 0.0, 40 * HOUR, 1000.0, 0.0, 0.0), seed=1)
+    found = simulate(Run(1.0, 200_000, 4, 40 * HOUR, 1000.0, 0.0, 0.0), seed=1)
     assert found.seconds == pytest.approx(found.training + found.lost)
 
 
 def test_a_run_that_hardly_advances_is_given_up() -> None:
     with pytest.raises(Exception, match="hardly advances"):
-        simulate(Run(1.0, 10**6, 1, 1000, 0.0, 100.0, 3600.0, 10.0, 60.0))
+        simulate(Run(1.0, 10**6, 1000, 100.0, 3600.0, 10.0, 60.0))

@@ -58,10 +58,11 @@ def test_a_client_that_leaves_is_dropped(service: Service) -> None:
         (b"", b"\r\n"),
         (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", b"x"),
         (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n", b"x"),
         (post("/embed", {"inputs": "a"})[:-3], b""),
         (post("/embed", {"inputs": "a" * 100})[:-100], b"a"),
     ],
-    ids=["silent", "empty lines", "headers", "after an answer", "body", "bytes of a body"],
+    ids=["silent", "empty lines", "headers", "after an answer", "unread body", "body", "bytes of a body"],
 )
 def test_a_slow_client_is_cut_off(sent: bytes, slow: bytes, hasty: Service) -> None:
     begin = time.monotonic()

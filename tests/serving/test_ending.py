@@ -18,7 +18,7 @@ import torch
 from patience import HANGS
 from safetensors.torch import load_file, save_file
 
-from tests.support.services import Service, post, received, serving
+from tests.support.services import Service, changed, copied, post, received, serving
 
 pytest.importorskip("fastapi")
 pytestmark = pytest.mark.timeout(HANGS)
@@ -33,20 +33,7 @@ def folder(tuned: Callable[[str], Path]) -> Path:
 
 @pytest.fixture
 def model(folder: Path, tmp_path: Path) -> Path:
-    """A copy of a model folder, without the sums of its files."""
-    copy = Path(shutil.copytree(folder / "model", tmp_path / "topics"))
-    (copy / "SHA256SUMS").unlink()
-    return copy
-
-
-def changed(model: Path) -> Path:
-    """A copy of a model folder with other weights, beside it."""
-    other = Path(shutil.copytree(model, model.parent / "new"))
-    tensors = load_file(other / "model.safetensors")
-    with (model / "model.safetensors").open("rb") as opened:
-        metadata = json.loads(opened.read(int.from_bytes(opened.read(8), "little"))).get("__metadata__")
-    save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, other / "model.safetensors", metadata)
-    return other
+    return copied(folder, tmp_path / "topics")
 
 
 @contextmanager
@@ -158,30 +145,6 @@ def test_weights_that_are_overwritten_are_not_served(model: Path) -> None:
         assert service.ask("/embed", {"inputs": TEXTS[:1]}) == before
         os.truncate(model / "model.safetensors", 0)
         assert service.ask("/embed", {"inputs": TEXTS[:1]}) == before
-
-
-def test_versions_are_not_mixed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is replaced while it is read is read again."""
-    from lambert.core.world import World
-    from lambert.inference.config import InferenceConfig
-    from lambert.serving import models as module
-
-    other, build = changed(model), module.TextModel
-    loaded = []
-
-    def replaced(path: Path, *rest: Any) -> Any:
-        made = build(path, *rest)
-        if not loaded:
-            model.rename(model.parent / "old")
-            other.rename(model)
-        loaded.append(made)
-        return made
-
-    monkeypatch.setattr(module, "TextModel", replaced)
-    models = module.Models([("topics", model)], InferenceConfig(), (), World(), lambda model: None)
-    assert len(loaded) == 2
-    assert models.get(None).model is loaded[1]
-    assert models.get(None).version == module.version_of(model)
 
 
 def test_a_port_in_use_is_one_line(folder: Path, lambert: Lambert) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
 
 
 class Service:
@@ -98,6 +101,23 @@ def post(path: str, body: Any, *headers: str) -> bytes:
 def _content(answer: Any) -> Any:
     text = answer.read().decode()
     return json.loads(text) if answer.headers.get("Content-Type", "").startswith("application/json") else text
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """Copies the model folder of a run, without the sums of its files."""
+    shutil.copytree(folder / "model", to)
+    (to / "SHA256SUMS").unlink()
+    return to
+
+
+def changed(model: Path) -> Path:
+    """Writes a copy of a model folder with other weights beside it."""
+    other = Path(shutil.copytree(model, model.parent / "new"))
+    tensors = load_file(other / "model.safetensors")
+    with (model / "model.safetensors").open("rb") as opened:
+        metadata = json.loads(opened.read(int.from_bytes(opened.read(8), "little"))).get("__metadata__")
+    save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, other / "model.safetensors", metadata)
+    return other
 
 
 @contextmanager

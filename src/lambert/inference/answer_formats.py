@@ -147,7 +147,8 @@ class Array(Lines):
 
 class Parquet(Lines):
     """Parquet. Vectors are lists of float32, as the model computes them. A column with values of several types, such as
-    ids of which some are numbers and some are text, is one of text."""
+    ids of which some are numbers and some are text, is one of text; so is one with fractions and with integers that
+    float64 does not represent."""
 
     def __init__(self, path: Path, state: State | None = None, copied: Collection[str] = ()) -> None:
         self._pyarrow()
@@ -175,11 +176,22 @@ class Parquet(Lines):
                 kinds[name] = _common(pyarrow, kind, [row.get(name) for row in block]) if name != "vector" else kind
         if "vector" in kinds:
             kinds["vector"] = pyarrow.list_(pyarrow.float32())
+        while (unfit := self._written(pyarrow, path, kinds)) is not None:
+            kinds[unfit] = None
+
+    def _written(self, pyarrow: Any, path: Path, kinds: dict[str, Any]) -> str | None:
+        """Writes the file. Returns the first column with a value that its type does not represent, if there is one."""
         schema = pyarrow.schema([(name, pyarrow.string() if kind is None else kind) for name, kind in kinds.items()])
         with pyarrow.parquet.ParquetWriter(path, schema) as writer:
             for block in self.blocks():
-                columns = [_column(pyarrow, kinds[name], name, block) for name in kinds]
+                columns = []
+                for name, kind in kinds.items():
+                    try:
+                        columns.append(_column(pyarrow, kind, name, block))
+                    except pyarrow.ArrowInvalid:
+                        return name
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+        return None
 
 
 def _column(pyarrow: Any, kind: Any, name: str, rows: Sequence[Row]) -> Any:

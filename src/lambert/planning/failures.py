@@ -1,25 +1,19 @@
 """What failures cost: the best interval between checkpoints, and the share of useful time, in closed form.
 
-Source: Young, "A first order approximation to the optimum checkpoint interval", 1974; Daly, "A higher order estimate of
-the optimum checkpoint interval for restart dumps", 2006, equations 20 and 37. Failures are independent, and the time to
-the next one is exponential.
+Source: Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006, equations 20 and 37.
+Failures are independent, and the time to the next one is exponential.
 """
 
 from math import exp, inf, sqrt
 
 
-def young(mtbf: float, cost: float) -> float:
-    """Returns Young's interval between checkpoints, in seconds.
+def daly(mtbf: float, cost: float) -> float:
+    """Returns Daly's interval between checkpoints, in seconds.
 
     Args:
         mtbf: Mean seconds between two failures of the group.
         cost: Seconds of training that a checkpoint takes.
     """
-    return sqrt(2 * cost * mtbf)
-
-
-def daly(mtbf: float, cost: float) -> float:
-    """Returns Daly's interval between checkpoints, in seconds. The arguments are those of `young`."""
     if cost >= 2 * mtbf:
         return mtbf
     share = cost / (2 * mtbf)

@@ -1,39 +1,30 @@
-"""A discrete-event simulation of a run: ranks of varying speed, nodes that fail, checkpoints and restarts.
+"""A discrete-event simulation of a run: nodes that fail, checkpoints and restarts.
 
-Each node is a process that fails after an exponential time; the run is a process that they interrupt. An update ends
-when the slowest of its ranks does: the maximum of n independent times with the distribution F has the distribution F^n,
-so one uniform number gives it.
+Each node is a process that fails after an exponential time; the run is a process that they interrupt.
 """
 
 from collections.abc import Generator
 from dataclasses import dataclass
 from math import inf
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from lambert.core.errors import UsageError
 from lambert.planning.failures import group_mtbf, useful_share
-from lambert.planning.stragglers import JITTER
 
 _LEAST_USEFUL = 0.05
 """Expected share of useful time below which a run is not simulated, because it hardly advances."""
-_NORMAL = NormalDist()
-_TABLE = np.array([_NORMAL.inv_cdf(p) for p in np.linspace(5e-7, 1 - 5e-7, 20001)])
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run on a group of ranks. Times are seconds."""
+    """A run on a group of nodes. Times are seconds."""
 
     update: float
-    """Mean time of an update of one rank, without waiting for others."""
+    """Time of an update."""
     updates: int
-    ranks: int = 1
     nodes: int = 1
-    jitter: float = JITTER
-    """Standard deviation of a rank's time, as a share of it."""
     mtbf: float = inf
     """Mean time between two failures of one node."""
     interval: float = inf
@@ -54,26 +45,11 @@ class Outcome:
     failures: int
     lost: float
     """Seconds of updates that were computed again."""
-    mean_update: float
-    """Mean seconds of an update, waiting included."""
 
     @property
     def useful(self) -> float:
         """Share of the time that is training that was not lost."""
         return self.training / self.seconds
-
-
-def update_seconds(run: Run, count: int, draws: np.random.Generator) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Returns the times of `count` updates, each that of the slowest of the ranks."""
-    quantiles = draws.random(count) ** (1 / run.ranks)
-    upper = np.minimum(1 - quantiles, 0.5)
-    # Far in the tail the table is too coarse: Mills' ratio, solved by two steps of iteration.
-    tail = upper < 5e-5
-    deviations = np.interp(quantiles, np.linspace(5e-7, 1 - 5e-7, len(_TABLE)), _TABLE)
-    if tail.any():
-        deviations[tail] = [_NORMAL.inv_cdf(1 - max(p, 1e-15)) for p in upper[tail]]
-    found: np.ndarray[Any, np.dtype[np.float64]] = run.update * np.maximum(0.0, 1 + run.jitter * deviations)
-    return found
 
 
 def simulate(run: Run, seed: int = 0) -> Outcome:
@@ -101,7 +77,7 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
         done, restarting = 0, False
         while done < run.updates:
             count = min(per_segment, run.updates - done)
-            seconds = float(update_seconds(run, count, draws).sum())
+            seconds = count * run.update
             began = environment.now
             try:
                 if restarting:
@@ -129,6 +105,4 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
         for _ in range(run.nodes):
             environment.process(node())
     environment.run(until=ended)
-    return Outcome(
-        float(environment.now), sums["training"], counts["failures"], sums["lost"], sums["training"] / run.updates
-    )
+    return Outcome(float(environment.now), sums["training"], counts["failures"], sums["lost"])

@@ -1,14 +1,15 @@
 """Puts a service together: models, scheduler, application and gate."""
 
+import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from lambert.core.crash import save_traceback
 from lambert.core.world import World
 from lambert.engine.device import device_named
 from lambert.engine.precision import resolved
 from lambert.inference.config import InferenceConfig
-from lambert.inference.scheduler import Scheduler
+from lambert.inference.scheduler import OverloadedError, Scheduler
 from lambert.inference.text_model import TextModel
 from lambert.serving.answering import Answering
 from lambert.serving.app import application
@@ -29,7 +30,10 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
 
     def warm(model: TextModel) -> None:
         request = model.vectors([WARM_TEXT] * scheduler.workers)
-        request.finish(scheduler.submit(request.work, request.source).result())
+        try:
+            request.finish(scheduler.submit(request.work, request.source).result())
+        except OverloadedError:  # only during a reload, when the threads of the scheduler are warm
+            model.encode([WARM_TEXT])
 
     inference = InferenceConfig(precision, device=config.device)
     try:
@@ -42,12 +46,9 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
     app = application(config, models, answering, metrics)
     limits = Limits(hosts, key, int(config.max_body_megabytes * 1e6), config.max_requests, config.seconds)
 
-    def report(text: str) -> None:
-        try:
-            Path("crash.txt").write_text(text, encoding="utf-8")
-            where = "The traceback is in crash.txt: please report it."
-        except OSError:
-            where = text
-        say(f"warning: a request failed because of a bug: {text.strip().splitlines()[-1]} {where}")
+    def report(error: BaseException) -> None:
+        # The message of the error may repeat what a client sent, which is not printed.
+        where = save_traceback("serve", "".join(traceback.format_exception(error)))
+        say(f"warning: a request failed because of a bug ({type(error).__name__}). {where}")
 
     return Gate(app, limits, metrics, report), app.state, models, metrics, answering.close

@@ -4,7 +4,6 @@ import asyncio
 import hmac
 import json
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lambert.serving.metrics import Metrics
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics", "/openapi.json")
-"""Paths that need no key: they tell nothing of texts."""
+"""Paths that need no key: they tell nothing of texts. Bodies that are sent to them are not read."""
 LEFT = 499
 """The status in the metrics of a request whose client has left before the answer."""
 OVERLOADED = "262,000 tokens are waiting, and 262,144 is the most: try again in 5 s."
@@ -23,7 +22,7 @@ TOO_LATE = "The request was not computed within 30 s: try again later, or send f
 _DRAINED, _DRAINED_SECONDS = 100_000_000, 5.0
 """Bytes and seconds of a refused body that are still read."""
 _PLACES = 32
-"""Number of largest bodies that are in memory at once."""
+"""All bodies in memory together have at most the size of this number of largest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +41,23 @@ class Limits:
     """Longest time until a body is complete, and until the answer begins."""
 
 
+class _Refused(Exception):
+    """A request that the application does not get. `unread`: the client may still be sending its body."""
+
+    def __init__(self, status: int, reason: str, message: str, *, unread: bool = True) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message, self.unread = status, reason, message, unread
+
+
 class Gate:
     """ASGI middleware that reads the body of a request within limits before the application sees it, cancels the
     application if the client leaves or the time is over, and counts.
 
     Args:
-        report: Gets the traceback of an error that is a bug.
+        report: Gets an exception of the application, which is a bug. The application has answered.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, report: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, report: Callable[[BaseException], None]) -> None:
         self._app, self._limits, self._metrics, self._report = app, limits, metrics, report
         self._requests, self._bytes = 0, 0
 
@@ -79,62 +86,73 @@ class Gate:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         end = asyncio.get_running_loop().time() + self._limits.seconds
-        refusal = self._refusal(scope, dict(scope["headers"]))
-        if refusal is not None:
-            await self._refuse(receive, send, *refusal)
-            return
         body = bytearray()
         try:
+            self._check_headers(scope)
             async with asyncio.timeout_at(end):
-                whole = await self._read(body, receive)
+                whole = scope["path"] in OPEN_PATHS or await self._read(body, receive)
             if whole:
                 await self._run(scope, bytes(body), receive, send, end)
-            elif len(body) > self._limits.body_bytes:
-                await self._refuse(receive, send, 413, "body", self._too_large)
+        except _Refused as refused:
+            self._release(body)
+            await self._refuse(
+                receive if refused.unread else None, send, refused.status, refused.reason, refused.message
+            )
         except TimeoutError:
             message = f"The body was not complete after {self._limits.seconds:g} s."
             await self._refuse(None, send, 408, "body_time", message)
         finally:
-            self._bytes -= len(body)
+            self._release(body)
 
-    @property
-    def _too_large(self) -> str:
-        return f"The body is larger than {self._limits.body_bytes:,} bytes: send less."
-
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
-        """Returns the status, the reason and the message for a request that is refused by its headers."""
-        limits = self._limits
+    def _check_headers(self, scope: Scope) -> None:
+        """Raises _Refused for a request that is refused by its headers."""
+        limits, headers = self._limits, dict(scope["headers"])
         given_hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = given_hosts[0].decode("latin-1") if len(given_hosts) == 1 else ""
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if "*" not in limits.hosts and name.lower() not in limits.hosts:
-            return 400, "host", "This Host is not one of the service's: start it with --hosts NAME."
+            raise _Refused(400, "host", "This Host is not one of the service's: start it with --hosts NAME.")
         if scope["path"] in OPEN_PATHS:
-            return None
+            return
         if limits.key:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), limits.key.encode()):
-                return 401, "key", "Send the API key as `Authorization: Bearer KEY`."
+                raise _Refused(401, "key", "Send the API key as `Authorization: Bearer KEY`.")
+        if self._requests > limits.requests:
+            message = f"{self._requests - 1:,} requests are being answered: try again in 1 s."
+            raise _Refused(429, "requests", message)
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and (len(length) > 18 or int(length) > limits.body_bytes):
-            return 413, "body", self._too_large
-        if self._requests > limits.requests or self._bytes > _PLACES * limits.body_bytes:
-            return 429, "requests", f"{self._requests - 1:,} requests are being answered: try again in 1 s."
-        return None
+        if length.isdigit():
+            announced = int(length[:18])
+            self._check_size(announced, announced)
+
+    def _check_size(self, size: int, more: int, *, unread: bool = True) -> None:
+        """Raises _Refused for a body of `size` bytes, of which `more` are not in memory yet, if it is too large or if
+        all bodies together would be."""
+        if size > self._limits.body_bytes:
+            message = f"The body is larger than {self._limits.body_bytes:,} bytes: send less."
+            raise _Refused(413, "body", message, unread=unread)
+        if self._bytes + more > _PLACES * self._limits.body_bytes:
+            message = f"{self._bytes:,} bytes of bodies are in memory: try again in 1 s."
+            raise _Refused(429, "bodies", message, unread=unread)
 
     async def _read(self, body: bytearray, receive: Receive) -> bool:
-        """Appends the body; False if it is too large or the client has left."""
+        """Appends the body; False if the client has left. Raises _Refused if the body becomes too large, or all bodies
+        together would."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return False
-            part = message.get("body", b"")
+            part, more = message.get("body", b""), message.get("more_body", False)
+            self._check_size(len(body) + len(part), len(part), unread=more)
             body += part
             self._bytes += len(part)
-            if len(body) > self._limits.body_bytes:
-                return False
-            if not message.get("more_body", False):
+            if not more:
                 return True
+
+    def _release(self, body: bytearray) -> None:
+        self._bytes -= len(body)
+        body.clear()
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send, end: float) -> None:
         """Runs the application until it has answered, the client has left, or the time is over before the answer
@@ -164,14 +182,11 @@ class Gate:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             left.cancel()
-        if begun:
-            return
-        if not done:
+        if not done and not begun:
             message = TOO_LATE.replace("30", f"{self._limits.seconds:g}")
             await self._refuse(None, send, 503, "expired", message)
         elif not task.cancelled() and (error := task.exception()) is not None:
-            self._report("".join(traceback.format_exception(error)))
-            await self._refuse(None, send, 500, "bug", "The service has a bug, and its operator was told.")
+            self._report(error)
 
     async def _refuse(self, receive: Receive | None, send: Send, status: int, reason: str, message: str) -> None:
         """Answers with an error, and closes the connection. If the client may still be sending (`receive`), what it

@@ -116,20 +116,23 @@ class Models:
             raise UsageError(f"There is no model of this name; there are: {', '.join(self._served)}.")
         return found
 
-    def reload(self) -> list[str]:
-        """Loads each model again whose files have changed, and returns their names. Requests that have begun keep the
-        old one. A model that cannot be loaded leaves the old one in place, and raises its error at the end."""
+    def reload(self) -> tuple[list[str], list[str]]:
+        """Loads each model again whose files have changed. Requests that have begun keep the old one. A model that
+        cannot be loaded leaves the old one in place, whatever its files make the loader raise.
+
+        Returns:
+            The names of the models that were loaded, and a message for each that could not be.
+        """
         changed, failed = [], []
         for name, served in list(self._served.items()):
             try:
                 if version_of(served.path) != served.version:
                     self._served[name] = self._load(name, served.path)
                     changed.append(name)
-            except (LambertError, OSError) as error:
-                failed.append(f"{name} was not loaded again: {error}")
-        if failed:
-            raise DataError(" ".join(failed))
-        return changed
+            except Exception as error:
+                kind = "" if isinstance(error, LambertError) else f"{type(error).__name__}: "
+                failed.append(f"{name} was not loaded again: {kind}{error}")
+        return changed, failed
 
     def _load(self, name: str, path: Path) -> Served:
         """Loads a model whose files are all of one version: a folder may be replaced at any time."""
@@ -138,7 +141,7 @@ class Models:
             try:
                 model = TextModel(path, "", self._code, self._inference, self._world)
                 _own(model)
-            except (LambertError, OSError):
+            except Exception:  # half of a folder may raise anything
                 if version_of(path) == version:
                     raise
                 continue

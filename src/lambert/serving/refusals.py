@@ -13,6 +13,7 @@ from lambert.serving.bodies import Failure
 from lambert.serving.gate import OVERLOADED, TOO_LATE
 from lambert.serving.metrics import Metrics
 
+BUG = "The service has a bug, which its operator can read about."
 _DESCRIBED = {
     400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON, or is nested too deeply."),
     401: ("The API key is missing or wrong.", "Send the API key as `Authorization: Bearer KEY`."),
@@ -23,6 +24,7 @@ _DESCRIBED = {
     422: ("A field is missing, unknown or wrong.", "Field required"),
     429: ("Too much work is waiting; Retry-After says when to try again.", OVERLOADED),
     431: ("The headers are too large or too many.", "The headers are larger than 32,768 bytes: send less."),
+    500: ("The service has a bug.", BUG),
     503: ("The request was not computed in time.", TOO_LATE),
 }
 _FIELDS = {404: "model", 413: "inputs", 422: "inputs"}
@@ -101,6 +103,11 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
         mistaken = isinstance(error, DataError | UsageError)
         metrics.refused("text" if mistaken else "machine")
         return failure(422 if mistaken else 503, str(error), headers=None if mistaken else {"Retry-After": "1"})
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> JSONResponse:
+        metrics.refused("bug")
+        return failure(500, BUG)  # Starlette raises the error again, and the gate reports it
 
 
 def _place(error: Any) -> list[str | int]:

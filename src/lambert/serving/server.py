@@ -149,16 +149,12 @@ class _Reload:
         while True:
             self._asked.wait()
             self._asked.clear()
-            try:
-                changed = self._service.models.reload()
-                self._service.metrics.reloaded("changed" if changed else "unchanged")
+            changed, failed = self._service.models.reload()
+            self._service.metrics.reloaded("failed" if failed else "changed" if changed else "unchanged")
+            for message in failed:
+                self._say(f"warning: {' '.join(message.split())}")
+            if changed or not failed:
                 self._say(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}")
-            except LambertError as error:
-                self._service.metrics.reloaded("failed")
-                self._say(f"warning: {error}")
-            except Exception as error:  # what a broken folder can raise must not end the reloads
-                self._service.metrics.reloaded("failed")
-                self._say(f"warning: the models were not loaded again: {type(error).__name__}: {error}")
 
 
 async def _run(server: Any, listener: socket.socket, service: Built, reload: _Reload, ended: list[int]) -> None:

@@ -57,6 +57,8 @@ def _left(config: PredictConfig) -> tuple[str, str]:
         return "; the predictions so far are kept", CONTINUE
     if config.input:
         return "; the predictions so far are complete lines", "To be able to continue, name a file (out)."
+    if config.out is not None:
+        return f"; {config.out} was not written", "To be able to continue, name the files to read (input)."
     return "; the predictions so far are complete lines", "To continue: the same command, with the remaining lines."
 
 

@@ -1,7 +1,9 @@
 """Attention whose scores have a bias for each head and distance of two tokens, shared by all layers.
 
 Distances are in buckets: 8 of one distance each on both sides, and 8 whose width grows with the logarithm, up to a
-distance of 128. torch's operators compute it: no kernel of `model/attention.py` has such biases and their gradient.
+distance of 128. torch's operators compute it: no kernel of `model/attention.py` has such biases and their gradient. On
+a GPU sequences are padded to the longest one, since flash attention has no biases. Two others for flat batches have not
+been tried: the memory-efficient kernel with bounds and biases at once, and FlexAttention, which must be compiled.
 
 Source: Raffel et al., "Exploring the limits of transfer learning", 2020, section 2.1 and their code (mesh_tensorflow,
 `_relative_position_bucket`); in an encoder: transformers, MPNetEncoder.

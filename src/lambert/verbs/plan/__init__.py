@@ -117,8 +117,8 @@ def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, fl
     interval = best if config.checkpoint is None else 60 * config.checkpoint
     updates = ceil(chosen.seconds / chosen.step.seconds)
     outcome = simulate(
-        Run(chosen.step.seconds, min(updates, _MOST_SIMULATED), 1, nodes, 0.0, mtbf, interval, cost, config.restart)
-    )  # waiting for the slowest rank is in the predicted update
+        Run(chosen.step.seconds, min(updates, _MOST_SIMULATED), nodes, mtbf, interval, cost, config.restart)
+    )
     return {
         "machine_hours": config.failures,
         "checkpoint_seconds": cost,

@@ -1,0 +1,17 @@
+"""The file for the traceback of a bug."""
+
+from pathlib import Path
+
+from lambert import __version__
+
+FILE = "crash.txt"
+
+
+def save_traceback(command: str, traceback: str) -> str:
+    """Writes a traceback to `crash.txt` in the current folder, under the version and the command. Returns a sentence
+    that says where it is, or the traceback itself if the file cannot be written."""
+    try:
+        Path(FILE).write_text(f"lambert {__version__} {command}\n\n{traceback}", encoding="utf-8")
+    except OSError:
+        return traceback
+    return f"The traceback is in {FILE}: please report it."

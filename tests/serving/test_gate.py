@@ -1,0 +1,142 @@
+"""What the gate admits: bodies of bounded size in all, none on open paths, and errors that are bugs."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+from lambert.serving.answering import Answering
+from lambert.serving.config import ServeConfig
+from lambert.serving.gate import _PLACES, Gate, Limits
+from lambert.serving.metrics import Metrics
+from lambert.serving.server import built
+
+LARGEST = 1000
+LIMITS = Limits(frozenset(["localhost"]), "", LARGEST, requests=1024, seconds=5.0)
+Messages = list[dict[str, Any]]
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers with the size of the body."""
+    body = (await receive())["body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"%d" % len(body)})
+
+
+def gate(app: Any = echo, report: Callable[[BaseException], None] = lambda error: None) -> Gate:
+    return Gate(app, LIMITS, Metrics(), report)
+
+
+class Client:
+    """A request whose body is sent part by part."""
+
+    def __init__(self, gate: Any, path: str = "/embed", length: int | None = None, method: str = "POST") -> None:
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        headers += [] if length is None else [(b"content-length", b"%d" % length)]
+        self.scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
+            "raw_path": path.encode(), "query_string": b"", "headers": headers, "root_path": "", "scheme": "http",
+            "server": ("localhost", 80), "client": ("localhost", 1),
+        }  # fmt: skip
+        self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sent: Messages = []
+        self.task = asyncio.ensure_future(gate(self.scope, self.parts.get, self._keep))
+
+    async def _keep(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    async def send(self, body: bytes, *, more: bool = True) -> None:
+        self.parts.put_nowait({"type": "http.request", "body": body, "more_body": more})
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def answer(self) -> tuple[int, bytes]:
+        await asyncio.wait_for(self.task, 3)
+        return self.sent[0]["status"], b"".join(message.get("body", b"") for message in self.sent)
+
+
+def test_slow_bodies_together_are_bounded() -> None:
+    async def run() -> None:
+        served = gate()
+        clients = [Client(served) for _ in range(4 * _PLACES)]
+        for _ in range(9):
+            for client in clients:
+                await client.send(b"x" * (LARGEST // 10))
+            assert served._bytes <= _PLACES * LARGEST
+        for client in clients:
+            await client.send(b"", more=False)
+        answers = [await client.answer() for client in clients]
+        statuses = [status for status, _ in answers]
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= _PLACES
+        assert served._bytes == 0
+        assert b'lambert_refusals_total{reason="bodies"}' in served._metrics.text()
+
+    asyncio.run(run())
+
+
+def test_a_body_that_announces_more_than_there_is_room_for_is_refused_before_it_is_read() -> None:
+    async def run() -> None:
+        served = gate()
+        clients = [Client(served, length=LARGEST) for _ in range(_PLACES)]
+        for client in clients:
+            await client.send(b"x" * (LARGEST - 1))
+        late = Client(served, length=LARGEST)
+        await late.send(b"x", more=False)
+        assert (await late.answer())[0] == 429
+        small = Client(served, length=_PLACES)
+        await small.send(b"x" * _PLACES, more=False)
+        assert await small.answer() == (200, b"%d" % _PLACES)
+        for client in clients:
+            await client.send(b"x", more=False)
+            assert (await client.answer())[0] == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("length", [LARGEST, None])
+def test_bodies_of_open_paths_are_not_read(length: int | None) -> None:
+    async def run() -> None:
+        served = gate()
+        client = Client(served, "/healthz", length)
+        await client.send(b"x" * LARGEST)
+        assert await client.answer() == (200, b"0")
+
+    asyncio.run(run())
+
+
+def test_a_bug_is_answered_counted_and_kept(
+    tuned: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    service = built(ServeConfig((str(tuned("classify")),), precision="float32"), said.append)
+
+    async def broken(*given: Any) -> None:
+        raise ZeroDivisionError("what a client sent")
+
+    monkeypatch.setattr(Answering, "answer", broken)
+
+    async def run() -> None:
+        client = Client(service.app)
+        await client.send(b'{"inputs": "a"}', more=False)
+        status, body = await client.answer()
+        assert status == 500
+        assert [*json.loads(body)] == ["error"]
+
+    try:
+        asyncio.run(run())
+    finally:
+        service.close(now=True)
+    assert 'lambert_refusals_total{reason="bug"} 1.0' in service.metrics.text().decode()
+    kept = Path("crash.txt").read_text()
+    assert kept.startswith("lambert ")
+    assert "ZeroDivisionError: what a client sent" in kept
+    (line,) = said
+    assert "ZeroDivisionError" in line
+    assert "crash.txt" in line
+    assert "client sent" not in line
