@@ -50,10 +50,10 @@ $(VENV)/setup-dev: $(VENV)/setup
 setup: $(VENV)/setup
 
 demo: $(VENV)/setup
-	@$(BIN)/python demo/run.py
+	@$(BIN)/lambert demo
 
 demo-short: $(VENV)/setup
-	@$(BIN)/python demo/run.py --short
+	@$(BIN)/lambert demo --short
 
 test: $(VENV)/setup-dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/serving/test_page_browser.py

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lambert import cli
+from lambert.verbs import demo
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -60,6 +61,7 @@ def folder(
         (tmp_path / f"{split}.conll").write_text("Peter B-PER\nBlackburn I-PER\n\nfell O\nhere O\n")
     (tmp_path / "mine.csv").write_text((tmp_path / "train.tsv").read_text().replace("\t", ","))
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    shutil.copytree(demo.PACKAGE / demo.RECIPES, tmp_path / "runs" / "demo" / "recipes")
     recipe = (pretrained / "config.toml").read_text().replace(str(corpus), "corpus")
     (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
