@@ -21,7 +21,7 @@ extensions = ["myst_parser"]
 root_doc = "README"
 html_theme = "furo"
 html_show_copyright = html_show_sourcelink = False
-html_copy_source = False
+html_copy_source = html_use_index = False
 html_static_path = ["site"]
 html_css_files = ["wide.css"]
 myst_heading_anchors = 6

@@ -14,7 +14,10 @@ import lambert
 from lambert import cli
 
 DOCS = Path(__file__).parent
-HEAD = "# Reference\n\nThe names of `lambert`, from their docstrings (`make reference`). How to use them: library.md.\n"
+HEAD = """# Reference
+
+The names of `lambert`, from their docstrings (`make reference`). [library.md](library.md) says how to use them.
+"""
 
 
 SETTINGS_HEAD = """# Settings
@@ -34,20 +37,43 @@ def section(name: str, found: Any) -> str:
     """A function with its signature, or a class with its fields, properties and methods."""
     lines = [f"## {name}\n"]
     if inspect.isfunction(found):
-        lines += [f"    {name}{signature(found)}\n", inspect.getdoc(found) or "", ""]
+        lines += [f"    {name}{signature(found)}\n", markdown(found), ""]
         return "\n".join(lines)
-    lines += [inspect.getdoc(found) or "", ""]
+    lines += [markdown(found), ""]
     if dataclasses.is_dataclass(found):
         texts = documented(found)
-        lines += [f"- `{field.name}`: {texts.get(field.name, 'its settings.')}" for field in dataclasses.fields(found)]
+        lines += [
+            f"- `{field.name}`: {linked(texts.get(field.name, 'its settings.'))}" for field in dataclasses.fields(found)
+        ]
     for method, value in vars(found).items():
         inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         text = inspect.getdoc(inner)
         if text and (not method.startswith("_") or method == "__call__") and (
             isinstance(inner, property) or inspect.isfunction(inner)
         ):  # fmt: skip
-            lines.append(f"- `.{method}`: {' '.join(text.split())}")
+            lines.append(f"- `.{method}`: {linked(' '.join(text.split()))}")
     return "\n".join([*lines, ""])
+
+
+HEADINGS = {"Args:": "Arguments:", "Raises:": "Raises:", "Returns:": "Returns:", "Yields:": "Yields:"}
+
+
+def markdown(found: Any) -> str:
+    """The docstring of a name, with its arguments and errors as lists."""
+    lines = []
+    for line in (inspect.getdoc(found) or "").splitlines():
+        if line in HEADINGS:
+            lines += [HEADINGS[line], ""]
+        elif item := re.match(r"    ([\w*]+(?:, \w+)*): (.*)", line):
+            lines.append(f"- `{item[1]}`: {item[2]}")
+        else:
+            lines.append(f"  {line.strip()}" if line.startswith("     ") else line.strip())
+    return linked("\n".join(lines))
+
+
+def linked(text: str) -> str:
+    """Text in which the names of pages are links."""
+    return re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", text)
 
 
 def signature(function: Any) -> str:
@@ -105,8 +131,7 @@ def tables(kind: Any, title: str, defaults: Any) -> dict[str, str]:
         if part is not None:
             inner |= tables(part, name, value if dataclasses.is_dataclass(value) else None)
         else:
-            text = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", texts.get(field.name, ""))
-            text = text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
+            text = linked(texts.get(field.name, "")).replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
             rows += f"| `{name}` | {values(hint)} | {shown(value)} | {text} |\n"
     return {title: rows, **inner}
 

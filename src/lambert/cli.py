@@ -142,6 +142,7 @@ MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, e
 
 _SMALLER = "or take a smaller model, if its weights alone do not fit"
 LESS_MEMORY = {
+    "demo": "The demo needs 1.8 GB: free memory that other programs use.",
     "prepare": "Lower workers or sample_megabytes.",
     "pretrain": f"Lower train.micro_tokens or packing.sequence_length; {_SMALLER}.",
     "finetune": f"Lower train.micro_tokens or task.max_length; {_SMALLER}.",
