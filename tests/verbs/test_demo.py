@@ -81,6 +81,11 @@ def test_files_of_others_are_not_deleted(name: str, tmp_path: Path, lambert: Lam
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_name_that_is_not_text(tmp_path: Path, lambert: Lambert) -> None:
+    one_line(lambert("demo", out=tmp_path / "caf\udce9"), 2, "is not UTF-8")
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_file_beside_a_demo_is_not_deleted(tmp_path: Path, lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
     started(tmp_path, monkeypatch=monkeypatch)
     (tmp_path / "notes.txt").write_text("mine")

@@ -104,7 +104,9 @@ def _lambert(words: Iterable[object], call: Callable[[list[str]], Any], say: Say
 
 
 def _check(out: Path) -> None:
-    """Raises UsageError if a folder has anything that no demo wrote."""
+    """Raises UsageError if a folder has anything that no demo wrote, or a name that a recipe cannot contain."""
+    if (name := str(out)) != name.encode(errors="replace").decode():
+        raise UsageError(f"{name!r} is not UTF-8. Give another folder with --out.")
     there = {path.name for path in out.glob("*") if not is_temporary(path)}
     recipe = Path(RECIPES, "names.toml")
     ours = there <= {LOCK} or ((out / recipe).is_file() and _title(out / recipe) == _title(PACKAGE / recipe))
