@@ -8,8 +8,10 @@
 # make test-page  the page of `lambert serve` in a browser (Chromium must be installed; axe-core is fetched from npm)
 # make test-gpu  the tests that need a GPU
 # make test-minimum  part of the tests with the oldest packages that pyproject.toml allows, torch apart
+# make test-wheel  the source distribution and the wheel, which runs the demo in an environment without a checkout
+# make docs    the documentation as a site, build/site/index.html, which needs no network
 # make native  the compiled kernels for CPUs, in place (`make setup` builds them too)
-# make reference  docs/reference.md from the docstrings
+# make reference  docs/reference.md and docs/settings.md from the docstrings
 # make pins   refresh constraints.txt
 #
 #   PYTHON=python3.12   another interpreter (3.11 to 3.14)
@@ -23,7 +25,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help setup demo demo-short test test-cluster test-crash test-exports test-fuzz test-page test-gpu test-minimum lint native reference pins
+.PHONY: help setup demo demo-short test test-cluster test-crash test-exports test-fuzz test-page test-gpu test-minimum test-wheel lint docs native reference pins
 help:
 	@sed -n 's/^# //p' Makefile
 
@@ -50,13 +52,14 @@ $(VENV)/setup-dev: $(VENV)/setup
 setup: $(VENV)/setup
 
 demo: $(VENV)/setup
-	@$(BIN)/python demo/run.py
+	@$(BIN)/lambert demo
 
 demo-short: $(VENV)/setup
-	@$(BIN)/python demo/run.py --short
+	@$(BIN)/lambert demo --short
 
 test: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/serving/test_page_browser.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/serving/test_page_browser.py \
+		--ignore=tests/packaging
 
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
 CLUSTER := $(addprefix tests/faults/test_,cluster.py unlike_ranks.py unlike_disks.py lost_ranks.py uneven_ranks.py \
@@ -100,6 +103,13 @@ test-minimum:
 		-c $(OLD)/minimum.txt '$(TORCH)' -e '.[test]'
 	@OMP_NUM_THREADS=1 $(OLD)/bin/python -m pytest $(FLAGS) tests/core tests/corpus tests/data tests/model tests/test_cli*.py \
 		tests/verbs/test_convert.py tests/verbs/test_report.py
+
+test-wheel: $(VENV)/setup-dev
+	@$(BIN)/python -m pytest $(FLAGS) tests/packaging
+
+docs: $(VENV)/setup-dev
+	@rm -rf build/site
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --jobs auto -d build/site-cache -c docs . build/site
 
 lint: $(VENV)/setup-dev
 	@$(BIN)/ruff check src tests demo benchmarks

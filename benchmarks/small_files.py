@@ -2,7 +2,7 @@
 
     python benchmarks/small_files.py --files 20000 --bytes 2000
 
-The texts are excerpts of the novels in demo/data. Each row is a whole process; memory and processor time are measured
+The texts are excerpts of the novels of the demo. Each row is a whole process; memory and processor time are measured
 as `corpora.py` does.
 """
 
@@ -18,7 +18,9 @@ from pathlib import Path
 
 from corpora import watched
 
-NOVELS = Path(__file__).parents[1] / "demo" / "data" / "novels.jsonl.xz"
+from lambert.verbs import demo
+
+NOVELS = demo.PACKAGE / demo.DATA / "novels.jsonl.xz"
 
 
 def main() -> None:

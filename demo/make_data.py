@@ -1,6 +1,7 @@
-"""Builds the demo's data from plain-text novels: `python demo/make_data.py FOLDER`. Its result is in demo/data.
+"""Builds the demo's data from plain-text novels: `python demo/make_data.py FOLDER`. Its result is in
+src/lambert/verbs/demo/data.
 
-FOLDER holds files Author_Title_Year.txt.bz2 as in the collection "100 English novels" (see demo/data/README.md). Two
+FOLDER holds files Author_Title_Year.txt.bz2 as in the collection "100 English novels" (see the README.md there). Two
 novels of each author become excerpts of about 10,000 characters for pre-training. Passages of about 300 characters of a
 third novel, which is not used for pre-training, become the labelled task: to find the names in lower-case text.
 """
@@ -92,7 +93,7 @@ def tagged(text: str, known: set[str]) -> str:
 
 
 def main(folder: Path) -> None:
-    data = Path(__file__).parent / "data"
+    data = Path(__file__).parents[1] / "src" / "lambert" / "verbs" / "demo" / "data"
     excerpts, train, test = [], [], []
     for author, (*read, task) in NOVELS.items():
         for novel in read:

@@ -1,4 +1,5 @@
-"""Writes docs/reference.md from the docstrings of the names in `lambert.__all__`: `make reference`."""
+"""Writes docs/reference.md from the docstrings of the names in `lambert.__all__`, and docs/settings.md from those of
+the settings of all verbs: `make reference`."""
 
 import ast
 import dataclasses
@@ -7,16 +8,28 @@ import re
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import lambert
+from lambert import cli
 
-PAGE = Path(__file__).with_name("reference.md")
-HEAD = "# Reference\n\nThe names of `lambert`, from their docstrings (`make reference`). How to use them: library.md.\n"
+DOCS = Path(__file__).parent
+HEAD = """# Reference
+
+The names of `lambert`, from their docstrings (`make reference`). [library.md](library.md) says how to use them.
+"""
 
 
-def page() -> str:
-    """The whole page."""
+SETTINGS_HEAD = """# Settings
+
+Every setting of every verb, with its default and unit, from the docstrings (`make reference`). `lambert VERB --help`
+shows the same. A setting `optim.lr` is `lr` in the table `[optim]` of a recipe, and the flag `--optim.lr`;
+[recipes.md](recipes.md) has the rules. Tables that several verbs have are at the end.
+"""
+
+
+def reference() -> str:
+    """The page of the names of `lambert`."""
     return "\n".join([HEAD, *(section(name, getattr(lambert, name)) for name in lambert.__all__)])
 
 
@@ -24,20 +37,43 @@ def section(name: str, found: Any) -> str:
     """A function with its signature, or a class with its fields, properties and methods."""
     lines = [f"## {name}\n"]
     if inspect.isfunction(found):
-        lines += [f"    {name}{signature(found)}\n", inspect.getdoc(found) or "", ""]
+        lines += [f"    {name}{signature(found)}\n", markdown(found), ""]
         return "\n".join(lines)
-    lines += [inspect.getdoc(found) or "", ""]
+    lines += [markdown(found), ""]
     if dataclasses.is_dataclass(found):
         texts = documented(found)
-        lines += [f"- `{field.name}`: {texts.get(field.name, 'its settings.')}" for field in dataclasses.fields(found)]
+        lines += [
+            f"- `{field.name}`: {linked(texts.get(field.name, 'its settings.'))}" for field in dataclasses.fields(found)
+        ]
     for method, value in vars(found).items():
         inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         text = inspect.getdoc(inner)
         if text and (not method.startswith("_") or method == "__call__") and (
             isinstance(inner, property) or inspect.isfunction(inner)
         ):  # fmt: skip
-            lines.append(f"- `.{method}`: {' '.join(text.split())}")
+            lines.append(f"- `.{method}`: {linked(' '.join(text.split()))}")
     return "\n".join([*lines, ""])
+
+
+HEADINGS = {"Args:": "Arguments:", "Raises:": "Raises:", "Returns:": "Returns:", "Yields:": "Yields:"}
+
+
+def markdown(found: Any) -> str:
+    """The docstring of a name, with its arguments and errors as lists."""
+    lines = []
+    for line in (inspect.getdoc(found) or "").splitlines():
+        if line in HEADINGS:
+            lines += [HEADINGS[line], ""]
+        elif item := re.match(r"    ([\w*]+(?:, \w+)*): (.*)", line):
+            lines.append(f"- `{item[1]}`: {item[2]}")
+        else:
+            lines.append(f"  {line.strip()}" if line.startswith("     ") else line.strip())
+    return linked("\n".join(lines))
+
+
+def linked(text: str) -> str:
+    """Text in which the names of pages are links."""
+    return re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", text)
 
 
 def signature(function: Any) -> str:
@@ -45,17 +81,110 @@ def signature(function: Any) -> str:
     return re.sub(r"(?<![\w.])(?:\w+\.)+(?=[A-Z])", "", str(inspect.signature(function)).replace("'", '"'))
 
 
+def settings() -> str:
+    """The page of the settings of all verbs. A table of settings that several verbs share has one section."""
+    kinds = {name: cli.settings_of(verb) for name, verb in cli.VERBS.items() if verb.settings}
+    found = {name: tables(kind, "", None) for name, kind in kinds.items()}
+    users: dict[tuple[str, str], list[str]] = {}
+    for verb, parts in found.items():
+        for title, rows in parts.items():
+            users.setdefault((title, rows), []).append(verb)
+    lines = [SETTINGS_HEAD]
+    for verb, parts in found.items():
+        lines += [f"## {verb}\n", f"{cli.VERBS[verb].line} How to use it: [{page_of(verb)}]({page_of(verb)}).\n"]
+        shared = [title for title, rows in parts.items() if len(users[title, rows]) > 1 and title]
+        for title, rows in parts.items():
+            if title not in shared:
+                lines += [f"### {verb} [{title}]\n"] * bool(title) + [HEADER + rows]
+        if shared:
+            links = (f"[`[{title}]`](#{anchor(title, users[title, parts[title]])})" for title in shared)
+            lines += [f"Also the tables {', '.join(links)}.\n"]
+    for (title, rows), verbs in users.items():
+        if len(verbs) > 1 and title:
+            lines += [f"## [{title}] of {', '.join(verbs)}\n", HEADER + rows]
+    return "\n".join(lines)
+
+
+HEADER = "| setting | value | default | |\n|---|---|---|---|\n"
+
+
+def page_of(verb: str) -> str:
+    """The page that explains a verb."""
+    pages = {"import": "convert", "export": "convert", "extend": "adapt", "launch": "cluster"}
+    return f"{pages.get(verb, verb)}.md"
+
+
+def anchor(title: str, verbs: list[str]) -> str:
+    """The anchor of the section of a shared table, as browsers of repositories make it."""
+    return re.sub(r"[^\w -]", "", f"[{title}] of {', '.join(verbs)}".lower()).replace(" ", "-")
+
+
+def tables(kind: Any, title: str, defaults: Any) -> dict[str, str]:
+    """The rows of a settings class and of the tables in it, by their dotted names. `defaults` is an instance, if the
+    class has one."""
+    rows, inner = "", {}
+    hints, texts = get_type_hints(kind), documented(kind)
+    for field in dataclasses.fields(kind):
+        hint, value = hints[field.name], default(field, defaults)
+        part = next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
+        name = f"{title}.{field.name}".lstrip(".")
+        if part is not None:
+            inner |= tables(part, name, value if dataclasses.is_dataclass(value) else None)
+        else:
+            text = linked(texts.get(field.name, "")).replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
+            rows += f"| `{name}` | {values(hint)} | {shown(value)} | {text} |\n"
+    return {title: rows, **inner}
+
+
+def default(field: Any, defaults: Any) -> Any:
+    """The default of a field: that of the instance, or of the class; MISSING if it is required."""
+    if defaults is not None:
+        return getattr(defaults, field.name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def shown(value: Any) -> str:
+    """A default as text."""
+    if value is dataclasses.MISSING:
+        return "required"
+    if value in (None, "", (), {}, Path()):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text", Path: "path"}
+
+
+def values(hint: Any) -> str:
+    """What a setting may be, in words."""
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{value}`" if value != "" else "empty" for value in get_args(hint))
+    parts = [values(part) for part in get_args(hint) if part not in (type(None), Ellipsis)]
+    if get_origin(hint) is tuple:
+        several = "several" if Ellipsis in get_args(hint) else str(len(parts))
+        return f"{several}: {parts[0]}"
+    return " or ".join(dict.fromkeys(parts)) or KINDS.get(hint, "text")
+
+
 def documented(kind: type) -> dict[str, str]:
-    """The docstring under each field, in one line."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(tree, ast.ClassDef)
+    """The docstring under each field, in one line. A class that gives a field another default may document it anew."""
     found = {}
-    for node, text in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[ast.unparse(node.target)] = " ".join(str(text.value.value).split())
+    for one in kind.__mro__[-2::-1]:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        assert isinstance(tree, ast.ClassDef)
+        for node, text in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[ast.unparse(node.target)] = " ".join(str(text.value.value).split())
     return found
 
 
+PAGES = {"reference.md": reference, "settings.md": settings}
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE, file=sys.stderr)
+    for name, made in PAGES.items():
+        (DOCS / name).write_text(made(), encoding="utf-8")
+        print(DOCS / name, file=sys.stderr)

@@ -6,6 +6,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,48 @@ def test_service_on_kubernetes() -> None:
     metric = autoscaler["spec"]["metrics"][0]["pods"]["metric"]["name"]
     assert metric in (DEPLOY.parent / "src" / "lambert" / "serving" / "metrics.py").read_text()
     assert "LAMBERT_API_KEY" in {variable["name"] for variable in container["env"]}
+
+
+IMAGES = sorted(DEPLOY.glob("Dockerfile.*"))
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile with their arguments, in order."""
+    text = re.sub(r"\\\n", " ", re.sub(r"(?m)^\s*#.*\n", "", path.read_text(encoding="utf-8")))
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.suffix[1:])
+def test_images(path: Path) -> None:
+    """What the files refer to exists, and nothing runs as root."""
+    found = instructions(path)
+    assert {name for name, _ in found} <= {
+        "ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "ENTRYPOINT", "CMD"
+    }  # fmt: skip
+    bases = [rest for name, rest in found if name == "FROM"]
+    assert len(bases) == 2
+    assert [base.partition(" AS ")[2] for base in bases] == ["build", ""]
+    hidden = {line for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for name, rest in found:
+        if name == "COPY":
+            *sources, _ = rest.split()
+            assert all((DEPLOY.parent / source).exists() and f"!{source}" in hidden for source in sources), rest
+    last = found[[name for name, _ in found].index("FROM", 3) :]
+    assert ("USER", "1000") in last
+    assert ("ENTRYPOINT", '["lambert"]') in last
+    assert (DEPLOY.parent / "pyproject.toml").read_text().count('lambert = "lambert.__main__:main"') == 1
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.suffix[1:])
+def test_images_keep_the_torch_that_is_pinned(path: Path) -> None:
+    """The image for CPUs has that of the Makefile. The other keeps its own: it is a constraint of the installation."""
+    text, makefile = path.read_text(encoding="utf-8"), (DEPLOY.parent / "Makefile").read_text(encoding="utf-8")
+    pinned = re.findall(r"^TORCH \?= (torch==\S+)$", makefile, re.MULTILINE)
+    if path.suffix == ".cpu":
+        assert re.findall(r"^ARG TORCH=(\S+)$", text, re.MULTILINE) == pinned
+    else:
+        assert f"pytorch:{pinned[0].removeprefix('torch==')}-cuda" in text
+        assert "-c /tmp/torch.txt" in text
+    extras = re.findall(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)[0].split(",")
+    known = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) <= set(known)

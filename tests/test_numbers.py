@@ -15,6 +15,7 @@ from lambert.core.errors import UsageError
 Lambert = Callable[..., Any]
 
 NEEDED = {
+    "demo": [],
     "prepare": ["--input=t", "--out=o"],
     "pretrain": ["--corpus=c", "--out=o", "--model.layers=1"],
     "finetune": ["--data=d", "--out=o", "--init=i"],

@@ -57,7 +57,7 @@ class Verb:
     takes: str = "recipe"
     """"recipe": an optional TOML file; "sweep": one with a table [sweep] of these settings; "runs": run folders;
     "plan": a recipe of pretrain or finetune; "model": a model folder; "verb": after its flags, another verb; "script":
-    arguments that are not Lambert's; "": none."""
+    arguments that are not Lambert's; "call": none, but it runs other verbs; "": none."""
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
@@ -69,6 +69,7 @@ ModelFolder = Annotated[Path, Parameter(help="Run folder or model folder of the 
 Inner = Annotated[str, Parameter(help="The verb that each process runs, followed by its own arguments.")]
 
 VERBS = {
+    "demo": Verb("demo", "demo:DemoConfig", "Raw text to a scored model, in minutes.", takes="call"),
     "prepare": Verb("prepare", "prepare:PrepareConfig", "Raw text to a tokenizer and token shards."),
     "pretrain": Verb(
         "pretrain", "settings.pretrain:PretrainConfig", "Shards to an encoder; the same command again continues."
@@ -142,6 +143,7 @@ MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, e
 
 _SMALLER = "or take a smaller model, if its weights alone do not fit"
 LESS_MEMORY = {
+    "demo": "The demo needs 1.8 GB: free memory that other programs use.",
     "prepare": "Lower workers or sample_megabytes.",
     "pretrain": f"Lower train.micro_tokens or packing.sequence_length; {_SMALLER}.",
     "finetune": f"Lower train.micro_tokens or task.max_length; {_SMALLER}.",
@@ -415,12 +417,15 @@ def _command(
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
         return run_verb(config or kind(), tokens, settings, say=_SAY)
 
+    def with_call(*, config: Any) -> Any:
+        return run_verb(config or kind(), call, say=_SAY)
+
     def flags_only(*, config: Any) -> Any:
         return run_verb(config or kind(), say=_SAY)
 
     commands = {
         "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "model": with_model, "plan": with_plan,
-        "verb": with_verb, "": flags_only,
+        "verb": with_verb, "call": with_call, "": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]
     optional = not any(field.default is field.default_factory for field in dataclasses.fields(kind))

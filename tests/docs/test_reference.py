@@ -1,15 +1,30 @@
-"""docs/reference.md is what the docstrings say."""
+"""docs/reference.md and docs/settings.md are what the docstrings say."""
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_reference_is_up_to_date() -> None:
+def made() -> ModuleType:
     spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (DOCS / "reference.md").read_text(encoding="utf-8") == module.page(), "run make reference"
+    return module
+
+
+@pytest.mark.parametrize("page", ["reference.md", "settings.md"])
+def test_the_page_is_up_to_date(page: str) -> None:
+    assert (DOCS / page).read_text(encoding="utf-8") == made().PAGES[page](), "run make reference"
+
+
+def test_every_setting_has_a_line() -> None:
+    page = made().settings()
+    assert "| `optim.lr` | number | `0.001` |" in page
+    assert "| `corpus` | path | required |" in page
+    assert "|  |\n" not in page, "a setting without a docstring"

@@ -1,6 +1,7 @@
 """Every snippet of the documentation: Python blocks run in order, and each `lambert` command has flags that exist.
 
-A block that cannot run has `<!-- not run: reason -->` on the line above its fence.
+A block that cannot run has `<!-- not run: reason -->` on the line above its fence. A Python block that begins with a
+comment such as `# mine.py` is that module, which the later blocks of the page can import.
 """
 
 import re
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 
 from lambert import cli
+from lambert.verbs import demo
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs" / "migrating").glob("*.md"))
 PAGES += sorted((ROOT / "benchmarks").rglob("*.md"))
 BLOCK = re.compile(r"(?P<above>[^\n]*)\n(?P<indent> *)```(?P<kind>\w+)\n(?P<code>.*?)\n(?P=indent)```", re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: .{4,} -->")
+MODULE = re.compile(r"# (\w+\.py)\n")
 WALKTHROUGHS = {"finetune": "From a CSV file to a model in use", "vectors": "From a folder of texts to a search"}
 SHORT = ["--train.steps", "2", "--task.max-length", "48"]
 KINDS = {"python", "sh", "json", "toml", "diff"}
@@ -60,8 +64,10 @@ def folder(
         (tmp_path / f"{split}.conll").write_text("Peter B-PER\nBlackburn I-PER\n\nfell O\nhere O\n")
     (tmp_path / "mine.csv").write_text((tmp_path / "train.tsv").read_text().replace("\t", ","))
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    shutil.copytree(demo.PACKAGE / demo.RECIPES, tmp_path / "runs" / "demo" / "recipes")
     recipe = (pretrained / "config.toml").read_text().replace(str(corpus), "corpus")
     (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")
+    (tmp_path / "modules").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -72,11 +78,15 @@ def test_blocks_are_of_known_kinds() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
-def test_python_runs(page: Path, folder: Path) -> None:
+def test_python_runs(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder / "modules")
     if page.stem == "library":
         shutil.rmtree(folder / "corpus")  # which the page makes
     names: dict[str, Any] = {"__name__": page.stem}
     for number, code in enumerate(blocks(page, "python"), 1):
+        if module := MODULE.match(code):
+            (folder / "modules" / module[1]).write_text(code, encoding="utf-8")
+            continue
         exec(compile(code, f"{page.name}, block {number}", "exec"), names)
 
 

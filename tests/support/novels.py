@@ -2,9 +2,10 @@
 
 import json
 import lzma
-from pathlib import Path
 
-NOVELS = Path(__file__).parents[2] / "demo" / "data" / "novels.jsonl.xz"
+from lambert.verbs import demo
+
+NOVELS = demo.PACKAGE / demo.DATA / "novels.jsonl.xz"
 
 
 def paragraphs(number: int, count: int) -> list[str]:

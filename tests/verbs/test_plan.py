@@ -13,6 +13,7 @@ from lambert.model.config import SIZES, EncoderConfig
 from lambert.planning.choices import choices, efficient
 from lambert.planning.devices import DEVICES
 from lambert.planning.steps import Work
+from lambert.verbs import demo
 
 Lambert = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -139,7 +140,7 @@ def test_bad_input_is_a_line(flags: list[str], message: str, lambert: Lambert) -
 
 
 def test_recipes_that_are_none_of_plans(lambert: Lambert) -> None:
-    one_line(lambert("plan", ROOT / "recipes" / "demo" / "prepare.toml"), 2, "no recipe of pretrain or finetune")
+    one_line(lambert("plan", demo.PACKAGE / demo.RECIPES / "prepare.toml"), 2, "no recipe of pretrain or finetune")
     one_line(lambert("plan", "nothing.toml"), 2, "No such recipe")
     one_line(lambert("plan"), 2, "plan requires a RECIPE")
 

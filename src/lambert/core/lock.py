@@ -15,6 +15,7 @@ from pathlib import Path
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import make_folder, process_exists
 
+LOCK = "lock.json"
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """What is wrong with the disk, and not with the folder that was chosen."""
 _log = logging.getLogger("lambert.lock")
@@ -62,7 +63,7 @@ def lock_folder(folder: Path, kind: str = "output folder", *, shared: bool = Fal
 def _locked(folder: Path, kind: str, shared: bool) -> int:
     try:
         make_folder(folder)
-        handle = os.open(folder / "lock.json", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         if error.errno in _DISK:
             remedy = f"Choose another {kind}" if error.errno == errno.EROFS else f"Free space or choose another {kind}"
