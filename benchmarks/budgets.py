@@ -76,7 +76,7 @@ TASKS = {
         {"task.name": "embed", "task.max-length": 64, "train.epochs": 4, "train.batch-size": 32},
     ),
 }  # fmt: skip
-"""Besides `names`, whose recipe is recipes/demo/names.toml. An encoder needs 128 positions."""
+"""Besides `names`, whose recipe is that of the demo. An encoder needs 128 positions."""
 
 
 def files(args: argparse.Namespace, name: str) -> tuple[Path, Path]:

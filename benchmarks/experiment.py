@@ -22,6 +22,8 @@ Plans = Callable[[list[Row]], Iterator[Row]]
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "benchmarks" / "studies"
+DEMO = ROOT / "src/lambert/verbs/demo"
+"""Recipes and texts of `lambert demo`."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 DIVERGED = 5
 """Exit code of a run that diverged."""
@@ -206,8 +208,9 @@ def base(work: Path, threads: int) -> Path:
     whatever else is varied. So studies of short runs start from this encoder, as MLPerf's BERT starts from a
     checkpoint.
     """
-    recipes, demo = ROOT / "recipes/demo", work / "demo"
-    lambert("prepare", recipes / "prepare.toml", flags={"out": demo / "corpus"}, threads=threads)
+    recipes, demo = DEMO / "recipes", work / "demo"
+    texts = {"input": DEMO / "data/novels.jsonl.xz", "out": demo / "corpus"}
+    lambert("prepare", recipes / "prepare.toml", flags=texts, threads=threads)
     common = {"corpus": demo / "corpus", "train.threads": threads, "train.save-every": 500}
     first, second = demo / "pretrain-32", demo / "pretrain-64"
     lambert("pretrain", recipes / "pretrain-32.toml", flags={**common, "out": first}, threads=threads)
@@ -218,12 +221,12 @@ def base(work: Path, threads: int) -> Path:
 
 def names(model: Path, out: Path, seed: int, threads: int) -> float:
     """Returns the F1 of the demo's task, names in lower-case text, after fine-tuning `model` on its 200 passages."""
-    data = ROOT / "demo/data"
+    data = DEMO / "data"
     flags = {
         "init": model, "data": data / "names-train.jsonl", "dev": data / "names-test.jsonl", "out": out, "seed": seed,
         "train.threads": threads,
     }  # fmt: skip
-    lambert("finetune", ROOT / "recipes/demo/names.toml", flags=flags, threads=threads)
+    lambert("finetune", DEMO / "recipes/names.toml", flags=flags, threads=threads)
     return 100 * scores(out)["f1"]
 
 

@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=81_920, help="sequences of `long`, and of both stages together")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument(
-        "--lr", type=float, default=4e-3, help="of LAMB at --batch; 4e-3 is that of recipes/demo/pretrain-64.toml"
+        "--lr", type=float, default=4e-3, help="of LAMB at --batch; 4e-3 is that of the demo's second stage"
     )
     parser.add_argument("--precision", default="bfloat16")
     args = parser.parse_args()
