@@ -31,11 +31,11 @@ from experiment import Row
 
 WARMUP = 1 / 320
 """Share of the warm-up at the smallest batch, where the rule begins (You et al., 2020, table 4)."""
-RATES = {"lamb": (4e-3, 8e-3, 1.6e-2), "adamw": (1e-3, 2e-3, 4e-3), "radam": (1e-3, 2e-3, 4e-3)}
+RATES = {"lamb": (2e-3, 4e-3, 8e-3), "adamw": (5e-4, 1e-3, 2e-3), "radam": (5e-4, 1e-3, 2e-3)}
 """Learning rates at the smallest batch."""
 TUNED = {
     "adamw-tuned": (5e-4, 1e-3, 2e-3),
-    "lars-tuned": (5e-4, 1e-3, 2e-3),
+    "lars-tuned": (1e-3, 4e-3, 1.6e-2),
 }
 """The same of what is tuned at every batch size, times the square root of the batch size over the smallest."""
 DATA = {"packing.mode": "full", "packing.sequence-length": 32, "optim.betas": (0.9, 0.98), "optim.eps": 1e-9}
