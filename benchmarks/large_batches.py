@@ -15,8 +15,8 @@ text, in batches from `--batches`. Arms:
   tenth; the other seeds take the best one.
 
 Every run is scored by its held-out masked-LM loss and by the demo's names (F1 of four novels, after fine-tuning on 200
-passages with the same seed). A run that diverged is a row without scores. `--trust FILE` takes one LAMB run at the
-largest batch instead, and writes the trust ratios of its tensors at some updates.
+passages with the same seed). A run that diverged is a row without scores. `--trust` takes one LAMB run at the
+largest batch instead, and writes the trust ratios of its tensors at some updates to trust.jsonl beside `--out`.
 """
 
 import argparse
@@ -104,12 +104,19 @@ def recorded(groups: Any, config: Any) -> Any:
     return BUILT[-1]
 
 
+def trust_file(args: argparse.Namespace) -> Path:
+    """The file of the trust ratios."""
+    out: Path = args.out
+    return out.with_name("trust.jsonl")
+
+
 def trust(args: argparse.Namespace, corpus: Path) -> None:
     """Writes the trust ratios of a LAMB run at the largest batch: a line for each of some updates."""
     import large_batches  # this file, as the run imports it
 
     import lambert
 
+    trust_file(args).unlink(missing_ok=True)
     batch = args.batches[-1]
     base = experiment.best(
         experiment.select(experiment.read(args.out), arm="lamb", batch=args.batches[0], seed=args.seeds[0])
@@ -127,7 +134,7 @@ def trust(args: argparse.Namespace, corpus: Path) -> None:
                 ratios = {
                     name: round(value, 5) for name, value in large_batches.BUILT[0].trust_ratios().items() if value != 1
                 }
-                experiment.append(args.trust, {"update": step.index, "lr": step.lr, **ratios})
+                experiment.append(trust_file(args), {"update": step.index, "lr": step.lr, **ratios})
 
 
 def layers(path: Path) -> str:
@@ -173,8 +180,13 @@ def show(args: argparse.Namespace) -> None:
     )
     text += ["", "BERT-Large, as published (SQuAD v1.1 F1):", ""]
     text.append(experiment.table(["batch", "updates", "AdamW", "LAMB", "LARS"], PUBLISHED))
-    if args.trust and args.trust.exists():
-        text += ["", f"Trust ratios of LAMB at a batch of {args.batches[-1]}, first seed:", "", layers(args.trust)]
+    if trust_file(args).exists():
+        text += [
+            "",
+            f"Trust ratios of LAMB at a batch of {args.batches[-1]}, first seed:",
+            "",
+            layers(trust_file(args)),
+        ]
     experiment.plot(args.out.with_name("plot.svg"), panels, "sequences per update", ["nats", "F1"])
     experiment.publish(args.out, "\n".join(text))
 
@@ -183,7 +195,7 @@ def main() -> None:
     parser = experiment.arguments(__doc__, "large-batches")
     parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads, about 10 MB of text")
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
-    parser.add_argument("--trust", type=Path, help="take one run of LAMB, and write its trust ratios to this file")
+    parser.add_argument("--trust", action="store_true", help="take one run of LAMB, and write its trust ratios")
     parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512, 2048])
     parser.add_argument("--precision", default="bfloat16")
