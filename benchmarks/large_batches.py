@@ -10,7 +10,7 @@ text, in batches from `--batches`. Arms:
 - lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), and the
   best one by held-out loss is kept. At larger batches the rate follows the square root of the batch size and the share
   of the warm-up the batch size, from 1/320 at the smallest to 1/5 at the 64 times larger one (You et al., 2020, section
-  4 and table 4; `optim.base_batch`);
+  4 and table 4), which is the rule of `optim.base_batch`;
 - adamw-tuned, lars-tuned: at every batch size the first seed takes three rates around that rule, with a warm-up of a
   tenth; the other seeds take the best one.
 
