@@ -10,13 +10,13 @@ text, in batches from `--batches`. Arms:
 - lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), and the
   best one by held-out loss is kept. At larger batches the rate follows the square root of the batch size and the share
   of the warm-up the batch size, from 1/320 at the smallest to 1/5 at the 64 times larger one (You et al., 2020, section
-  4 and table 4; `optim.base_batch`);
+  4 and table 4), which is the rule of `optim.base_batch`;
 - adamw-tuned, lars-tuned: at every batch size the first seed takes three rates around that rule, with a warm-up of a
   tenth; the other seeds take the best one.
 
 Every run is scored by its held-out masked-LM loss and by the demo's names (F1 of four novels, after fine-tuning on 200
-passages with the same seed). A run that diverged is a row without scores. `--trust FILE` takes one LAMB run at the
-largest batch instead, and writes the trust ratios of its tensors at some updates.
+passages with the same seed). A run that diverged is a row without scores. `--trust` takes one LAMB run at the
+largest batch instead, and writes the trust ratios of its tensors at some updates to trust.jsonl beside `--out`.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from experiment import Row
 
 WARMUP = 1 / 320
 """Share of the warm-up at the smallest batch, where the rule begins (You et al., 2020, table 4)."""
-RATES = {"lamb": (4e-3, 8e-3, 1.6e-2), "adamw": (1e-3, 2e-3, 4e-3), "radam": (1e-3, 2e-3, 4e-3)}
+RATES = {"lamb": (2e-3, 4e-3, 8e-3), "adamw": (5e-4, 1e-3, 2e-3), "radam": (5e-4, 1e-3, 2e-3)}
 """Learning rates at the smallest batch."""
 TUNED = {
     "adamw-tuned": (5e-4, 1e-3, 2e-3),
-    "lars-tuned": (5e-4, 1e-3, 2e-3),
+    "lars-tuned": (1e-3, 4e-3, 1.6e-2),
 }
 """The same of what is tuned at every batch size, times the square root of the batch size over the smallest."""
 DATA = {"packing.mode": "full", "packing.sequence-length": 32, "optim.betas": (0.9, 0.98), "optim.eps": 1e-9}
@@ -104,12 +104,19 @@ def recorded(groups: Any, config: Any) -> Any:
     return BUILT[-1]
 
 
+def trust_file(args: argparse.Namespace) -> Path:
+    """The file of the trust ratios."""
+    out: Path = args.out
+    return out.with_name("trust.jsonl")
+
+
 def trust(args: argparse.Namespace, corpus: Path) -> None:
     """Writes the trust ratios of a LAMB run at the largest batch: a line for each of some updates."""
     import large_batches  # this file, as the run imports it
 
     import lambert
 
+    trust_file(args).unlink(missing_ok=True)
     batch = args.batches[-1]
     base = experiment.best(
         experiment.select(experiment.read(args.out), arm="lamb", batch=args.batches[0], seed=args.seeds[0])
@@ -127,7 +134,7 @@ def trust(args: argparse.Namespace, corpus: Path) -> None:
                 ratios = {
                     name: round(value, 5) for name, value in large_batches.BUILT[0].trust_ratios().items() if value != 1
                 }
-                experiment.append(args.trust, {"update": step.index, "lr": step.lr, **ratios})
+                experiment.append(trust_file(args), {"update": step.index, "lr": step.lr, **ratios})
 
 
 def layers(path: Path) -> str:
@@ -173,8 +180,13 @@ def show(args: argparse.Namespace) -> None:
     )
     text += ["", "BERT-Large, as published (SQuAD v1.1 F1):", ""]
     text.append(experiment.table(["batch", "updates", "AdamW", "LAMB", "LARS"], PUBLISHED))
-    if args.trust and args.trust.exists():
-        text += ["", f"Trust ratios of LAMB at a batch of {args.batches[-1]}, first seed:", "", layers(args.trust)]
+    if trust_file(args).exists():
+        text += [
+            "",
+            f"Trust ratios of LAMB at a batch of {args.batches[-1]}, first seed:",
+            "",
+            layers(trust_file(args)),
+        ]
     experiment.plot(args.out.with_name("plot.svg"), panels, "sequences per update", ["nats", "F1"])
     experiment.publish(args.out, "\n".join(text))
 
@@ -183,7 +195,7 @@ def main() -> None:
     parser = experiment.arguments(__doc__, "large-batches")
     parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads, about 10 MB of text")
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
-    parser.add_argument("--trust", type=Path, help="take one run of LAMB, and write its trust ratios to this file")
+    parser.add_argument("--trust", action="store_true", help="take one run of LAMB, and write its trust ratios")
     parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512, 2048])
     parser.add_argument("--precision", default="bfloat16")

@@ -69,8 +69,8 @@ def test_sigterm_ends_the_run_under_way(tmp_path: Path) -> None:
         "import subprocess, experiment, pathlib\n"
         "command = [sys.executable, '-c', 'import time, os; print(os.getpid(), flush=True); time.sleep(600)']\n"
         "run = lambda plan: subprocess.run(command) and plan\n"
-        f"path = pathlib.Path({str(tmp_path / 'runs.jsonl')!r})\n"
-        "experiment.continued(path, lambda rows: iter([{'seed': 1}]), run)\n"
+        f"out = pathlib.Path({str(tmp_path / 'runs.jsonl')!r})\n"
+        "experiment.continued(out, lambda rows: iter([{'seed': 1}]), run)\n"
     )
     study = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert study.stdout is not None
