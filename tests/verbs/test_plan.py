@@ -179,6 +179,7 @@ def test_recipes_that_are_none_of_plans(lambert: Lambert) -> None:
     one_line(lambert("plan", ROOT / "recipes" / "demo" / "prepare.toml"), 2, "no recipe of pretrain or finetune")
     one_line(lambert("plan", "nothing.toml"), 2, "No such recipe")
     one_line(lambert("plan"), 2, "plan requires a RECIPE")
+    one_line(lambert("plan", ROOT / "README.md"), 2, "README.md is not a recipe (a TOML file). See recipes/.")
 
 
 def test_what_would_fit_is_said(lambert: Lambert) -> None:
