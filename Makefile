@@ -58,7 +58,7 @@ demo-short: $(VENV)/setup
 	@$(BIN)/lambert demo --short
 
 test: $(VENV)/setup-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/serving/test_page_browser.py \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(CLUSTER:%=--ignore=%) --ignore=tests/serving/page \
 		--ignore=tests/packaging
 
 # One after the other: they start groups of processes and measure how fast these notice what happens to one of them.
@@ -90,7 +90,7 @@ build/axe/package/axe.min.js:
 
 test-page: $(VENV)/setup-dev build/axe/package/axe.min.js
 	@$(PIP) playwright
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(FLAGS) tests/serving/test_page.py tests/serving/test_page_browser.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(FLAGS) tests/serving/test_page.py tests/serving/page
 
 test-gpu: $(VENV)/setup-dev
 	@LAMBERT_TEST_GPU=1 $(BIN)/python -m pytest -k 'cuda or gpu' -rs tests/model tests/engine tests/inference tests/runs/test_compile.py

@@ -23,6 +23,7 @@ Tuned = Callable[[str], Path]
 Labelled = Callable[[str, str], Path]
 
 
+ROOT = Path(__file__).parents[1]
 FOREIGN = ("PYTEST",)
 """Variables that pytest sets."""
 
@@ -200,6 +201,22 @@ def test_progress_is_shown_where_the_settings_ask(
 
 
 # --- updates ---
+
+
+def test_a_plan_has_rows_and_nothing_is_started(pretraining: dict[str, Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "run.toml"
+    recipe.write_text(f'corpus = "{pretraining["corpus"]}"\nout = "{tmp_path}/run"\nmodel.layers = 2\n')
+    given = {"device": "T4", "devices": 2, "price": 0.5, "set": ["train.batch_size=8", "train.steps=100"]}
+    plan = lambert.plan(recipe, **given)
+    row = plan.chosen
+    assert (row.device, row.devices, plan.updates, plan.cost_unit) == ("T4", 2, 100, "USD")
+    assert row.cost == pytest.approx(0.5 * 2 * row.seconds / 3600)
+    assert row in plan.efficient
+    assert plan.as_dict()["chosen"]["seconds"] == row.seconds
+    assert 0 < lambert.plan(str(recipe), set=("train.steps=2",), seconds=0.2).chosen.seconds < 600
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match=r"the call: unknown setting devics\. Did you mean device"):
+        lambert.plan(recipe, devics=3)
 
 
 def test_a_loop_has_its_own_settings_of_torch(pretraining: dict[str, Any]) -> None:

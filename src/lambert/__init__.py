@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lambert.library import finetune as finetune
     from lambert.library import import_model as import_model
     from lambert.library import peek as peek
+    from lambert.library import plan as plan
     from lambert.library import prepare as prepare
     from lambert.library import pretrain as pretrain
     from lambert.library import sweep as sweep
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from lambert.runs.config import TrainConfig as TrainConfig
     from lambert.runs.result import Result as Result
     from lambert.tasks.config import TaskConfig as TaskConfig
+    from lambert.verbs.plan.result import Plan as Plan
+    from lambert.verbs.plan.result import PlanRow as PlanRow
     from lambert.verbs.settings.evaluate import EvaluateConfig as EvaluateConfig
     from lambert.verbs.settings.finetune import FinetuneConfig as FinetuneConfig
     from lambert.verbs.settings.pretrain import PretrainConfig as PretrainConfig
@@ -68,11 +71,13 @@ _MODULES = {
         "export",
         "evaluate",
         "compare",
+        "plan",
         "updates",
     ),
     "inference.text_model": ("load", "TextModel"),
     "corpus.scale": ("prepare_on_cluster", "RayTasks"),
     "runs.result": ("Result",),
+    "verbs.plan.result": ("Plan", "PlanRow"),
     "engine.step": ("Step",),
     "model.encoder": ("Encoder",),
     "model.heads": ("Model",),

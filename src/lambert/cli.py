@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -26,6 +26,7 @@ from cyclopts.exceptions import (
 )
 
 from lambert import __version__
+from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
 from lambert.core.errors import LambertError, UsageError
@@ -36,9 +37,7 @@ from lambert.core.settings import (
     check_names,
     check_numbers,
     dotted,
-    dotted_names,
     read,
-    required,
     unknown_name,
     without,
     wrong_type,
@@ -121,21 +120,10 @@ NOT_YET = {
 }
 """Verbs that users may expect but that do not exist, with what to do instead."""
 
-EXAMPLES = {
-    "runs": ("RUN folder", "runs/NAME"),
-    "plan": ("RECIPE", "recipes/bert-base-128.toml --device A100-80GB --devices 8"),
-    "model": ("MODEL folder", "runs/NAME --input TEXT --out FOLDER --words 1000"),
-    "verb": ("VERB", "-np 2 pretrain ..."),
-}
-"""What a verb takes before its flags, with an example."""
-
 HELP_FLAGS = {"--help", "-h"}
 _SAY = functools.partial(print, flush=True)
 RUNS = ("pretrain", "finetune")
 """Verbs that train."""
-
-ONE_OF = {"pretrain": (("init", "model."), ("train.steps", "train.epochs"))}
-"""Groups of settings or tables of which at least one must be given."""
 
 WRONG_PATH = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.EIO)
@@ -260,7 +248,7 @@ def call(
     if takes in ("recipe", "sweep") and len(tokens) > 1 and not tokens[1].startswith("-"):
         recipe = Path(tokens[1])
         if recipe.suffix != ".toml" or not recipe.is_file():
-            raise _no_recipe(recipe, chosen)
+            raise no_recipe(recipe, settings_of(VERBS[chosen]))
         found = read(recipe)
         if takes == "sweep":
             from lambert.verbs.settings.sweep import split
@@ -284,19 +272,20 @@ def call(
     try:
         return app(tokens, exit_on_error=False, print_error=False)
     except MissingArgumentError as error:
-        raise _missing(error, chosen, given | flags) from error
+        raise missing(error, chosen, takes, settings_of(VERBS[chosen]), given | flags) from error
     except UnknownOptionError as error:
         if error.token.source == "cli":
             raise
         known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
-        where, setting = _place(error.token, tokens, source)
-        raise _other_verb(where, given) or unknown_name(where, setting, known) from error
+        where, setting = place_of(error.token, tokens, source)
+        kinds = {name: settings_of(verb) for name, verb in VERBS.items() if verb.takes == "recipe"}
+        raise other_verb(where, given, kinds) or unknown_name(where, setting, known) from error
     except CoercionError as error:
         if error.token is None or error.target_type is None:
             raise
-        raise wrong_type(*_place(error.token, tokens, source), error.token.value, error.target_type) from error
+        raise wrong_type(*place_of(error.token, tokens, source), error.token.value, error.target_type) from error
     except UnusedCliTokensError as error:
-        raise _stray(tokens, (error.unused_tokens or tokens[-1:])[0]) from error
+        raise stray(tokens, (error.unused_tokens or tokens[-1:])[0], takes) from error
 
 
 def _shown_default(value: Any) -> str | None:
@@ -311,77 +300,10 @@ def settings(tokens: list[str], values: Mapping[str, Any] | None = None, source:
     return call(tokens, run=lambda config, *_, **__: config, values=values, source=source)
 
 
-def _place(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
-    """Returns where a setting was given, "" for a flag, and its name there. `source` is as in `call`."""
-    place = {"cli": "", source: source}.get(token.source, (*tokens, "", "")[1])
-    return place, (token.keyword or token.value).strip("[]").replace("][", ".")
-
-
-def _other_verb(place: str, given: Collection[str]) -> UsageError | None:
-    """Returns the error for a recipe of another verb: one that has all settings that are `given` in the recipe."""
-    recipes = [name for name, verb in VERBS.items() if verb.takes == "recipe"]
-    fitting = [name for name in recipes if {*given} <= {*dotted_names(settings_of(VERBS[name]))}]
-    if not fitting or not Path(place).is_file():
-        return None
-    return UsageError(f"{place} is a recipe of {fitting[0]}: lambert {fitting[0]} {place}")
-
-
 def settings_of(verb: Verb) -> Any:
     """Returns the settings dataclass of a verb."""
     module, _, name = verb.settings.partition(":")
     return getattr(importlib.import_module(f"lambert.verbs.{module}"), name)
-
-
-def _no_recipe(recipe: Path, verb: str) -> LambertError:
-    import difflib
-
-    near = difflib.get_close_matches(
-        str(recipe), map(str, [*Path().glob("*.toml"), *Path().glob("recipes/**/*.toml")]), 1
-    )
-    settings = settings_of(VERBS[verb])
-    first = next(required(settings, ()), f"--{dataclasses.fields(settings)[0].name}") if recipe.exists() else ""
-    if first and not near:
-        return UsageError(f"{recipe} is not a recipe (a TOML file). Settings are flags: {first} {recipe}.")
-    hint = f" Did you mean {near[0]}?" if near else " A recipe is a TOML file; see recipes/."
-    return UsageError(f"No such recipe: {recipe}.{hint}")
-
-
-def _missing(error: MissingArgumentError, verb: str, given: Collection[str]) -> LambertError:
-    """Returns the error for a flag without its value, or for all required settings that are missing."""
-    if error.keyword is not None:
-        return UsageError(f"{error.keyword} requires a value, and none follows it.")
-    takes = VERBS[verb].takes
-    if takes in EXAMPLES and not (takes == "model" and error.argument and error.argument.name.startswith("--")):
-        what, example = EXAMPLES[takes]
-        return UsageError(f"{verb} requires a {what}: lambert {verb} {example}")
-    lacking = list(required(settings_of(VERBS[verb]), given)) or [error.argument.name if error.argument else "a value"]
-    for names in ONE_OF.get(verb, ()):
-        if not any(name.startswith(names) for name in given):
-            lacking.append("(" + " or ".join(f"--{name}{'*' * name.endswith('.')}" for name in names) + ")")
-    listed = " and ".join([", ".join(lacking[:-1]), lacking[-1]] if lacking[1:] else lacking)
-    where = {"recipe": " as flags or in a recipe", "sweep": " as flags or in [sweep] of a recipe"}.get(takes, "")
-    return UsageError(f"{verb} requires {listed}. Give what is missing{where}; `lambert {verb} --help` explains it.")
-
-
-def _stray(tokens: list[str], word: str) -> LambertError:
-    """Returns the error for a word that belongs to no flag."""
-    at = len(tokens) - 1 - tokens[::-1].index(word)
-    flag = next((place for place in range(at, 0, -1) if tokens[place].startswith("--")), 0)
-    if not flag and VERBS[tokens[0]].takes == "model":
-        return UsageError(f"{tokens[0]} takes one MODEL folder, and {word} follows it.")
-    if not flag or word.endswith(".toml"):
-        return UsageError(f"{word} follows a flag. A recipe must come directly after the verb.")
-    name, _, value = tokens[flag].partition("=")
-    end = next((place for place in range(flag + 1, len(tokens)) if tokens[place].startswith("-")), len(tokens))
-    values = [*([value] if value else []), *tokens[flag + 1 : end]]
-    if len(values) == 1:
-        off = f"{name.rpartition('.')[0]}.no-{name.rpartition('.')[2]}" if "." in name else f"--no-{name[2:]}"
-        return UsageError(f"{name} takes no value, and {word} follows it. Its opposite is {off}.")
-    more = ""
-    if name == "--seed":
-        several = " For several seeds, give the command once for each, with its own --out."
-        more = f" For several seeds: --seeds {' '.join(values)}." if tokens[0] == "finetune" else several
-    return UsageError(f"{name} takes one value, not {len(values)} ({' '.join(values)}).{more}")
 
 
 def _command(
@@ -397,7 +319,7 @@ def _command(
 
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and Path(tokens[1]) != recipe:
-            raise _stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe))
+            raise stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb.takes)
         return run_verb(config or kind(), say=_SAY)
 
     def with_sweep(recipe: Recipe = None, /, *, config: Any) -> Any:
@@ -411,7 +333,7 @@ def _command(
 
     def with_plan(recipe: PlanRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
-            raise _no_recipe(recipe, "plan")
+            raise no_recipe(recipe, None)
         return run_verb(dataclasses.replace(config or kind(), recipe=recipe), settings, say=_SAY)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:

@@ -28,10 +28,12 @@ from lambert.verbs import convert as conversion
 from lambert.verbs import evaluate as evaluation
 from lambert.verbs import extend as extension
 from lambert.verbs import finetune as finetuning
+from lambert.verbs import plan as planning
 from lambert.verbs import prepare as preparation
 from lambert.verbs import pretrain as pretraining
 from lambert.verbs import sweep as sweeping
 from lambert.verbs.compare import CompareConfig
+from lambert.verbs.plan.result import Plan
 from lambert.verbs.settings.convert import ExportConfig, ImportConfig
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -149,6 +151,18 @@ def compare(*runs: str | Path, gold: str | Path | None = None) -> dict[str, Any]
             files of predictions of other systems.
     """
     return comparison.run(CompareConfig(tuple(map(Path, runs)), Path(gold) if gold is not None else None))
+
+
+def plan(recipe: str | Path, /, **settings: Any) -> Plan:
+    """Predicts the time, memory, energy and cost of a run of pretrain or finetune, as `lambert plan`. Nothing is
+    started.
+
+    Args:
+        recipe: The TOML file of the run.
+        settings: Those of the command, such as `device="H100"`, `devices=8` and `set=["train.batch_size=512"]`.
+    """
+    with keep_current_gpu():
+        return planning.run(_settings("plan", recipe, settings), cli.settings)
 
 
 def updates(

@@ -1,5 +1,6 @@
 """A real browser for the tests of the page: Chromium, steered by Playwright (`make test-page`)."""
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,11 @@ AXE = Path(os.environ.get("LAMBERT_AXE") or Path(__file__).parents[2] / "build/a
 """axe-core, which finds what people who do not see the page, or see it badly, cannot use."""
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+TASKS = ("squad", "tag", "classify", "multilabel", "regress", "choice", "pair", "embed")
+"""The task models of the service, beside one for `mask`."""
+TEXT = "😀 the king found a boat near the old road"
+FAILED_LOAD = "Failed to load resource"
+"""The line in the console for an answer with an error status."""
 
 
 @contextmanager
@@ -53,3 +59,32 @@ def faults(page: Any) -> list[str]:
     found = page.evaluate("axe.run(document, {resultTypes: ['violations', 'incomplete']})")
     nodes = [(rule, node) for rule in found["violations"] for node in rule["nodes"]]
     return [f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}" for rule, node in nodes]
+
+
+def choose(page: Any, model: str, tab: str = "") -> None:
+    page.get_by_label("Model", exact=True).select_option(model)
+    if tab:
+        page.get_by_role("tab", name=tab).click()
+
+
+def run(page: Any, **texts: str) -> None:
+    """Writes texts into the fields by their labels, and runs."""
+    for label, text in texts.items():
+        page.get_by_label(label.replace("_", " "), exact=True).fill(text)
+    page.locator("#run").click()
+    page.wait_for_selector("#result[aria-busy=false]")
+
+
+def rows(page: Any) -> list[tuple[str, str]]:
+    items = page.locator(".bars li")
+    return [(items.nth(at).locator(".name").inner_text(), items.nth(at).locator(".value").inner_text())
+            for at in range(items.count())]  # fmt: skip
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%" if 0.001 <= share <= 0.999 else "> 99.9%" if share > 0.5 else "< 0.1%"
+
+
+def mocked(page: Any, path: str, answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    body = answer if isinstance(answer, str) else json.dumps(answer)
+    page.route(f"**/{path}", lambda route: route.fulfill(status=status, body=body, headers=headers or {}))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import one_line
 
 from lambert.model.config import SIZES, EncoderConfig
@@ -20,6 +21,14 @@ ROOT = Path(__file__).parents[2]
 PRETRAIN = ROOT / "recipes" / "bert-base-128.toml"
 LAMB = ROOT / "recipes" / "lamb-large-128.toml"
 SQUAD = ROOT / "recipes" / "squad-v1.1.toml"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A recipe whose run takes seconds on this machine."""
+    recipe = tmp_path / "run.toml"
+    recipe.write_text('corpus = "c"\nout = "o"\n[model]\nlayers = 2\n[train]\nsteps = 10\nbatch_size = 4\n')
+    return recipe
 
 
 def found(lambert: Lambert, *arguments: object) -> dict[str, Any]:
@@ -80,10 +89,8 @@ def test_fine_tuning_without_its_files(lambert: Lambert, monkeypatch: pytest.Mon
     assert 100 < result["chosen"]["seconds"] < 1440
 
 
-def test_this_machine_is_measured(lambert: Lambert, tmp_path: Path) -> None:
-    recipe = tmp_path / "run.toml"
-    recipe.write_text('corpus = "c"\nout = "o"\n[model]\nlayers = 2\n[train]\nsteps = 10\nbatch_size = 4\n')
-    result = found(lambert, recipe, "--seconds=0.5")
+def test_this_machine_is_measured(lambert: Lambert, small: Path) -> None:
+    result = found(lambert, small, "--seconds=0.5")
     assert result["chosen"]["device"]
     assert 0 < result["chosen"]["share_of_peak"] < 1
     assert 0 < result["chosen"]["seconds"] < 600
@@ -114,14 +121,40 @@ def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
     assert "nvidia.com/gpu: 8" in script
 
 
+def test_the_price_is_that_of_this_machine(lambert: Lambert, small: Path) -> None:
+    result = found(lambert, small, "--seconds=0.5", "--price=7")
+    assert result["cost_unit"] == "USD"
+    assert result["chosen"]["cost"] == pytest.approx(7 * result["chosen"]["device_hours"])
+
+
+@pytest.mark.parametrize(("kind", "cores"), [("slurm", "--cpus-per-task="), ("kubernetes", " cpu: ")])
+def test_scripts_for_cpus_ask_for_no_gpu(kind: str, cores: str, lambert: Lambert, small: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    script = found(lambert, small, "--seconds=0.5", "--devices=4", "--nodes=2", f"--cluster={kind}")["script"]
+    assert "gpu" not in script
+    assert f"{cores}{2 * torch.get_num_threads()}" in script
+    assert re.search(r"--nproc-per-node[ =]2\b", script)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--devices=0"], "devices = 0 must be at least 1"),
-        (["--device=A100-80G"], "Did you mean 'A100-80GB'?"),
+        (["--device=A100-80G"], "Did you mean 'A100-80GB' or 'A100-80GB-PCIe'?"),
+        (["--device=v100"], "Did you mean 'V100-16GB' or 'V100-32GB'?"),
+        (["--device=L40S"], "device = 'L40S' is unknown. Did you mean 'L4'?"),
+        (["--device=Gaudi"], "device = 'Gaudi' is unknown. Known: A100-40GB, "),
         (["--device=H100", "--budget=500USD"], "budget needs the price of H100: add --price"),
         (["--device=H100", "--price=cheap"], "price = 'cheap' must be USD for an hour"),
         (["--device=H100", "--price=V100-16GB=1"], "price names V100-16GB, which is not in device"),
+        (["--device=H100,T4", "--price=H100=1"], "price = 'H100=1' has none for T4: add it"),
+        (["--device=H100,T4", "--price=H100=1,2"], "has several prices for a device"),
+        (["--device=H100,T4", "--price=H100=1,H100=2"], "has several prices for H100"),
+        (["--device=H100", "--price=-1"], "price = '-1' must be USD for an hour"),
+        (["--device=H100", "--budget=-5", "--price=1"], "budget = '-5' must be an amount"),
+        (["--device=TPU-v3", "--cluster=slurm"], "Lambert does not run on TPU-v3"),
+        (["--device=H100", "--devices=8", "--link=ethernet-10"], "devices = 8 are in one: leave it out"),
         (["--device=H100", "--budget=much", "--price=1"], "budget = 'much' must be an amount such as 500USD"),
         (["--device=H100", "--deadline=soon"], "deadline = 'soon' must be a duration"),
         (["--device=H100", "--link=infiniband-20"], "Did you mean 'infiniband-200'?"),
@@ -129,6 +162,10 @@ def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
         (["--device=H100", "--nodes=1", "--link=ethernet-10"], "nodes = 1 is one: leave one of them out"),
         (["--device=H100", "--nodes=3", "--devices=8"], "nodes = 3 cannot share devices = 8 evenly"),
         (["--device=H100", "--devices=3"], "3 ranks cannot share train.batch_size = 256 evenly"),
+        (
+            ["--device=H100", "--devices=9", "--set", "train.batch_size=288"],
+            "2 machines of 8 H100 cannot share them evenly. Take 8 or 12, or name the number of machines (nodes).",
+        ),
         (["--device=H100", "--checkpoint=5"], "add --failures"),
         (["--device=H100", "--set", "train.steps"], "NAME=VALUE"),
         (["--device=H100", "--set", "train.stepz=4"], "train.steps"),
@@ -143,6 +180,7 @@ def test_recipes_that_are_none_of_plans(lambert: Lambert) -> None:
     one_line(lambert("plan", demo.PACKAGE / demo.RECIPES / "prepare.toml"), 2, "no recipe of pretrain or finetune")
     one_line(lambert("plan", "nothing.toml"), 2, "No such recipe")
     one_line(lambert("plan"), 2, "plan requires a RECIPE")
+    one_line(lambert("plan", ROOT / "README.md"), 2, "README.md is not a recipe (a TOML file). See recipes/.")
 
 
 def test_what_would_fit_is_said(lambert: Lambert) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from lambert.planning.communication import WORTH
-from lambert.planning.devices import Cluster, Device, cluster
+from lambert.planning.devices import Cluster, Device, cluster, fewest_nodes
 from lambert.planning.steps import Step, Work, fitting, predict, shapes_of
 
 _SLACK = 1.02
@@ -46,8 +46,8 @@ def choices(
     Args:
         work: What an update computes.
         sequences: Of the whole run.
-        prices: USD for an hour, by name of a device.
-        counts: Numbers of devices; those that do not divide the batch are left out.
+        prices: USD for an hour, by name of each device; empty: costs are device-hours.
+        counts: Numbers of devices; those that do not divide the batch, or that nodes cannot share evenly, are left out.
         nodes: Machines; 0: as few as hold the devices.
         network: Link between machines.
         methods: Further methods of exchange that are tried on several devices, and kept where they save time (WORTH).
@@ -55,9 +55,9 @@ def choices(
     shapes = shapes_of(work.config, work.targets, work.labels)
     found = []
     for device in devices:
-        own = with_precision(work, device)
+        own, usd = with_precision(work, device), prices[device.name] if prices else 1.0
         for count in counts:
-            if work.batch_size % count or (nodes and count % nodes):
+            if work.batch_size % count or count % (nodes or fewest_nodes(device, count)):
                 continue
             machines = cluster(device, count, nodes, network)
             two_levels = work.two_levels or (device.kind == "cpu" and machines.nodes > 1 and machines.each > 1)
@@ -73,7 +73,7 @@ def choices(
                         exact = min(exact, seconds)
                     elif method != work.method and seconds >= WORTH * exact:
                         continue
-                    found.append(Choice(machines, tried, step, seconds, hours * prices.get(device.name, 1.0)))
+                    found.append(Choice(machines, tried, step, seconds, hours * usd))
     return found
 
 

@@ -3,10 +3,14 @@
 Nothing here imports torch, because `lambert plan --help` lists the names.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
+
+GPU_CORES = 8
+"""Cores of a node for each of its GPUs (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Device:
     """The link between the devices of a node, by name."""
     per_node: int = 8
     """Devices of a usual node."""
+    cores: int = GPU_CORES
+    """Cores of a node for each device; of a CPU, its own."""
     measured: bool = False
     """Whether `peak` and `bandwidth` were measured on this machine; of published ones only a share is reached."""
 
@@ -130,6 +136,15 @@ LINKS: dict[str, Link] = {
 }
 """By name."""
 
+
+def recognised(name: str) -> Device | None:
+    """Returns the device of DEVICES that a driver calls `name`, as in "NVIDIA A100-SXM4-80GB": all parts of its name
+    are words of `name`, and of several such devices it has the most parts."""
+    words = {word for word in re.split(r"[^a-z0-9]+", name.casefold()) if word}
+    fitting = [device for device in DEVICES.values() if words.issuperset(device.name.casefold().split("-"))]
+    return max(fitting, key=lambda device: device.name.count("-"), default=None)
+
+
 ALONE = Link("none", inf, 0.0, "a single device sends nothing")
 DEFAULT_NETWORK = "ethernet-25"
 """The link between nodes if none is named (our choice: what rented machines have at least)."""
@@ -159,8 +174,15 @@ class Cluster:
         return f"{many} {self.device.name}"
 
 
+def fewest_nodes(device: Device, devices: int) -> int:
+    """Returns how many usual nodes hold so many devices."""
+    return -(-devices // device.per_node)
+
+
 def cluster(device: Device, devices: int, nodes: int = 0, network: str = "") -> Cluster:
-    """Returns a cluster with the links of its device. `nodes` 0: as few as hold the devices."""
-    nodes = nodes or -(-devices // device.per_node)
+    """Returns a cluster with the links of its device, whose nodes share the devices evenly. `nodes` 0: as few as hold
+    the devices."""
+    nodes = nodes or fewest_nodes(device, devices)
+    assert devices % nodes == 0, f"{devices} devices in {nodes} nodes"
     inside = LINKS[device.link] if devices > nodes else ALONE
     return Cluster(device, devices, nodes, inside, LINKS[network or DEFAULT_NETWORK] if nodes > 1 else ALONE)

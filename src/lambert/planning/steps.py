@@ -153,11 +153,11 @@ class Step:
 
 def shapes_of(config: EncoderConfig, targets: Mapping[str, float], labels: Mapping[str, int]) -> list[tuple[int, ...]]:
     """Returns the shapes of all parameters of an encoder with its heads."""
-    from lambert.model.heads import Model
+    from lambert.model.heads import built
 
     with torch.device("meta"):
-        model = Model(config, {name: labels.get(name, 0) for name in targets})
-        return [tuple(parameter.shape) for parameter in model.parameters()]
+        model = built(config, {name: labels.get(name, 0) for name in targets})
+    return [tuple(parameter.shape) for parameter in model.parameters()]
 
 
 def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | None = None) -> Step:

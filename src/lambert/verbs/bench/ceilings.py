@@ -44,11 +44,10 @@ class Ceilings:
 
 
 def sustained(device: torch.device, dtype: torch.dtype, shapes: tuple[Shape, ...]) -> float:
-    """Returns the operations per second of repeated products in all these shapes; 0 if there are none."""
-    operands = [
-        (torch.randn(rows, inner, device=device, dtype=dtype), torch.randn(columns, inner, device=device, dtype=dtype))
-        for rows, inner, columns in shapes
-    ]
+    """Returns the operations per second of repeated products in all these shapes; 0 if there are none. The state of
+    torch's random generators does not change."""
+    draw = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device, dtype=dtype)
+    operands = [(draw(rows, inner), draw(columns, inner)) for rows, inner, columns in shapes]
     once = sum(2 * rows * inner * columns for rows, inner, columns in shapes)
     operations, seconds = 0, 0.0
 

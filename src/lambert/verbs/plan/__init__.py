@@ -3,19 +3,19 @@
 import json
 from collections.abc import Sequence
 from math import ceil, inf, prod
-from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.planning.choices import COUNTS, Choice, choices, efficient
-from lambert.planning.devices import DEVICES, Device
+from lambert.planning.devices import DEVICES, Device, fewest_nodes
 from lambert.planning.failures import daly, group_mtbf, useful_share
 from lambert.planning.memory import checkpoint_state
 from lambert.planning.simulation import Run, simulate
 from lambert.planning.steps import shapes_of
 from lambert.runs.result import Say, silent
 from lambert.verbs.plan.recipe import Planned, Read, overrides, planned
+from lambert.verbs.plan.result import Plan, row
 from lambert.verbs.plan.scripts import SCRIPTS
-from lambert.verbs.plan.table import duration, lines, memory_advice, record
+from lambert.verbs.plan.table import duration, lines, memory_advice
 from lambert.verbs.settings.plan import AUTO, PlanConfig
 
 METHODS = ("bfloat16", "int8")
@@ -24,19 +24,22 @@ _MOST_SIMULATED = 5_000_000
 """Updates of a simulated run; a longer one is simulated up to here."""
 
 
-def run(config: PlanConfig, settings: Read, say: Say = silent) -> dict[str, Any]:
-    """Predicts the run of a recipe, shows it, and returns what `--json` prints.
+def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
+    """Predicts the run of a recipe, shows it, and returns it.
 
     Raises UsageError if the run does not fit into the memory of the devices, and if no choice keeps the limits.
     """
     plan = planned(config, settings)
-    devices = [_device(name, plan, config) for name in config.names]
-    counts = (config.devices,) if config.devices else tuple(n * (config.nodes or 1) for n in COUNTS)
     if config.devices:
         plan.config.train.check_ranks(config.devices)
+    devices = {name: _device(name, plan, config) for name in config.names}
+    for device in devices.values():
+        _check_nodes(config, plan, device)
+    counts = (config.devices,) if config.devices else tuple(n * (config.nodes or 1) for n in COUNTS)
+    prices = {devices[name].name: usd for name, usd in config.prices.items()}
     found = choices(
-        plan.work, plan.sequences, devices, config.prices, counts=counts, nodes=config.nodes or 0, network=config.link,
-        methods=METHODS,
+        plan.work, plan.sequences, [*devices.values()], prices, counts=counts, nodes=config.nodes or 0,
+        network=config.link, methods=METHODS,
     )  # fmt: skip
     if not found:
         raise UsageError(
@@ -47,18 +50,21 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> dict[str, Any]
         raise UsageError(memory_advice(min(found, key=lambda choice: choice.step.bytes - choice.cluster.device.memory)))
     table = efficient(found)
     chosen = _chosen(config, plan, found)
-    result = record(plan, chosen, table, priced=bool(config.prices))
-    if config.failures is not None:
-        result["failures"] = _failures(config, plan, chosen)
-    if config.cluster:
-        flags = overrides(config.set)
-        if chosen.work.micro_tokens != plan.work.micro_tokens:
-            flags.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
-        if chosen.work.method != plan.work.method:
-            flags.append(f"--exchange.method={chosen.work.method}")
-        result["script"] = SCRIPTS[config.cluster](chosen, [plan.verb, str(config.recipe), *flags])
+    result = Plan(
+        verb=plan.verb,
+        updates=plan.updates,
+        sequences=plan.sequences,
+        tokens=round(plan.sequences * plan.work.mean),
+        operations=chosen.step.operations * plan.sequences / plan.work.batch_size,
+        assumed=plan.assumed,
+        cost_unit="USD" if prices else "device-hours",
+        chosen=row(chosen),
+        efficient=[row(choice) for choice in table],
+        failures=None if config.failures is None else _failures(config, plan, chosen),
+        script=_script(config, plan, chosen) if config.cluster else "",
+    )
     if config.json:
-        say(json.dumps(result, indent=1))
+        say(json.dumps(result.as_dict(), indent=1))
     else:
         for line in lines(plan, chosen, table, result):
             say(line)
@@ -71,6 +77,28 @@ def _device(name: str, plan: Planned, config: PlanConfig) -> Device:
     from lambert.verbs.plan.calibration import this_device
 
     return this_device(plan.work, config.seconds)
+
+
+def _check_nodes(config: PlanConfig, plan: Planned, device: Device) -> None:
+    """Raises UsageError if the fewest nodes cannot share the number of devices evenly, or if there is a link between
+    nodes and only one node."""
+    count = config.devices
+    if count is None or config.nodes:
+        return
+    nodes = fewest_nodes(device, count)
+    if count % nodes:
+        batch = plan.work.batch_size
+        even = [n for n in range(1, batch + 1) if batch % n == 0 and n % fewest_nodes(device, n) == 0]
+        near = [*[n for n in even if n < count][-1:], *[n for n in even if n > count][:1]]
+        raise UsageError(
+            f"devices = {count}: {nodes} machines of {device.per_node} {device.name} cannot share them evenly. Take "
+            f"{' or '.join(map(str, near))}, or name the number of machines (nodes)."
+        )
+    if nodes == 1 and config.link:
+        raise UsageError(
+            f"link = {config.link!r} connects machines, and devices = {count} are in one: leave it out, or name the "
+            "number of machines (nodes)."
+        )
 
 
 def _own(plan: Planned, choice: Choice) -> bool:
@@ -102,6 +130,15 @@ def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
     if config.deadline:
         return min(kept, key=lambda one: (one.cost, one.seconds))
     return min(kept, key=lambda one: (one.seconds, one.cost))
+
+
+def _script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
+    flags = overrides(config.set)
+    if chosen.work.micro_tokens != plan.work.micro_tokens:
+        flags.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
+    if chosen.work.method != plan.work.method:
+        flags.append(f"--exchange.method={chosen.work.method}")
+    return SCRIPTS[config.cluster](chosen, [plan.verb, str(config.recipe), *flags])
 
 
 def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:

@@ -10,7 +10,7 @@ from lambert.distributed.detection import detect
 from lambert.engine.device_memory import free_memory
 from lambert.engine.precision import has_bfloat16
 from lambert.model.families import family_of
-from lambert.planning.devices import DEVICES, Device
+from lambert.planning.devices import GPU_CORES, Device, recognised
 from lambert.planning.steps import Work
 from lambert.verbs.bench.ceilings import Ceilings
 
@@ -47,9 +47,9 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
         peak["float16"] = peak["bfloat16"]
     threads = f"CPU with {torch.get_num_threads()} threads"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
-    known = next((one for one in DEVICES.values() if one.name.split("-")[0] in name), None)
+    known, gpu = recognised(name), device.type == "cuda"
     return Device(
         name, MappingProxyType(peak), copy, float(free_memory(device)), known.watts if known else 0.0,
-        "measured on this machine", "cuda" if device.type == "cuda" else "cpu", device.type == "cuda",
-        known.link if known else "memory", max(1, torch.cuda.device_count()), measured=True,
+        "measured on this machine", "cuda" if gpu else "cpu", gpu, known.link if known else "memory",
+        max(1, torch.cuda.device_count()), cores=GPU_CORES if gpu else torch.get_num_threads(), measured=True,
     )  # fmt: skip

@@ -108,11 +108,7 @@ def _pretrain(config: PretrainConfig, plan: PlanConfig) -> Planned:
 
 def _finetune(config: FinetuneConfig, plan: PlanConfig) -> Planned:
     assumed, source, train, labels = [], None, config.train, 2
-    try:
-        here = config.data.exists() and model_folder(config.init).is_dir()
-    except (DataError, UsageError):
-        here = False
-    if here:
+    if config.data.exists() and _folder(config.init) is not None:
         data, _ = training_and_dev(config.data, config.dev)
         tokenizer = tokenizers.load(model_folder(config.init))
         shape = _shape(config.init, plan)
@@ -156,19 +152,24 @@ def _run(
 
 def _shape(init: Path | None, plan: PlanConfig) -> EncoderConfig:
     """Returns the shape of the encoder in `init`, or that of `size` where it is not here."""
-    if init is not None:
-        try:
-            folder = model_folder(init)
-            if (folder / "config.json").is_file():
-                return layout.encoder_config(layout.read_config(folder), folder)
-        except (DataError, UsageError):
-            if not plan.size:
-                raise UsageError(f"The encoder {init} is not here: add --size, such as --size base.") from None
+    folder = _folder(init) if init is not None else None
+    if folder is not None:
+        return layout.encoder_config(layout.read_config(folder), folder)
     if not plan.size:
-        raise UsageError(f"The encoder {init} is not here: add --size, such as --size base.")
+        what = f"The encoder {init} is not here" if init is not None else "The recipe has neither a model nor init"
+        raise UsageError(f"{what}: add --size, such as --size base.")
     if plan.size not in SIZES:
         raise UsageError(f"size = {plan.size!r} is unknown.{nearest(plan.size, SIZES)}")
     return EncoderConfig(**SIZES[plan.size], vocabulary=plan.vocabulary)
+
+
+def _folder(init: Path) -> Path | None:
+    """Returns the model folder in `init`, or None if it is not here."""
+    try:
+        folder = model_folder(init)
+    except (DataError, UsageError):
+        return None
+    return folder if (folder / layout.CONFIG).is_file() else None
 
 
 def _spread(fill: float, longest: int) -> list[int]:

@@ -13,8 +13,7 @@ _SLURM = """#!/bin/bash
 #SBATCH --job-name=lambert
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={each}
-#SBATCH --cpus-per-task={cores}
+{gpus}#SBATCH --cpus-per-task={cores}
 #SBATCH --time={time}
 #SBATCH --signal=USR1@120
 #SBATCH --requeue
@@ -23,7 +22,7 @@ _SLURM = """#!/bin/bash
 set -u
 
 srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" \\
-    python -m lambert launch --nnodes "$SLURM_JOB_NUM_NODES" --timeout 600 {command}
+    python -m lambert launch --nnodes "$SLURM_JOB_NUM_NODES" {processes}--timeout 600 {command}
 code=$?
 
 if [ "$code" -eq 75 ]; then
@@ -81,13 +80,13 @@ spec:
             - lambert
             - launch
             - --nnodes={nodes}
-            - --nproc-per-node=auto
+            - --nproc-per-node={processes}
             - --endpoint=lambert-0.lambert:29500
             - --timeout=600
 {arguments}
           resources:
             limits:
-              nvidia.com/gpu: {each}
+              {resource}
           volumeMounts:
             - name: data
               mountPath: /data
@@ -108,8 +107,10 @@ def slurm(choice: Choice, command: Sequence[str]) -> str:
     minutes = math.ceil(_SPARE * choice.seconds / 60)
     days, rest = divmod(minutes, 24 * 60)
     limit = f"{days}-" * bool(days) + f"{rest // 60:02}:{rest % 60:02}:00"
+    each, gpu = choice.cluster.each, _on_gpus(choice)
     return _SLURM.format(
-        nodes=choice.cluster.nodes, each=choice.cluster.each, cores=8 * choice.cluster.each, time=limit,
+        nodes=choice.cluster.nodes, gpus=f"#SBATCH --gpus-per-node={each}\n" if gpu else "",
+        cores=choice.cluster.device.cores * each, time=limit, processes="" if gpu else f"--nproc-per-node {each} ",
         command=shlex.join(command),
     )  # fmt: skip
 
@@ -117,7 +118,16 @@ def slurm(choice: Choice, command: Sequence[str]) -> str:
 def kubernetes(choice: Choice, command: Sequence[str]) -> str:
     """Returns a Service and a Job for kubectl. `command` is a verb with its arguments."""
     arguments = "\n".join(f"            - {_quoted(word)}" for word in command)
-    return _KUBERNETES.format(nodes=choice.cluster.nodes, each=choice.cluster.each, arguments=arguments)
+    each, gpu = choice.cluster.each, _on_gpus(choice)
+    resource = f"nvidia.com/gpu: {each}" if gpu else f"cpu: {choice.cluster.device.cores * each}"
+    return _KUBERNETES.format(
+        nodes=choice.cluster.nodes, processes="auto" if gpu else each, resource=resource, arguments=arguments
+    )
+
+
+def _on_gpus(choice: Choice) -> bool:
+    """Whether the devices are GPUs, of which `lambert launch` counts those of a machine itself."""
+    return choice.cluster.device.kind == "cuda"
 
 
 def _quoted(word: str) -> str:

@@ -1,18 +1,10 @@
-"""The prediction as lines and as a JSON object."""
+"""The prediction as lines."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from lambert.planning.choices import Choice
 from lambert.verbs.plan.recipe import Planned
-
-_ADVICE = {
-    "arithmetic": "the products. A lower train.precision, a faster device or more devices help",
-    "memory": "memory traffic between the products. A device with faster memory or more devices help",
-    "kernels": "starting kernels. A larger train.micro_tokens helps",
-    "exchange": "the network. A faster link, a larger train.batch_size or another exchange.method help",
-    "waiting": "waiting: too few micro-batches for the devices. A smaller train.micro_tokens or fewer devices help",
-}
+from lambert.verbs.plan.result import Plan
 
 
 def duration(seconds: float) -> str:
@@ -21,15 +13,6 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length or (unit == "min" and seconds >= 100):
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:,.3g} s"
-
-
-def limit(choice: Choice) -> str:
-    """Returns the largest part of an update and the setting that changes it."""
-    parts = choice.step.parts
-    largest = max(parts, key=lambda name: parts[name])
-    if largest == "waiting" and choice.step.busy > 0.95:
-        return "waiting for the slowest device. Fewer devices or a larger train.batch_size help"
-    return _ADVICE[largest]
 
 
 def memory_advice(choice: Choice) -> str:
@@ -48,63 +31,17 @@ def memory_advice(choice: Choice) -> str:
     )
 
 
-def record(plan: Planned, chosen: Choice, table: Sequence[Choice], *, priced: bool) -> dict[str, Any]:
-    """Returns the prediction as plain values."""
-    return {
-        "verb": plan.verb,
-        "updates": plan.updates,
-        "sequences": plan.sequences,
-        "tokens": round(plan.sequences * plan.work.mean),
-        "operations": chosen.step.operations * plan.sequences / plan.work.batch_size,
-        "assumed": list(plan.assumed),
-        "cost_unit": "USD" if priced else "device-hours",
-        "chosen": _plain(chosen),
-        "efficient": [_plain(choice) for choice in table],
-    }
-
-
-def _plain(choice: Choice) -> dict[str, Any]:
-    machines, step = choice.cluster, choice.step
-    hours = choice.seconds / 3600 * machines.devices
-    return {
-        "device": machines.device.name,
-        "devices": machines.devices,
-        "nodes": machines.nodes,
-        "link": machines.network.name,
-        "method": choice.work.method,
-        "precision": choice.work.precision,
-        "micro_tokens": step.micro_tokens,
-        "update_seconds": step.seconds,
-        "parts": step.parts,
-        "sequences_per_second": choice.work.batch_size / step.seconds,
-        "tokens_per_second": choice.work.batch_size * choice.work.mean / step.seconds,
-        "share_of_peak": step.operations
-        / step.seconds
-        / machines.devices
-        / machines.device.rate(choice.work.precision),
-        "memory_bytes": step.bytes,
-        "sent_bytes": step.sent,
-        "exchange_seconds": step.sending,
-        "seconds": choice.seconds,
-        "device_hours": hours,
-        "kilowatt_hours": hours * machines.device.watts / 1000,
-        "cost": choice.cost,
-        "limit": limit(choice),
-    }
-
-
-def lines(plan: Planned, chosen: Choice, table: Sequence[Choice], result: dict[str, Any]) -> list[str]:
+def lines(plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
     """Returns the lines that the command prints."""
-    found, step, device = result["chosen"], chosen.step, chosen.cluster.device
-    unit = result["cost_unit"]
+    found, step, device, unit = result.chosen, chosen.step, chosen.cluster.device, result.cost_unit
     shown = [
         f"{plan.verb}: {plan.updates:,} updates of {plan.work.batch_size:,} sequences of {plan.work.mean:,.0f} tokens "
-        f"(mean), {result['operations']:.3g} operations",
+        f"(mean), {result.operations:.3g} operations",
         *(f"assumed: {text}" for text in plan.assumed),
         f"{chosen.cluster.name}: {duration(chosen.seconds)}, {chosen.cost:,.4g} {unit}"
-        + (f", {found['kilowatt_hours']:,.3g} kWh at most" if device.watts else ""),
-        f"speed    {found['sequences_per_second']:,.4g} sequences/s, {found['tokens_per_second']:,.4g} tokens/s, "
-        f"{found['share_of_peak']:.0%} of the {'measured' if device.measured else 'published'} peak in "
+        + (f", {found.kilowatt_hours:,.3g} kWh at most" if device.watts else ""),
+        f"speed    {found.sequences_per_second:,.4g} sequences/s, {found.tokens_per_second:,.4g} tokens/s, "
+        f"{found.share_of_peak:.0%} of the {'measured' if device.measured else 'published'} peak in "
         f"{chosen.work.precision}",
         f"update   {duration(step.seconds)}: " + ", ".join(
             f"{name} {part / step.seconds:.0%}" for name, part in step.parts.items() if part > 0.0005 * step.seconds
@@ -118,16 +55,16 @@ def lines(plan: Planned, chosen: Choice, table: Sequence[Choice], result: dict[s
             f"network  {step.sent / 1e6:,.0f} MB an update from each device over {links} as {chosen.work.method}, "
             f"{duration(step.sending)}, of which {duration(step.exchange)} are not hidden"
         )
-    shown.append(f"limit    {found['limit']}")
-    if "failures" in result:
-        shown += _failures(result["failures"])
+    shown.append(f"limit    {found.limit}")
+    if result.failures is not None:
+        shown += _failures(result.failures)
     shown += _choices(plan, table, chosen, unit)
-    if "script" in result:
-        shown += ["", result["script"]]
+    if result.script:
+        shown += ["", result.script]
     return shown
 
 
-def _failures(found: dict[str, float]) -> list[str]:
+def _failures(found: Mapping[str, float]) -> list[str]:
     return [
         f"failures {found['failures']:,.0f} in a simulation (a machine fails once in {found['machine_hours']:g} h): "
         f"{found['useful_share']:.1%} of the time is useful (closed form {found['useful_share_closed_form']:.1%}), "

@@ -72,7 +72,7 @@ class PlanConfig:
         )  # fmt: skip
         for name in self.names:
             if name != AUTO and name not in DEVICES:
-                raise UsageError(f"device = {name!r} is unknown.{nearest(name, [AUTO, *DEVICES])}")
+                raise UsageError(f"device = {name!r} is unknown.{_nearest_devices(name)}")
         between = [name for name, link in LINKS.items() if link.between_nodes]
         if self.link and self.link not in LINKS:
             raise UsageError(f"link = {self.link!r} is unknown.{nearest(self.link, between)}")
@@ -86,11 +86,13 @@ class PlanConfig:
             raise UsageError(f"nodes = {self.nodes} cannot share devices = {self.devices} evenly.")
         if self.checkpoint is not None and self.failures is None:
             raise UsageError("checkpoint is for the simulation: add --failures, the hours between two failures.")
-        prices = self.prices
-        if self.budget and (without := [name for name in self.names if name not in prices]):
-            raise UsageError(
-                f"budget needs the price of {', '.join(without)}: add --price, USD for an hour of a device."
-            )
+        without = ", ".join(name for name in self.names if name not in self.prices)
+        if without and self.price:
+            raise UsageError(f"price = {self.price!r} has none for {without}: add it, as in {self.names[-1]}=1.8.")
+        if without and self.budget:
+            raise UsageError(f"budget needs the price of {without}: add --price, USD for an hour of a device.")
+        if self.cluster and (other := [name for name in self.names if name in DEVICES and DEVICES[name].kind == "tpu"]):
+            raise UsageError(f"cluster = {self.cluster!r}: Lambert does not run on {other[0]}. Leave one of them out.")
         for limit in (self.largest_cost, self.longest_run):
             assert limit != 0  # or one of their errors
 
@@ -101,7 +103,7 @@ class PlanConfig:
 
     @property
     def prices(self) -> dict[str, float]:
-        """USD for an hour, by the devices in `device` that have a price."""
+        """USD for an hour, by the names in `device` that have a price."""
         found: dict[str, float] = {}
         for part in filter(None, (part.strip() for part in self.price.split(","))):
             name, _, value = part.rpartition("=")
@@ -115,6 +117,8 @@ class PlanConfig:
                 )
             if name and name not in self.names:
                 raise UsageError(f"price names {name}, which is not in device = {self.device!r}.")
+            if found and (not name or name in found):
+                raise UsageError(f"price = {self.price!r} has several prices for {name or 'a device'}: give one.")
             found |= dict.fromkeys([name] if name else self.names, usd)
         return found
 
@@ -137,3 +141,9 @@ class PlanConfig:
         if match is None or not float(match[1]):
             raise UsageError(f"deadline = {self.deadline!r} must be a duration such as 90m, 12h or 3d.")
         return float(match[1]) * _SECONDS[match[2]]
+
+
+def _nearest_devices(name: str) -> str:
+    """Returns ' Did you mean ...?' with the devices whose names begin so, else as `nearest`."""
+    begun = [known for known in DEVICES if known.casefold().startswith(name.casefold())] if name else []
+    return f" Did you mean {' or '.join(map(repr, begun))}?" if begun else nearest(name, [AUTO, *DEVICES])
