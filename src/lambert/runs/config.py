@@ -11,6 +11,7 @@ from lambert.data.batch_sizes import BatchSizes
 from lambert.distributed.config import TIMEOUT_SECONDS, ExchangeConfig
 from lambert.engine.guard import GuardConfig
 from lambert.optim.config import OptimConfig
+from lambert.runs.expect import ExpectConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,8 @@ class RunConfig(Protocol):
     def guard(self) -> GuardConfig: ...
     @property
     def log(self) -> LogConfig: ...
+    @property
+    def expect(self) -> ExpectConfig | None: ...
 
 
 def check_together(config: RunConfig) -> None:
