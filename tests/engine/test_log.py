@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import MachineError
 from lambert.core.world import World
 from lambert.engine.log import RunLog
 
@@ -220,17 +220,11 @@ def test_a_row_after_a_torn_one_begins_a_line_of_its_own(tmp_path: Path, monkeyp
 
 def test_tensorboard_gets_the_numbers(tmp_path: Path) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    logged(tmp_path, 1, 4, tensorboard=True)
+    logged(tmp_path, 1, 4, trackers=("tensorboard",))
     events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss/mlm")] == [(2, 1.5), (4, 1.5)]
     assert [(e.step, e.value) for e in events.Scalars("heldout/mlm")] == [(4, 3.25)]
-
-
-def test_a_missing_tensorboard_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UsageError, match="pip install"):
-        RunLog(tmp_path, steps=1, tensorboard=True)
 
 
 def test_a_run_folder_that_is_gone_or_another_ends_the_run(tmp_path: Path) -> None:

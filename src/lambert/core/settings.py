@@ -78,6 +78,7 @@ RENAMED = {
     "exchange.machines": "exchange.nodes",
     "scratch": "random_init",
     "from_scratch": "restart_damaged",
+    "log.tensorboard": "log.trackers",
 }
 """Former names of settings with their current names."""
 

@@ -1,15 +1,15 @@
-"""The log of a run: metrics.jsonl, log.txt, environment.json, TensorBoard and the console. Only rank 0 writes."""
+"""The log of a run: metrics.jsonl, log.txt, environment.json, trackers and the console. Only rank 0 writes."""
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import MachineError
 from lambert.core.files import identity, json_text, removed_message, replace_files
 from lambert.core.world import World
 from lambert.engine import environment
@@ -18,6 +18,7 @@ from lambert.engine.device_memory import peak_megabytes
 from lambert.engine.metrics_file import METRICS, AppendOnlyFile, truncate
 from lambert.engine.progress import PLAIN_SECONDS, progress, score_text
 from lambert.engine.step import Step
+from lambert.engine.trackers import started
 
 LOG = "log.txt"
 Monitor = Callable[[Mapping[str, Any]], str]
@@ -45,6 +46,7 @@ class RunLog:
         every: Number of updates per row.
         state: What `state()` returned for the checkpoint from which the run continues.
         peak_flops: Highest measured floating-point operations per second of the device; may be raised during the run.
+        trackers: Names of programs that get the rows too.
         seconds: Interval between two lines of progress without a terminal.
         facts: Additional entries of environment.json.
         monitor: If it returns a line for a row, the line is logged and the row gets the entry plateau = 1.
@@ -59,7 +61,7 @@ class RunLog:
         every: int = 10,
         state: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
-        tensorboard: bool = False,
+        trackers: Sequence[str] = (),
         quiet: bool = False,
         description: str = "train",
         seconds: float = PLAIN_SECONDS,
@@ -82,7 +84,7 @@ class RunLog:
             steps, description, unit="updates", quiet=quiet or not self._writes, seconds=seconds, done=start,
             measured=_MEASURED,
         )  # fmt: skip
-        self._board = _board(run, start) if tensorboard and self._writes else None
+        self._trackers = started(trackers, run, start) if self._writes else []
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -115,9 +117,9 @@ class RunLog:
             self._metrics.sync()  # the final scores come after the last checkpoint and before the model folder
             self._metrics.close()
             self._text.close()
-        if self._board is not None:
+        for tracker in self._trackers:
             with self._tolerating_disk_errors():
-                self._board.close()
+                tracker.close()
         self._bar.__exit__(kind, error, trace)
 
     def step(self, step: Step, flops: float | None = None) -> None:
@@ -216,11 +218,9 @@ class RunLog:
         if self._identity is not None and identity(self._run) != self._identity:
             raise MachineError(removed_message(self._run))
         self._metrics.write(json_text(row))
-        if self._board is not None:
+        for tracker in self._trackers:
             with self._tolerating_disk_errors():
-                for key, value in row.items():
-                    if key not in ("step", "time") and isinstance(value, int | float):
-                        self._board.add_scalar(key, value, row["step"])
+                tracker.row(row)
 
     @contextmanager
     def _tolerating_disk_errors(self) -> Iterator[None]:
@@ -271,22 +271,6 @@ class _Records(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         self._log.note(prefix + record.getMessage())
-
-
-class _Board(Protocol):
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Like torch's SummaryWriter.add_scalar."""
-
-    def close(self) -> None:
-        """Flushes and closes the files."""
-
-
-def _board(run: Path, start: int) -> _Board:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError("tensorboard = true needs TensorBoard: pip install 'lambert-bert[tensorboard]'.") from error
-    return SummaryWriter(str(run / "tensorboard"), purge_step=start + 1)
 
 
 def _details(row: Mapping[str, Any]) -> str:

@@ -209,7 +209,7 @@ def _log(
     return RunLog(
         config.out, steps=steps, start=done, state=logged, description=config.out.name,
         peak_flops=None if peak is None else peak.best,
-        world=run.world, every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
+        world=run.world, every=config.log.every, seconds=config.log.seconds, trackers=config.log.trackers,
         quiet=quiet if config.log.console is None else not config.log.console,
         facts={"micro_tokens": run.microbatch.tokens, "precision": run.precision.name} | dict(facts), monitor=monitor,
     )  # fmt: skip
