@@ -50,6 +50,31 @@ def logged(run: Path, first: int, last: int, **options: Any) -> dict[str, Any]:
         return log.state()
 
 
+def test_the_cost_goes_on_where_the_run_was_even_if_rows_were_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 3_600_000, 3600))  # an hour between any two looks
+    monkeypatch.setattr("lambert.engine.log.time.monotonic", lambda: float(next(clock)))
+    logged(tmp_path, 1, 4, price=1.5)
+    costs = [row["cost"] for row in rows(tmp_path)]
+    assert costs == sorted(costs)
+    assert costs[0] > 0
+    assert all(cost % 1.5 == 0 for cost in costs)
+    assert f"cost so far: {costs[-1] + 1.5:,.2f}" in (tmp_path / "log.txt").read_text()
+    logged(tmp_path, 3, 4, price=3.0)  # row 4 is written again, and the first time has been paid
+    again = [row["cost"] for row in rows(tmp_path)]
+    assert again[0] == costs[0]
+    assert again[1] >= costs[-1] + 3.0
+    assert (again[1] - costs[-1]) % 3 == 0
+
+
+def test_a_row_has_what_is_measured_for_it(tmp_path: Path) -> None:
+    counts = iter(range(10))
+    logged(tmp_path, 1, 4, measure=lambda: {"trust/blocks_min": next(counts)})
+    assert [row.get("trust/blocks_min") for row in rows(tmp_path)] == [0, 1, None]
+    assert not any("cost" in row for row in rows(tmp_path))
+
+
 def test_no_scores_leave_no_row(tmp_path: Path) -> None:
     with RunLog(tmp_path, steps=2, quiet=True) as log:
         log.scores(1, {})

@@ -150,6 +150,8 @@ class LogConfig:
     trackers: tuple[str, ...] = ()
     """Programs that also get the rows, in files of the run folder: tensorboard, mlflow and wandb (Weights & Biases,
     offline)."""
+    price: float = 0.0
+    """Price of an hour of one device (of one process), in any currency: the log and the report show the cost so far."""
     console: bool | None = None
     """Show progress. Unset: the command line shows it, the library does not."""
     seconds: float = 10.0

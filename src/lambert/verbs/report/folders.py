@@ -10,6 +10,7 @@ from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
 from lambert.core.unsupported import is_work_folder
 from lambert.engine.metrics_file import METRICS
+from lambert.runs.expect import TABLE
 from lambert.tasks import examples
 from lambert.tasks.examples import EXAMPLES, Examples
 
@@ -74,7 +75,7 @@ def read(folder: Path, name: str) -> Run:
     recipe: dict[str, Any] = {}
     if (folder / "config.toml").is_file():
         try:
-            recipe = settings.read(folder / "config.toml")
+            recipe = {name: value for name, value in settings.read(folder / "config.toml").items() if name != TABLE}
         except LambertError as error:
             notices.append(f"{name}: {error}")
     environment, scores, summary = (

@@ -57,6 +57,12 @@ def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
         )
         return [line for line in found if line.points]
 
+    def trust(group: str) -> list[Line]:
+        """Medians over the tensors, with the range from the smallest to the largest."""
+        keys = [f"trust/{group}_{figure}" for figure in ("median", "min", "max")]
+        series = [[run.series(key, start) for key in keys] for run, start in zip(runs, starts, strict=True)]
+        return [Line(r, points, ends=(low, high)) for r, (points, low, high) in enumerate(series) if points]
+
     waits = (
         Line(r, [(start + step, wait) for step, _, wait in exchange_shares(run)])
         for r, (run, start) in enumerate(zip(runs, starts, strict=True))
@@ -73,6 +79,7 @@ def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
     out += [
         Chart("Learning rate", lines("lr"), ".3g", noisy=False),
         Chart("Gradient norm, before clipping", lines("grad_norm"), ".3g"),
+        *(Chart(f"Trust ratio of LAMB, {group}", trust(group), ".3g") for group in ("embeddings", "blocks", "heads")),
         Chart("Real tokens per second", lines("tokens_per_second"), ",.0f", from_zero=True),
         Chart("Time spent waiting for data", lines("wait_share"), ".1%", from_zero=True),
         Chart("Share of an update spent waiting for gradients", [w for w in waits if w.points], ".1%", from_zero=True),
@@ -103,6 +110,7 @@ def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("Waiting for data, mean", [_mean(run, "wait_share", ".1%") for run in runs]),
         row("Peak memory, MB", "memory_mb", ",.0f"),
         row("Updates skipped", "skipped", ",.0f"),
+        row("Cost so far", "cost", ",.2f"),
     ]
     shown = {name for key in _keys(runs, "heldout/") for name in (key, key.removeprefix("heldout/"))}
     rows += [pair for pair in side_by_side([_with_errors(run.scores) for run in runs]) if pair[0] not in shown]
