@@ -126,6 +126,30 @@ def test_what_a_recipe_expects_is_no_setting(tmp_path: Path) -> None:
     assert "expect" not in page(run, other)
 
 
+def test_what_is_wrong_with_a_run_is_said(tmp_path: Path) -> None:
+    rows = [row(step, loss=None if step > 50 else 3.0) for step in range(10, 101, 10)]
+    assert "5 of 10 logged losses are not finite, the first after 60 updates" in page(folder(tmp_path / "nan", rows))
+    run = folder(tmp_path / "odd")
+    for content in (b"\x00\xff\xfe" * 50, b'{"iteration": 1, "train_loss": 2.0}\n'):
+        (run / "metrics.jsonl").write_bytes(content)
+        assert "no line of metrics.jsonl is a row of a run" in page(run)
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"metrics\.jsonl is a folder"):
+        page(run)
+    with pytest.raises(DataError, match=r"page\.html is a file: name the folder of a run"):
+        page(tmp_path / "page.html")
+
+
+def test_runs_of_other_tasks_are_not_compared_silently(tmp_path: Path) -> None:
+    one = folder(tmp_path / "one", config='[task]\nname = "squad"\n')
+    two = folder(tmp_path / "two", config='[task]\nname = "classify"\n')
+    said = "The runs learn other tasks (one squad, two classify)"
+    assert said in page(one, two)
+    assert said not in page(one, two, chain=True)
+    assert "other tasks" not in page(one)
+
+
 def test_chained_runs_follow_one_another(tmp_path: Path) -> None:
     runs = [report.read(folder(tmp_path / name), name) for name in ("one", "two")]
     first, second = (

@@ -34,6 +34,12 @@ def advice(run: Run) -> list[str]:
         sentences.append(
             f"{run.name}: {skipped:,.0f} of {updates:,} updates were skipped for a non-finite gradient. Try bfloat16."
         )
+    missing = [row["step"] for row in run.rows if "loss" in row and not is_number(row["loss"])]
+    if missing:
+        sentences.append(
+            f"{run.name}: {len(missing)} of {sum('loss' in row for row in run.rows)} logged losses are not finite, the "
+            f"first after {missing[0]:,} updates. The curves leave them out, and the final numbers are older."
+        )
     for key in _keys([run], "heldout/"):
         losses = run.series(key)
         if f"loss/{key.removeprefix('heldout/')}" not in _keys([run], "loss/") or len(losses) < 3:
@@ -46,6 +52,15 @@ def advice(run: Run) -> list[str]:
                 "on more text."
             )
     return sentences
+
+
+def mismatches(runs: Sequence[Run]) -> list[str]:
+    """Returns a sentence if the runs learn other tasks, so that losses and scores of one name are not comparable."""
+    tasks = {run.name: str(run.config.get("task.name", "pre-training")) for run in runs if run.config}
+    if len(set(tasks.values())) < 2:
+        return []
+    listed = ", ".join(f"{name} {task}" for name, task in tasks.items())
+    return [f"The runs learn other tasks ({listed}): losses and scores of the same name are not comparable."]
 
 
 def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
