@@ -47,7 +47,7 @@ NAVIGATION = {
                 "predict",
                 "serve",
             ),
-            *("convert", "bench", "plan", "report", "doctor"),
+            *("convert", "bench", "plan", "verify", "report", "doctor"),
         )
     ],
     "Several devices": [f"docs/{name}" for name in ("cluster", "exchange", "sharding", "horovod")],

@@ -5,7 +5,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -66,6 +66,8 @@ def values(kind: Any, name: str) -> st.SearchStrategy[Any]:
         if parts[-1] is Ellipsis:
             return st.lists(values(parts[0], name), max_size=3, unique=True).map(tuple)
         return st.tuples(*(values(part, name) for part in parts))
+    if get_origin(kind) is Mapping:
+        return st.dictionaries(values(str, name), values(get_args(kind)[1], name), max_size=2)
     text = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=8)
     shares = st.floats(0, 0.99) | st.just(math.inf) if name == "trust" else st.floats(0, 0.99)
     return {bool: st.booleans(), int: st.integers(1, 4096), float: shares, str: text, Path: text.map(Path)}[kind]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from commands import one_line
+from commands import is_flag, one_line
 
 from lambert import cli
 from lambert.core.errors import UsageError
@@ -28,6 +28,7 @@ NEEDED = {
     "export": ["--model=m", "--out=o"],
     "bench": [],
     "plan": ["r.toml"],
+    "verify": ["r.toml"],
     "launch": ["pretrain"],
     "report": ["run"],
     "compare": ["a", "b"],
@@ -62,6 +63,8 @@ def numbers(verb: str, kind: Any, prefix: str = "") -> Iterator[Number]:
     """Every number among the settings, those of nested tables too."""
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
+        if not is_flag(kind, field.name):
+            continue
         hint = hints[field.name]
         for part in (hint, *get_args(hint)):
             if dataclasses.is_dataclass(part):

@@ -12,6 +12,7 @@ import pytest
 
 from lambert import cli
 from lambert.optim.schedule import schedule
+from lambert.runs.expect import expectation
 from lambert.verbs import demo
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -63,6 +64,10 @@ def test_there_are_recipes() -> None:
 def test_the_command_line_takes_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parsed(path, monkeypatch)
 
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    expect = values.pop("expect", None)
+    assert expect is None or config.expect == expectation(expect, str(path))
+
     def same(settings: Any, values: dict[str, Any]) -> None:
         for name, value in values.items():
             found = getattr(settings, name)
@@ -73,7 +78,7 @@ def test_the_command_line_takes_it(path: Path, monkeypatch: pytest.MonkeyPatch) 
             else:
                 assert str(found) == str(value) or found == value, name
 
-    same(config, tomllib.loads(path.read_text(encoding="utf-8")))
+    same(config, values)
     if "train" in {field.name for field in dataclasses.fields(config)}:
         assert config.train.updates(1_000_000) > 0
         schedule(config.optim, config.train.updates(1_000_000))

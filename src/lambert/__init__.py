@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lambert.library import pretrain as pretrain
     from lambert.library import sweep as sweep
     from lambert.library import updates as updates
+    from lambert.library import verify as verify
     from lambert.model.config import EncoderConfig as EncoderConfig
     from lambert.model.encoder import Encoder as Encoder
     from lambert.model.heads import Model as Model
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from lambert.optim.schedule import schedule as schedule
     from lambert.runs.config import LogConfig as LogConfig
     from lambert.runs.config import TrainConfig as TrainConfig
+    from lambert.runs.expect import ExpectConfig as ExpectConfig
     from lambert.runs.result import Result as Result
     from lambert.tasks.config import TaskConfig as TaskConfig
     from lambert.verbs.plan.result import Plan as Plan
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from lambert.verbs.settings.finetune import FinetuneConfig as FinetuneConfig
     from lambert.verbs.settings.pretrain import PretrainConfig as PretrainConfig
     from lambert.verbs.settings.sweep import SweepConfig as SweepConfig
+    from lambert.verbs.verify.comparison import Verified as Verified
 
 from lambert.core.path import forget_current_folder
 
@@ -73,6 +76,7 @@ _MODULES = {
         "compare",
         "plan",
         "updates",
+        "verify",
     ),
     "inference.text_model": ("load", "TextModel"),
     "corpus.scale": ("prepare_on_cluster", "RayTasks"),
@@ -92,7 +96,9 @@ _MODULES = {
     "verbs.settings.finetune": ("FinetuneConfig",),
     "verbs.settings.evaluate": ("EvaluateConfig",),
     "verbs.settings.sweep": ("SweepConfig",),
+    "verbs.verify.comparison": ("Verified",),
     "runs.config": ("TrainConfig", "LogConfig"),
+    "runs.expect": ("ExpectConfig",),
     "tasks.config": ("TaskConfig",),
     "core.errors": ("LambertError", "UsageError", "DataError", "MachineError", "DivergedError", "SavedAndStopped"),
 }

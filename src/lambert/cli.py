@@ -43,6 +43,7 @@ from lambert.core.settings import (
     wrong_type,
 )
 from lambert.engine.process import COMPUTES
+from lambert.runs.expect import TABLE, expectation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Verb:
     line: str
     takes: str = "recipe"
     """"recipe": an optional TOML file; "sweep": one with a table [sweep] of these settings; "runs": run folders;
-    "plan": a recipe of pretrain or finetune; "model": a model folder; "verb": after its flags, another verb; "script":
-    arguments that are not Lambert's; "call": none, but it runs other verbs; "": none."""
+    "plan": a recipe of pretrain or finetune, and "verify" also flags of its settings; "model": a model folder; "verb":
+    after its flags, another verb; "script": arguments that are not Lambert's; "call": none, but it runs other verbs;
+    "": none."""
 
 
 Recipe = Annotated[Path | None, Parameter(help="TOML file with the settings below; flags override it.")]
@@ -102,6 +104,12 @@ VERBS = {
     "plan": Verb(
         "plan", "settings.plan:PlanConfig", "Time, memory and cost of a run, before it is started.", takes="plan"
     ),
+    "verify": Verb(
+        "verify",
+        "settings.verify:VerifyConfig",
+        "Whether the beginning of a run is on the curve that its recipe expects.",
+        takes="verify",
+    ),
     "launch": Verb("launch", "launch:LaunchConfig", "A verb in several processes and machines at once.", takes="verb"),
     "horovodrun": Verb("", "", "A Horovod script in several processes, with Horovod's own options.", takes="script"),
     "report": Verb(
@@ -141,6 +149,7 @@ LESS_MEMORY = {
     "serve": "Lower max_waiting_tokens or workers, or serve fewer models.",
     "extend": "Lower sample_megabytes.",
     "bench": "Lower sequences, length or size.",
+    "verify": f"Lower the tokens of a micro-batch in the recipe; {_SMALLER}.",
 }
 """Advice for each verb that runs out of memory."""
 
@@ -240,6 +249,8 @@ def call(
     if values and takes == "sweep":
         beside |= {name: values[name] for name in ("space", "base") if values.get(name) is not None}
         values = {name: value for name, value in values.items() if name not in ("space", "base")}
+    if values and chosen in RUNS:
+        values = _split_expectation(values, source, beside)
     if values:
         check_names(dotted(values), source.capitalize())
         check_numbers(settings_of(VERBS[chosen]), values, as_text=True)
@@ -255,6 +266,8 @@ def call(
 
             found, parts = split(found, str(recipe))
             beside |= parts | beside
+        if chosen in RUNS:
+            found = _split_expectation(found, str(recipe), beside)
         given.update(dotted(found))
         check_names(given, str(recipe))
         check_numbers(settings_of(VERBS[chosen]), found)
@@ -269,6 +282,10 @@ def call(
         from lambert.verbs.launch import own
 
         tokens = own(tokens)
+    if takes == "verify":
+        from lambert.verbs.settings.verify import own_flags
+
+        tokens, beside["overrides"] = own_flags(tokens)
     try:
         return app(tokens, exit_on_error=False, print_error=False)
     except MissingArgumentError as error:
@@ -286,6 +303,13 @@ def call(
         raise wrong_type(*place_of(error.token, tokens, source), error.token.value, error.target_type) from error
     except UnusedCliTokensError as error:
         raise stray(tokens, (error.unused_tokens or tokens[-1:])[0], takes) from error
+
+
+def _split_expectation(values: Mapping[str, Any], source: str, beside: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a run without its table [expect], which is put into `beside` unless that has one."""
+    if TABLE in values and TABLE not in beside:
+        beside[TABLE] = None if values[TABLE] is None else expectation(values[TABLE], source)
+    return {name: value for name, value in values.items() if name != TABLE}
 
 
 def _shown_default(value: Any) -> str | None:
@@ -320,7 +344,8 @@ def _command(
     def with_recipe(recipe: Recipe = None, /, *, config: Any) -> Any:
         if recipe is not None and Path(tokens[1]) != recipe:
             raise stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb.takes)
-        return run_verb(config or kind(), say=_SAY)
+        chosen = config or kind()
+        return run_verb(dataclasses.replace(chosen, **beside) if beside else chosen, say=_SAY)
 
     def with_sweep(recipe: Recipe = None, /, *, config: Any) -> Any:
         return run_verb(dataclasses.replace(config, **beside), settings, say=_SAY)
@@ -334,7 +359,7 @@ def _command(
     def with_plan(recipe: PlanRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
             raise no_recipe(recipe, None)
-        return run_verb(dataclasses.replace(config or kind(), recipe=recipe), settings, say=_SAY)
+        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **beside), settings, say=_SAY)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
         return run_verb(config or kind(), tokens, settings, say=_SAY)
@@ -347,7 +372,7 @@ def _command(
 
     commands = {
         "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "model": with_model, "plan": with_plan,
-        "verb": with_verb, "call": with_call, "": flags_only,
+        "verify": with_plan, "verb": with_verb, "call": with_call, "": flags_only,
     }  # fmt: skip
     command: Any = commands[verb.takes]
     optional = not any(field.default is field.default_factory for field in dataclasses.fields(kind))

@@ -32,6 +32,7 @@ from lambert.verbs import plan as planning
 from lambert.verbs import prepare as preparation
 from lambert.verbs import pretrain as pretraining
 from lambert.verbs import sweep as sweeping
+from lambert.verbs import verify as verification
 from lambert.verbs.compare import CompareConfig
 from lambert.verbs.plan.result import Plan
 from lambert.verbs.settings.convert import ExportConfig, ImportConfig
@@ -39,6 +40,7 @@ from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
+from lambert.verbs.verify.comparison import Verified
 
 Rows = Sequence[Mapping[str, Any]]
 """Labelled rows, as in a file of JSON lines."""
@@ -181,6 +183,27 @@ def updates(
     verb = _verb_of(recipe, settings)
     config = _settings(verb, recipe, settings)
     return _updates(config)
+
+
+def verify(
+    recipe: str | Path | PretrainConfig | FinetuneConfig, /, *, updates: int = 0, out: str | Path | None = None,
+    run: str | Path | None = None, **settings: Any,
+) -> Verified:  # fmt: skip
+    """Runs the first updates of a recipe and compares them with its table [expect], as `lambert verify`. The result
+    says whether the run is `on_curve`, with the `rows` of the comparison and the likely causes (`differences`).
+
+    Args:
+        recipe: A recipe with [expect], or a settings dataclass with `expect`.
+        updates: How many; 0: up to the last band within the first 100 updates or the first hundredth of the run.
+        out: Run folder of these updates; None: a temporary one.
+        run: A run folder that is compared instead; nothing is run.
+        settings: Settings that override the recipe.
+    """
+    config = _settings(_verb_of(recipe, settings), recipe, {"out": "run", **settings})
+    name = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
+    own, compared = (None if folder is None else Path(folder) for folder in (out, run))
+    with keep_current_gpu():
+        return verification.verified(config, name, updates, own, compared, [*settings])
 
 
 def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import MachineError
 from lambert.core.world import World
 from lambert.engine.log import RunLog
 
@@ -48,6 +48,31 @@ def logged(run: Path, first: int, last: int, **options: Any) -> dict[str, Any]:
             if index == 4:
                 log.scores(index, {"mlm": 3.25, "nsp_accuracy": 0.5})
         return log.state()
+
+
+def test_the_cost_goes_on_where_the_run_was_even_if_rows_were_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 3_600_000, 3600))  # an hour between any two looks
+    monkeypatch.setattr("lambert.engine.log.time.monotonic", lambda: float(next(clock)))
+    logged(tmp_path, 1, 4, price=1.5)
+    costs = [row["cost"] for row in rows(tmp_path)]
+    assert costs == sorted(costs)
+    assert costs[0] > 0
+    assert all(cost % 1.5 == 0 for cost in costs)
+    assert f"cost so far: {costs[-1] + 1.5:,.2f}" in (tmp_path / "log.txt").read_text()
+    logged(tmp_path, 3, 4, price=3.0)  # row 4 is written again, and the first time has been paid
+    again = [row["cost"] for row in rows(tmp_path)]
+    assert again[0] == costs[0]
+    assert again[1] >= costs[-1] + 3.0
+    assert (again[1] - costs[-1]) % 3 == 0
+
+
+def test_a_row_has_what_is_measured_for_it(tmp_path: Path) -> None:
+    counts = iter(range(10))
+    logged(tmp_path, 1, 4, measure=lambda: {"trust/blocks_min": next(counts)})
+    assert [row.get("trust/blocks_min") for row in rows(tmp_path)] == [0, 1, None]
+    assert not any("cost" in row for row in rows(tmp_path))
 
 
 def test_no_scores_leave_no_row(tmp_path: Path) -> None:
@@ -220,17 +245,11 @@ def test_a_row_after_a_torn_one_begins_a_line_of_its_own(tmp_path: Path, monkeyp
 
 def test_tensorboard_gets_the_numbers(tmp_path: Path) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    logged(tmp_path, 1, 4, tensorboard=True)
+    logged(tmp_path, 1, 4, trackers=("tensorboard",))
     events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss/mlm")] == [(2, 1.5), (4, 1.5)]
     assert [(e.step, e.value) for e in events.Scalars("heldout/mlm")] == [(4, 3.25)]
-
-
-def test_a_missing_tensorboard_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UsageError, match="pip install"):
-        RunLog(tmp_path, steps=1, tensorboard=True)
 
 
 def test_a_run_folder_that_is_gone_or_another_ends_the_run(tmp_path: Path) -> None:

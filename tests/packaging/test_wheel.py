@@ -108,3 +108,5 @@ def test_the_wheel_runs_the_demo_without_a_checkout(installed: Path, tmp_path: P
     assert "what pre-training is worth" in printed
     for name in ("names-pretrained-1/model/model.safetensors", "report.html"):
         assert (tmp_path / "tried" / name).stat().st_size > 10_000, name
+    verify = [installed / "lambert", "verify", "tried/recipes/pretrain-32.toml", "--updates", "100"]
+    assert run(verify, tmp_path).splitlines()[-1] == "on the curve"

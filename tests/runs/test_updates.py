@@ -9,6 +9,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -294,5 +295,6 @@ def test_residuals_are_restored_where_they_are_of_the_same(method: str, local: b
 
 def test_free_settings_exist(pretrained: Path) -> None:
     names = [*settings.dotted(settings.read(pretrained / "config.toml")), *settings.dotted_names(FinetuneConfig)]
+    names += [f"{field.name}." for field in fields(FinetuneConfig)]
     for free in FREE:
         assert any(name.startswith(free) for name in names), free

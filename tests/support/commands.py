@@ -45,11 +45,19 @@ def stage(verb: str) -> tuple[ModuleType, Any]:
     return module, cli.settings_of(cli.VERBS[verb])
 
 
+def is_flag(kind: Any, name: str) -> bool:
+    """Whether a setting is a flag; others are arguments or in a recipe alone."""
+    hint = get_type_hints(kind, include_extras=True)[name]
+    return all(getattr(extra, "parse", True) for extra in getattr(hint, "__metadata__", ()))
+
+
 def setting_names(kind: Any, prefix: str = "") -> list[str]:
     """The dotted names of all settings of a class, and of its tables of settings."""
     found = []
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
+        if not is_flag(kind, field.name):
+            continue
         tables = [part for part in (hints[field.name], *get_args(hints[field.name])) if dataclasses.is_dataclass(part)]
         found += [prefix + field.name]
         found += [name for table in tables for name in setting_names(table, f"{prefix}{field.name}.")]

@@ -103,6 +103,53 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     assert differing == {"b": ["2", "3"], "c": ["", "yes"]}
 
 
+def test_trust_ratios_and_cost(tmp_path: Path) -> None:
+    def ratios(step: int) -> dict[str, float]:
+        return {f"trust/blocks_{name}": value * step for name, value in (("min", 0.5), ("median", 2.0), ("max", 9.0))}
+
+    run = folder(tmp_path / "run", [row(step, cost=step / 4, **ratios(step)) for step in (10, 20, 30)])
+    other = folder(tmp_path / "other")
+    for html in (page(run), page(other, run)):
+        text = " ".join(Outline(html).text.split())
+        assert "Trust ratio of LAMB, blocks" in text
+        assert "Trust ratio of LAMB, heads" not in text
+        assert "Cost so far 7.50" in text
+    (chart,) = (chart for chart in report.charts([report.read(run, "run")], [0]) if "Trust" in chart.title)
+    assert chart.lines[0].points == [(10, 20.0), (20, 40.0), (30, 60.0)]
+    assert chart.lines[0].ends == ([(10, 5.0), (20, 10.0), (30, 15.0)], [(10, 90.0), (20, 180.0), (30, 270.0)])
+
+
+def test_what_a_recipe_expects_is_no_setting(tmp_path: Path) -> None:
+    config = 'seed = 1\n[expect]\nsource = "a log"\nseeds = 2\nlosses = [{ update = 10, low = 1.0, high = 2.0 }]\n'
+    run, other = folder(tmp_path / "run", config=config), folder(tmp_path / "other", config="seed = 1\n")
+    assert "a log" not in page(run)
+    assert "expect" not in page(run, other)
+
+
+def test_what_is_wrong_with_a_run_is_said(tmp_path: Path) -> None:
+    rows = [row(step, loss=None if step > 50 else 3.0) for step in range(10, 101, 10)]
+    assert "5 of 10 logged losses are not finite, the first after 60 updates" in page(folder(tmp_path / "nan", rows))
+    run = folder(tmp_path / "odd")
+    for content in (b"\x00\xff\xfe" * 50, b'{"iteration": 1, "train_loss": 2.0}\n'):
+        (run / "metrics.jsonl").write_bytes(content)
+        assert "no line of metrics.jsonl is a row of a run" in page(run)
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"metrics\.jsonl is a folder"):
+        page(run)
+    with pytest.raises(DataError, match=r"page\.html is a file: name the folder of a run"):
+        page(tmp_path / "page.html")
+
+
+def test_runs_of_other_tasks_are_not_compared_silently(tmp_path: Path) -> None:
+    one = folder(tmp_path / "one", config='[task]\nname = "squad"\n')
+    two = folder(tmp_path / "two", config='[task]\nname = "classify"\n')
+    said = "The runs learn other tasks (one squad, two classify)"
+    assert said in page(one, two)
+    assert said not in page(one, two, chain=True)
+    assert "other tasks" not in page(one)
+
+
 def test_chained_runs_follow_one_another(tmp_path: Path) -> None:
     runs = [report.read(folder(tmp_path / name), name) for name in ("one", "two")]
     first, second = (

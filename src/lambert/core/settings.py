@@ -78,6 +78,7 @@ RENAMED = {
     "exchange.machines": "exchange.nodes",
     "scratch": "random_init",
     "from_scratch": "restart_damaged",
+    "log.tensorboard": "log.trackers",
 }
 """Former names of settings with their current names."""
 
@@ -146,8 +147,12 @@ def _hint(kind: Any, names: Sequence[str]) -> Any:
 
 
 def dotted_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted names of all settings of a dataclass, without its tables."""
+    """Yields the dotted names of all settings of a dataclass, without its tables, and without those that are no flags
+    (`Parameter(parse=False)`)."""
+    annotated = typing.get_type_hints(kind, include_extras=True)
     for name, hint in typing.get_type_hints(kind).items():
+        if not all(getattr(extra, "parse", True) for extra in getattr(annotated[name], "__metadata__", ())):
+            continue
         tables = [part for part in typing.get_args(hint) or (hint,) if dataclasses.is_dataclass(part)]
         for table in tables:
             yield from dotted_names(table, f"{prefix}{name}.")
@@ -237,12 +242,14 @@ def defaults(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as TOML represents it: paths as strings, tuples as lists."""
+    """Returns a value as TOML represents it: paths as strings, tuples as lists, settings as tables."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return as_dict(value) if dataclasses.is_dataclass(value) else value
 
 
 def text(config: Any) -> str:

@@ -1,23 +1,24 @@
-"""The log of a run: metrics.jsonl, log.txt, environment.json, TensorBoard and the console. Only rank 0 writes."""
+"""The log of a run: metrics.jsonl, log.txt, environment.json, trackers and the console. Only rank 0 writes."""
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import MachineError
 from lambert.core.files import identity, json_text, removed_message, replace_files
 from lambert.core.world import World
 from lambert.engine import environment
 from lambert.engine.ceiling import CEILING
 from lambert.engine.device_memory import peak_megabytes
-from lambert.engine.metrics_file import METRICS, AppendOnlyFile, truncate
+from lambert.engine.metrics_file import METRICS, AppendOnlyFile, last_number, truncate
 from lambert.engine.progress import PLAIN_SECONDS, progress, score_text
 from lambert.engine.step import Step
+from lambert.engine.trackers import started
 
 LOG = "log.txt"
 Monitor = Callable[[Mapping[str, Any]], str]
@@ -37,7 +38,8 @@ class RunLog:
     null), memory_mb (peak) and checkpoint_pause_seconds (how long saving delayed training since the last row). With
     several ranks a row also has, as means per update, imbalance (`Step.imbalance`), exchange_seconds and
     exchange_wait_seconds (`Step.exchange_seconds`). A row of held-out scores has step, heldout/<name>
-    and, if the best weights are kept, best_update. Values that are not finite are null.
+    and, if the best weights are kept, best_update. With a `price`, all rows have the cost so far. Values that are not
+    finite are null.
 
     Args:
         steps: Number of updates of the whole run.
@@ -45,8 +47,11 @@ class RunLog:
         every: Number of updates per row.
         state: What `state()` returned for the checkpoint from which the run continues.
         peak_flops: Highest measured floating-point operations per second of the device; may be raised during the run.
+        trackers: Names of programs that get the rows too.
         seconds: Interval between two lines of progress without a terminal.
         facts: Additional entries of environment.json.
+        price: Price of an hour of a process.
+        measure: Returns additional numbers of a row when one is written.
         monitor: If it returns a line for a row, the line is logged and the row gets the entry plateau = 1.
     """
 
@@ -59,16 +64,19 @@ class RunLog:
         every: int = 10,
         state: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
-        tensorboard: bool = False,
+        trackers: Sequence[str] = (),
         quiet: bool = False,
         description: str = "train",
         seconds: float = PLAIN_SECONDS,
         facts: Mapping[str, Any] | None = None,
         world: World | None = None,
         monitor: Monitor = lambda row: "",
+        price: float = 0.0,
+        measure: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._world = world or World()
-        self._monitor = monitor
+        self._monitor, self._measure = monitor, measure
+        self._rate, self._paid, self._began = price * self._world.size / 3600, 0.0, time.monotonic()
         self._run, self._start, self._every, self.peak_flops = run, start, every, peak_flops
         self._ended = start >= steps
         self._facts = dict(facts or {})
@@ -82,7 +90,7 @@ class RunLog:
             steps, description, unit="updates", quiet=quiet or not self._writes, seconds=seconds, done=start,
             measured=_MEASURED,
         )  # fmt: skip
-        self._board = _board(run, start) if tensorboard and self._writes else None
+        self._trackers = started(trackers, run, start) if self._writes else []
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -100,6 +108,7 @@ class RunLog:
         with self._tolerating_disk_errors():
             self._run.mkdir(parents=True, exist_ok=True)
             self._identity = identity(self._run)
+            self._paid = last_number(self._run / METRICS, "cost")  # of rows that are removed too: it has been paid
             truncate(self._run / METRICS, self._start, ended=self._ended)
             described = json.dumps(environment.describe(self._world) | self._facts, indent=1)
             replace_files({self._run / "environment.json": (described + "\n").encode()})
@@ -108,6 +117,8 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._writes:
+            if self._rate:
+                self.note(f"cost so far: {self._cost()['cost']:,.2f}")
             if error is not None:
                 self._text.write(f"{_now()} {type(error).__name__}: {error}")
             logging.getLogger("lambert").removeHandler(self._handler)
@@ -115,9 +126,9 @@ class RunLog:
             self._metrics.sync()  # the final scores come after the last checkpoint and before the model folder
             self._metrics.close()
             self._text.close()
-        if self._board is not None:
+        for tracker in self._trackers:
             with self._tolerating_disk_errors():
-                self._board.close()
+                tracker.close()
         self._bar.__exit__(kind, error, trace)
 
     def step(self, step: Step, flops: float | None = None) -> None:
@@ -148,7 +159,7 @@ class RunLog:
         """Writes a row of held-out scores after update `step`, and shows them. Does nothing without scores. `best` is
         the update with the best scores so far, 0 if the run does not keep its weights."""
         if self._writes and scores:
-            marked = {"best_update": best} if best else {}
+            marked = ({"best_update": best} if best else {}) | self._cost()
             self._write({"step": step, **{f"heldout/{name}": value for name, value in scores.items()}, **marked})
             shown = (f"{name} {score_text(name, value, '.4g')}" for name, value in scores.items() if name[-3:] != "_se")
             self.note(f"held out after {step:,} updates: {', '.join(shown)}")
@@ -210,17 +221,22 @@ class RunLog:
             "memory_mb": peak_megabytes(self._world.device),
             **(interval.between_ranks() if self._world.size > 1 else {}),
             "checkpoint_pause_seconds": round(interval.pause_seconds, 4),
+            **self._measure(),
+            **self._cost(),
         }
+
+    def _cost(self) -> dict[str, float]:
+        """Returns the cost of the run so far, since its first log was opened; empty without a price."""
+        cost = self._paid + self._rate * (time.monotonic() - self._began)
+        return {"cost": round(cost, 6)} if self._rate else {}
 
     def _write(self, row: dict[str, Any]) -> None:
         if self._identity is not None and identity(self._run) != self._identity:
             raise MachineError(removed_message(self._run))
         self._metrics.write(json_text(row))
-        if self._board is not None:
+        for tracker in self._trackers:
             with self._tolerating_disk_errors():
-                for key, value in row.items():
-                    if key not in ("step", "time") and isinstance(value, int | float):
-                        self._board.add_scalar(key, value, row["step"])
+                tracker.row(row)
 
     @contextmanager
     def _tolerating_disk_errors(self) -> Iterator[None]:
@@ -273,25 +289,10 @@ class _Records(logging.Handler):
         self._log.note(prefix + record.getMessage())
 
 
-class _Board(Protocol):
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Like torch's SummaryWriter.add_scalar."""
-
-    def close(self) -> None:
-        """Flushes and closes the files."""
-
-
-def _board(run: Path, start: int) -> _Board:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError("tensorboard = true needs TensorBoard: pip install 'lambert-bert[tensorboard]'.") from error
-    return SummaryWriter(str(run / "tensorboard"), purge_step=start + 1)
-
-
 def _details(row: Mapping[str, Any]) -> str:
     waiting = f", waiting for data {row['wait_share']:.0%}" if row["wait_share"] >= _WAIT_SHOWN else ""
-    return f"loss {row['loss']:.4f}, lr {row['lr']:.2e}, {row['tokens_per_second']:,.0f} tokens/s{waiting}"
+    cost = f", cost {row['cost']:,.2f}" if "cost" in row else ""
+    return f"loss {row['loss']:.4f}, lr {row['lr']:.2e}, {row['tokens_per_second']:,.0f} tokens/s{waiting}{cost}"
 
 
 def append(run: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lambert.core.files import replace_files, sync
@@ -73,6 +74,19 @@ def last_update(path: Path) -> int:
     """Returns the number of the last update that has a row; 0 if no update has one."""
     rows = path.read_bytes().splitlines() if path.is_file() else []
     return max((step for step in map(_update, rows) if step is not None), default=0)
+
+
+def last_number(path: Path, key: str) -> float:
+    """Returns the number `key` of the last row that has it; 0 if no row does."""
+    rows = path.read_bytes().splitlines() if path.is_file() else []
+    return next((value for value in map(partial(_number, key), reversed(rows)) if value is not None), 0.0)
+
+
+def _number(key: str, line: bytes) -> float | None:
+    try:
+        return float(json.loads(line)[key])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _update(line: bytes) -> int | None:

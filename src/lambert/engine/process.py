@@ -8,7 +8,7 @@ from contextlib import suppress
 from lambert.core.signals import block_signals, unblock_signals
 from lambert.engine import allocator, waiting
 
-COMPUTES = ("demo", "pretrain", "finetune", "sweep", "evaluate", "predict", "serve", "bench")
+COMPUTES = ("demo", "pretrain", "finetune", "sweep", "evaluate", "predict", "serve", "bench", "verify")
 """Verbs that run a model."""
 
 

@@ -129,18 +129,27 @@ class Lamb(torch.optim.Optimizer):
                 self._update(group, params)
         return loss
 
-    def trust_ratios(self) -> dict[str, float]:
+    def trust_ratios(self, *, adapted: bool = False) -> dict[str, float]:
         """Returns the trust ratio of each parameter in the last step, by name, or by number where the parameters have
         no names; 0 where the step was skipped.
 
-        It waits for the device: call it when logging, not at every step.
+        It waits for the device once: call it when logging, not at every step.
+
+        Args:
+            adapted: Leave out the tensors whose ratio is always 1 (see `adapt`).
         """
         names = [name for group in self.param_groups for name in group.get("param_names", ())]
-        params = [param for group in self.param_groups for param in group["params"]]
+        params = [(param, adapted(group)) for group in self.param_groups for param in group["params"]]
         names = names or [str(number) for number in range(len(params))]
-        return {
-            name: float(self._trust[param]) for name, param in zip(names, params, strict=True) if param in self._trust
+        ratios = {
+            name: self._trust[param]
+            for name, (param, has_ratio) in zip(names, params, strict=True)
+            if param in self._trust and (has_ratio or not adapted)
         }
+        tensors = [ratio for ratio in ratios.values() if isinstance(ratio, Tensor)]
+        device = tensors[0].device if tensors else None
+        values = iter(torch.stack([tensor.to(device) for tensor in tensors]).tolist() if tensors else ())
+        return {name: next(values) if isinstance(ratio, Tensor) else ratio for name, ratio in ratios.items()}
 
     def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
         """Yields lists of parameters that are updated together. On a CPU a tensor with a trust ratio is updated alone,

@@ -10,7 +10,9 @@ from lambert.core.settings import check
 from lambert.data.batch_sizes import BatchSizes
 from lambert.distributed.config import TIMEOUT_SECONDS, ExchangeConfig
 from lambert.engine.guard import GuardConfig
+from lambert.engine.trackers import check_trackers
 from lambert.optim.config import OptimConfig
+from lambert.runs.expect import ExpectConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,11 @@ class LogConfig:
 
     every: int = 10
     """Updates between rows of metrics.jsonl."""
-    tensorboard: bool = False
-    """Also write events for TensorBoard."""
+    trackers: tuple[str, ...] = ()
+    """Programs that also get the rows, in files of the run folder: tensorboard, mlflow and wandb (Weights & Biases,
+    offline)."""
+    price: float = 0.0
+    """Price of an hour of one device (of one process), in any currency: the log and the report show the cost so far."""
     console: bool | None = None
     """Show progress. Unset: the command line shows it, the library does not."""
     seconds: float = 10.0
@@ -154,6 +159,7 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         check(self, "log.", every="[1, inf)")
+        check_trackers(self.trackers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,8 @@ class RunConfig(Protocol):
     def guard(self) -> GuardConfig: ...
     @property
     def log(self) -> LogConfig: ...
+    @property
+    def expect(self) -> ExpectConfig | None: ...
 
 
 def check_together(config: RunConfig) -> None:

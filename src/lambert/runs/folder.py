@@ -39,6 +39,7 @@ FREE = (
     "train.timeout",
     "train.compare_every",
     "exchange.",
+    "expect.",
     "train.save_every",
     "train.evaluate_",
     "train.keep_checkpoints",

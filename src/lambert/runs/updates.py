@@ -39,6 +39,7 @@ from lambert.runs.notes import model_notes, ranks
 from lambert.runs.plateau import plateau
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.run import Run
+from lambert.runs.trust import trust_summary
 
 _TRIED = 4
 """Number of sequences on which compiling is tried."""
@@ -209,9 +210,10 @@ def _log(
     return RunLog(
         config.out, steps=steps, start=done, state=logged, description=config.out.name,
         peak_flops=None if peak is None else peak.best,
-        world=run.world, every=config.log.every, seconds=config.log.seconds, tensorboard=config.log.tensorboard,
+        world=run.world, every=config.log.every, seconds=config.log.seconds, trackers=config.log.trackers,
         quiet=quiet if config.log.console is None else not config.log.console,
         facts={"micro_tokens": run.microbatch.tokens, "precision": run.precision.name} | dict(facts), monitor=monitor,
+        price=config.log.price, measure=partial(trust_summary, run.optimizer),
     )  # fmt: skip
 
 

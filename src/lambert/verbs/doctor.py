@@ -24,6 +24,8 @@ from lambert.runs.result import Say, silent
 EXTRAS = {
     "report": ("jinja2", "matplotlib"),
     "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow-skinny",),
+    "wandb": ("wandb",),
     "sweep": ("optuna",),
     "plan": ("simpy",),
     "parquet": ("pyarrow",),

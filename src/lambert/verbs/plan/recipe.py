@@ -10,7 +10,6 @@ import numpy as np
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
-from lambert.core.settings import dotted, dotted_names, read
 from lambert.core.shards import read_manifest
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
@@ -26,6 +25,7 @@ from lambert.verbs import pretrain
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.plan import PlanConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
+from lambert.verbs.settings.training import verb_of
 
 _SAMPLED = 32
 _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
@@ -33,7 +33,6 @@ _PAIRS = {64: 0.96, 128: 0.90, 512: 0.73}
 _FULL, _SQUAD = 0.98, 0.45
 """The same with segments of one document at 128 tokens (benchmarks/cpu-2-cores), and of SQuAD's windows at 384
 (docs/bench.md)."""
-KINDS: dict[str, type] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 Read = Callable[[list[str]], Any]
 
 
@@ -60,12 +59,9 @@ def planned(plan: PlanConfig, settings: Read) -> Planned:
 
     Raises UsageError for the recipe of another verb, and for what neither the recipe nor its files say.
     """
-    given = dotted(read(plan.recipe))
-    verb = next((name for name, kind in KINDS.items() if {*given} <= {*dotted_names(kind)}), "")
+    verb = verb_of(plan.recipe)
     if not verb:
-        verb = "finetune" if "data" in given or any(name.startswith("task.") for name in given) else "pretrain"
-        if not {"corpus", "data", "train.batch_size", "train.steps", "train.epochs"} & {*given}:
-            raise UsageError(f"{plan.recipe} is no recipe of pretrain or finetune, which are those that plan takes.")
+        raise UsageError(f"{plan.recipe} is no recipe of pretrain or finetune, which are those that plan takes.")
     config = settings([verb, str(plan.recipe), *overrides(plan.set)])
     if isinstance(config, PretrainConfig):
         return _pretrain(config, plan)

@@ -17,7 +17,7 @@ from lambert.verbs.report.ceilings import with_one_ceiling
 from lambert.verbs.report.cells import side_by_side, table
 from lambert.verbs.report.curves import COLOURS, draw
 from lambert.verbs.report.folders import Run, read
-from lambert.verbs.report.sections import advice, charts, differences, endings, final_numbers
+from lambert.verbs.report.sections import advice, charts, differences, endings, final_numbers, mismatches
 
 if TYPE_CHECKING:
     from lambert.verbs.report.corpus import CorpusPage
@@ -95,6 +95,7 @@ def render(
         corpora=corpora,
         sweeps=sweeps,
         notices=[notice for page in corpora for notice in page.notices]
+        + ([] if chain else mismatches(runs))
         + [notice for run in runs for notice in run.notices + advice(run) + ranks.advice(run)]
         + damaged,
         summaries=[block for run in runs for block in _blocks(run)],

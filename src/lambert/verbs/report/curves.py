@@ -24,6 +24,8 @@ class Line:
     points: list[tuple[int, float]]
     held_out: bool = False
     """Drawn as dots instead of a smoothed line."""
+    ends: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
+    """Points of a lower and an upper end, between which the chart is tinted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ def draw(chart: Chart) -> str:
         for line in chart.lines:
             look: dict[str, Any] = {"color": RUNS[line.run % COLOURS], "linestyle": "-" if line.run < COLOURS else "--"}
             xs, ys = zip(*_thin(line.points), strict=True)
+            lows, highs = (_thin(end) for end in line.ends)
+            if lows and len(lows) == len(highs):
+                between = [low for _, low in lows], [high for _, high in highs]
+                axes.fill_between([x for x, _ in lows], *between, color=look["color"], alpha=0.15, linewidth=0)
             if line.held_out:
                 axes.plot(xs, ys, **look | {"linestyle": ":"}, linewidth=1.1, marker="o", markersize=3.6)
             elif chart.noisy and len(xs) > 15:

@@ -10,6 +10,7 @@ from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
 from lambert.core.unsupported import is_work_folder
 from lambert.engine.metrics_file import METRICS
+from lambert.runs.expect import TABLE
 from lambert.tasks import examples
 from lambert.tasks.examples import EXAMPLES, Examples
 
@@ -60,7 +61,9 @@ def read(folder: Path, name: str) -> Run:
     """Reads a run folder. Only a missing metrics.jsonl is an error; other damage becomes a notice on the page."""
     metrics = folder / METRICS
     if not metrics.is_file():
-        if (folder / "config.toml").is_file():
+        if folder.is_file():
+            raise DataError(f"{folder} is a file: name the folder of a run, a sweep or a corpus.")
+        if (folder / "config.toml").is_file() and not metrics.exists():
             raise DataError(f"{folder} has no metrics yet: a row is written every N updates, N = log.every.")
         if is_work_folder(folder):
             raise DataError(f"{folder} is a work folder of prepare: name the corpus that was made with it.")
@@ -68,13 +71,15 @@ def read(folder: Path, name: str) -> Run:
         near = f" Run folders near it: {', '.join(known[:5])}." if known else ""
         if not folder.is_dir():
             raise DataError(f"No such folder: {folder}.{near}")
+        if metrics.exists():
+            raise DataError(f"{metrics} is a folder: it must be the file that a run writes.")
         raise DataError(f"{folder} is no run and no corpus: it has no {METRICS} and no manifest.json.{near}")
     notices: list[str] = []
     rows = _rows(metrics, name, notices)
     recipe: dict[str, Any] = {}
     if (folder / "config.toml").is_file():
         try:
-            recipe = settings.read(folder / "config.toml")
+            recipe = {name: value for name, value in settings.read(folder / "config.toml").items() if name != TABLE}
         except LambertError as error:
             notices.append(f"{name}: {error}")
     environment, scores, summary = (
@@ -112,7 +117,9 @@ def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:
             rows.append(row)
         elif line.strip() and number < len(lines):  # the last line of a run that is being written may be incomplete
             unreadable += 1
-    if unreadable:
+    if lines and not rows and path.name == METRICS:
+        notices.append(f"{name}: no line of {path.name} is a row of a run: the file is damaged, or another program's.")
+    elif unreadable:
         notices.append(f"{name}: {unreadable} of {len(lines)} lines of {path.name} could not be read.")
     return rows
 

@@ -34,6 +34,12 @@ def advice(run: Run) -> list[str]:
         sentences.append(
             f"{run.name}: {skipped:,.0f} of {updates:,} updates were skipped for a non-finite gradient. Try bfloat16."
         )
+    missing = [row["step"] for row in run.rows if "loss" in row and not is_number(row["loss"])]
+    if missing:
+        sentences.append(
+            f"{run.name}: {len(missing)} of {sum('loss' in row for row in run.rows)} logged losses are not finite, the "
+            f"first after {missing[0]:,} updates. The curves leave them out, and the final numbers are older."
+        )
     for key in _keys([run], "heldout/"):
         losses = run.series(key)
         if f"loss/{key.removeprefix('heldout/')}" not in _keys([run], "loss/") or len(losses) < 3:
@@ -48,6 +54,15 @@ def advice(run: Run) -> list[str]:
     return sentences
 
 
+def mismatches(runs: Sequence[Run]) -> list[str]:
+    """Returns a sentence if the runs learn other tasks, so that losses and scores of one name are not comparable."""
+    tasks = {run.name: str(run.config.get("task.name", "pre-training")) for run in runs if run.config}
+    if len(set(tasks.values())) < 2:
+        return []
+    listed = ", ".join(f"{name} {task}" for name, task in tasks.items())
+    return [f"The runs learn other tasks ({listed}): losses and scores of the same name are not comparable."]
+
+
 def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
     """Returns the charts with two or more points of a run; the updates of run r are counted from starts[r]."""
 
@@ -56,6 +71,12 @@ def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
             Line(r, run.series(key, start), held_out) for r, (run, start) in enumerate(zip(runs, starts, strict=True))
         )
         return [line for line in found if line.points]
+
+    def trust(group: str) -> list[Line]:
+        """Medians over the tensors, with the range from the smallest to the largest."""
+        keys = [f"trust/{group}_{figure}" for figure in ("median", "min", "max")]
+        series = [[run.series(key, start) for key in keys] for run, start in zip(runs, starts, strict=True)]
+        return [Line(r, points, ends=(low, high)) for r, (points, low, high) in enumerate(series) if points]
 
     waits = (
         Line(r, [(start + step, wait) for step, _, wait in exchange_shares(run)])
@@ -73,6 +94,7 @@ def charts(runs: Sequence[Run], starts: Sequence[int]) -> list[Chart]:
     out += [
         Chart("Learning rate", lines("lr"), ".3g", noisy=False),
         Chart("Gradient norm, before clipping", lines("grad_norm"), ".3g"),
+        *(Chart(f"Trust ratio of LAMB, {group}", trust(group), ".3g") for group in ("embeddings", "blocks", "heads")),
         Chart("Real tokens per second", lines("tokens_per_second"), ",.0f", from_zero=True),
         Chart("Time spent waiting for data", lines("wait_share"), ".1%", from_zero=True),
         Chart("Share of an update spent waiting for gradients", [w for w in waits if w.points], ".1%", from_zero=True),
@@ -103,6 +125,7 @@ def final_numbers(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("Waiting for data, mean", [_mean(run, "wait_share", ".1%") for run in runs]),
         row("Peak memory, MB", "memory_mb", ",.0f"),
         row("Updates skipped", "skipped", ",.0f"),
+        row("Cost so far", "cost", ",.2f"),
     ]
     shown = {name for key in _keys(runs, "heldout/") for name in (key, key.removeprefix("heldout/"))}
     rows += [pair for pair in side_by_side([_with_errors(run.scores) for run in runs]) if pair[0] not in shown]

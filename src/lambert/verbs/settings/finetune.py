@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import SEEDS, check
@@ -9,6 +12,7 @@ from lambert.distributed.config import ExchangeConfig
 from lambert.engine.guard import GuardConfig
 from lambert.runs.config import DistilConfig, LogConfig, check_together
 from lambert.runs.defaults import FinetuneOptimConfig, FinetuneTrainConfig
+from lambert.runs.expect import ExpectConfig
 from lambert.tasks.config import TaskConfig
 
 COMMON = (
@@ -57,6 +61,8 @@ class FinetuneConfig:
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    expect: Annotated[ExpectConfig | None, Parameter(parse=False)] = None
+    """The table [expect] of the recipe, with which `lambert verify` compares a run (docs/verify.md)."""
 
     def __post_init__(self) -> None:
         check(self, seed=SEEDS, seeds=SEEDS)

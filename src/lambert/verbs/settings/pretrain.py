@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import SEEDS, check
@@ -12,6 +14,7 @@ from lambert.engine.guard import GuardConfig
 from lambert.optim.config import OptimConfig
 from lambert.runs.config import LogConfig, RelationConfig, TrainConfig, check_together
 from lambert.runs.defaults import FreshEncoderConfig
+from lambert.runs.expect import ExpectConfig
 
 COMMON = (
     "corpus", "out", "init", "text", "seed", "model.layers", "model.hidden", "model.heads", "model.intermediate",
@@ -59,6 +62,8 @@ class PretrainConfig:
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    expect: Annotated[ExpectConfig | None, Parameter(parse=False)] = None
+    """The table [expect] of the recipe, with which `lambert verify` compares a run (docs/verify.md)."""
 
     def __post_init__(self) -> None:
         check(self, seed=SEEDS)

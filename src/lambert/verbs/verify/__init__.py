@@ -1,0 +1,152 @@
+"""`lambert verify`: whether the beginning of a run is on the curve that its recipe expects."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DivergedError, UsageError
+from lambert.core.files import scratch_folder
+from lambert.engine import archive
+from lambert.engine.progress import progress
+from lambert.engine.signals import START_AGAIN, graceful_stop
+from lambert.runs.expect import ExpectConfig
+from lambert.runs.result import Say, silent
+from lambert.verbs import finetune, pretrain
+from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.settings.pretrain import PretrainConfig
+from lambert.verbs.settings.training import verb_of
+from lambert.verbs.settings.verify import VerifyConfig
+from lambert.verbs.verify.comparison import Verified, compared
+from lambert.verbs.verify.measured import measured
+from lambert.verbs.verify.writing import contract, write
+
+_SOON, _SHARE = 100, 0.01
+"""Without a number of updates, a run is verified up to its last band within the first _SOON updates or the first _SHARE
+of the run, whichever is later. Our choice: seconds for the demo, and an hour of a run of four days."""
+Read = Callable[[list[str]], Any]
+
+
+def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | None:
+    """Verifies a recipe, shows the comparison and returns it; with `write_from`, writes [expect] and returns None.
+
+    Args:
+        settings: Returns the settings of a command line, checked.
+
+    Raises DivergedError if the run is off the curve.
+    """
+    verb = verb_of(config.recipe)
+    if not verb:
+        raise UsageError(f"{config.recipe} is no recipe of pretrain or finetune, which are those that verify takes.")
+    if config.write_from:
+        write(config.recipe, expect := contract(config.write_from, config.source))
+        say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")
+        return None
+    given = settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
+    overrides = [token for token in config.overrides if token.startswith("-")]
+    found = verified(given, str(config.recipe), config.updates, config.out, config.run, overrides, say)
+    if config.json:
+        say(found.json())
+    for line in () if config.json else found.lines():
+        say(line)
+    if not found.on_curve:
+        raise DivergedError(found.verdict())
+    if not config.json:
+        say("on the curve")
+    return found
+
+
+def verified(
+    config: PretrainConfig | FinetuneConfig,
+    recipe: str = "the recipe",
+    updates: int = 0,
+    out: Path | None = None,
+    run: Path | None = None,
+    overrides: list[str] | None = None,
+    say: Say = silent,
+) -> Verified:
+    """Runs the first updates of a run, and compares them with `config.expect`. The run has the schedule of the whole
+    run and stops early.
+
+    Args:
+        recipe: Its name in messages.
+        updates: How many, from the first band on; 0: see _SOON.
+        out: Run folder of the updates; None: a temporary one.
+        run: A run folder that is compared instead.
+        overrides: Settings that are not those of the recipe.
+
+    Raises UsageError if the recipe has no table [expect], or none of its bands is within the updates.
+    """
+    expect = config.expect
+    if expect is None:
+        raise UsageError(
+            f"{recipe} has no table [expect], with which a run is compared: lambert verify RECIPE --write-from RUN... "
+            "makes it from finished runs (docs/verify.md)."
+        )
+    _check(config, expect, recipe)
+    if run is not None:
+        return compared(recipe, expect, measured(run), overrides or ())
+    count = _updates(config, expect, updates, recipe)
+    with _folder(out) as folder:
+        every = dataclasses.replace(config.log, every=expect.every)
+        problem = _begin(dataclasses.replace(config, out=folder, log=every), count, recipe, say)
+        return compared(recipe, expect, measured(folder), overrides or (), problem)
+
+
+def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
+    """Runs `count` updates. Returns why the run ended before, if it diverged."""
+    stepping = pretrain.updates if isinstance(config, PretrainConfig) else finetune.updates
+    done = archive.last(config.out)
+    quiet = say is silent
+    with graceful_stop("; the recipe is not verified", START_AGAIN) as stop:
+        if done >= count:
+            return ""
+        try:
+            with (
+                progress(count, f"verify {recipe}", unit="updates", quiet=quiet, done=done, summary=False) as bar,
+                closing(stepping(config, stop, silent)) as steps,  # type: ignore[type-var, arg-type]
+            ):
+                for step in steps:
+                    bar.advance(1)
+                    if step.index >= count:
+                        break
+        except DivergedError as error:
+            return f"the run ended: {error}"
+    return ""
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    if out is not None:
+        yield out
+        return
+    with scratch_folder("lambert-verify") as folder:
+        yield folder / "run"
+
+
+def _check(config: PretrainConfig | FinetuneConfig, expect: ExpectConfig, recipe: str) -> None:
+    """Raises UsageError if a band or a score cannot be one of this run."""
+    steps = config.train.steps
+    if expect.updates and steps is not None and expect.updates[-1] > steps:
+        raise UsageError(
+            f"{recipe}: expect.losses has a band up to update {expect.updates[-1]:,}, and the run has train.steps = "
+            f"{steps:,}. A run of another length has another curve."
+        )
+    if isinstance(config, PretrainConfig):
+        known = ["mlm", "mlm_accuracy", *(["nsp", "nsp_accuracy"] if config.packing.mode != "full" else [])]
+        for score in expect.scores:
+            if score.name not in known:
+                raise UsageError(f"{recipe}: expect.scores names {score.name!r}, and the run has: {', '.join(known)}.")
+
+
+def _updates(config: PretrainConfig | FinetuneConfig, expect: ExpectConfig, given: int, recipe: str) -> int:
+    """Returns the number of updates to run: that of the last band within the `given` ones."""
+    if not expect.updates:
+        raise UsageError(f"{recipe}: [expect] has no losses, so only a finished run can be compared: --run RUN.")
+    whole = config.train.steps or expect.updates[-1]
+    most = given or max(_SOON, int(_SHARE * whole), expect.updates[0])
+    within = [update for update in expect.updates if update <= most]
+    if not within:
+        raise UsageError(f"--updates {given} ends before the first band of [expect], at {expect.updates[0]} updates.")
+    return within[-1]

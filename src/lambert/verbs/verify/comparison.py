@@ -1,0 +1,154 @@
+"""A run compared with the table [expect] of its recipe."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from lambert.core.errors import UsageError
+from lambert.core.files import json_text
+from lambert.runs.expect import ExpectConfig
+from lambert.verbs.verify.intervals import prediction_interval
+from lambert.verbs.verify.measured import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A number that the recipe expects, and what the run has."""
+
+    what: str
+    low: float
+    high: float
+    here: float | None
+    """None: the run did not get there. NaN: a loss is missing or not finite."""
+
+    @property
+    def on_curve(self) -> bool | None:
+        """Whether the number is in its band; None if the run did not get there."""
+        return None if self.here is None else self.low <= self.here <= self.high
+
+    @property
+    def expected(self) -> str:
+        """The band as text."""
+        return f"{self.low:.4f} to {self.high:.4f}" if math.isfinite(self.low) else "unknown: one seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The result of `lambert verify`."""
+
+    recipe: str
+    """Name of the recipe."""
+    updates: int
+    """Updates of the run that was compared."""
+    rows: Sequence[Row]
+    """The bands of the loss and the scores, each with what the run has."""
+    utilisation: tuple[float, ...]
+    """Expected share of the device's ceiling, lowest and highest; empty if the recipe does not say."""
+    here: Measured
+    """What the run shows, with its speed and peak memory."""
+    differences: Sequence[str]
+    """What is not as in the runs that the numbers come from: likely causes of a difference."""
+
+    @property
+    def on_curve(self) -> bool:
+        """Whether all numbers that the run reached are in their bands."""
+        return not self.off
+
+    @property
+    def off(self) -> list[Row]:
+        """The rows that are outside of their bands."""
+        return [row for row in self.rows if row.on_curve is False]
+
+    def lines(self) -> Iterator[str]:
+        """Yields the table, and below it the speed and what differs."""
+        yield f"{self.recipe}: {self.updates:,} updates"
+        yield f"{'':28s}{'expected':>20s}{'here':>10s}"
+        for row in self.rows:
+            if row.here is not None:
+                answer = "on the curve" if row.on_curve else "OFF the curve"
+                yield f"{row.what:28s}{row.expected:>20s}{row.here:>10.4f}  {answer}"
+        waiting = [row.what for row in self.rows if row.here is None]
+        if waiting:
+            yield f"not reached: {waiting[0]}" + (f" and {len(waiting) - 1} more" if waiting[1:] else "")
+        if (share := self.here.utilisation) is not None:
+            expected, answer = "", ""
+            if self.utilisation:
+                low, high = self.utilisation
+                expected = f"{low:.1%} to {high:.1%}"
+                answer = "as expected" if low <= share <= high else "slower" if share < low else "faster"
+            yield f"{'share of the ceiling':28s}{expected:>20s}{share:>10.1%}  {answer}".rstrip()
+        if self.here.tokens_per_second is not None:
+            yield f"{'tokens/s':28s}{'':20s}{self.here.tokens_per_second:>10,.0f}"
+        if self.here.memory_mb is not None:
+            yield f"{'peak memory, MB':28s}{'':20s}{self.here.memory_mb:>10,.0f}"
+        yield from (f"differs: {text}" for text in self.differences)
+
+    def verdict(self) -> str:
+        """Returns the one line that names the first number off the curve and the likely causes."""
+        first, more = self.off[0], len(self.off) - 1
+        shown = "not finite" if first.here is None or math.isnan(first.here) else f"{first.here:.4f}"
+        others = f" (and {more} more)" if more else ""
+        causes = "; ".join(self.differences) or (
+            "no recorded data, version or setting differs, so look at the device and its libraries"
+        )
+        return (
+            f"{self.recipe} is off the curve: {first.what} is {shown}, expected {first.expected}{others}. "
+            f"Likely causes: {causes}."
+        )
+
+    def json(self) -> str:
+        """Returns all of it as JSON."""
+        rows = [
+            {"what": row.what, "low": row.low, "high": row.high, "here": row.here, "on_curve": row.on_curve}
+            for row in self.rows
+        ]
+        found: dict[str, Any] = {
+            "recipe": self.recipe, "on_curve": self.on_curve, "updates": self.updates, "rows": rows,
+            "utilisation": {"expected": list(self.utilisation), "here": self.here.utilisation},
+            "tokens_per_second": self.here.tokens_per_second, "memory_mb": self.here.memory_mb,
+            "differences": list(self.differences),
+        }  # fmt: skip
+        return json_text(found, indent=1)
+
+
+def compared(
+    recipe: str, expect: ExpectConfig, here: Measured, overrides: Sequence[str] = (), problem: str = ""
+) -> Verified:
+    """Compares a run with what its recipe expects.
+
+    Args:
+        overrides: Settings that are not those of the recipe.
+        problem: Why the run ended early, if it did.
+
+    Raises UsageError if the run has scores, and none of an expected name.
+    """
+    means = here.means(expect.updates, expect.every)
+    begins = (before + 1 for before, _ in pairwise((0, *expect.updates)))
+    rows = [
+        Row(f"loss, updates {begin:,} to {band.update:,}", band.low, band.high, mean)
+        for begin, band, mean in zip(begins, expect.losses, means, strict=True)
+    ]
+    for score in expect.scores:
+        if here.scores and score.name not in here.scores:
+            raise UsageError(f"expect.scores: the run has no score {score.name!r}. It has: {', '.join(here.scores)}.")
+        low, high = prediction_interval(score.mean, score.deviation, score.seeds)
+        rows.append(Row(f"{score.name} at the end", low, high, here.scores.get(score.name)))
+    differences = [
+        *filter(None, [problem]),
+        *(f"{setting} is not the recipe's" for setting in overrides),
+        *_other(expect.data, here.data),
+        *(
+            f"{name} is {here.environment[name]}, and was {' or '.join(values)}"
+            for name, values in expect.environment.items()
+            if name in here.environment and here.environment[name] not in values
+        ),
+    ]
+    return Verified(recipe, here.updates, rows, expect.utilisation, here, differences)
+
+
+def _other(expected: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+    for name, value in expected.items():
+        if name in here and here[name] != value:
+            yield f"{name} is another one ({value[:12]} -> {here[name][:12]})"

@@ -1,0 +1,98 @@
+"""What a run folder shows: its losses, scores, speed, data and environment."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from lambert.core.errors import DataError
+from lambert.core.settings import dotted
+from lambert.engine.metrics_file import METRICS
+from lambert.runs.folder import DATA
+from lambert.runs.result import Result
+
+ENVIRONMENT = ("lambert", "packages.torch", "device_name", "precision")
+"""Entries of environment.json that a contract records."""
+SHAPE = "the model's "
+"""Beginning of the entries of data.json that follow from the recipe."""
+_SLOW_START = 10
+"""Updates that are slower than the others and do not count for the speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The readable contents of a run folder."""
+
+    folder: Path
+    steps: Sequence[int]
+    """Updates with a logged loss, in order."""
+    losses: Sequence[float]
+    """The loss of each; NaN if it is not finite."""
+    scores: Mapping[str, float]
+    """Final held-out scores; empty before the end of the run."""
+    utilisation: float | None
+    tokens_per_second: float | None
+    memory_mb: float | None
+    data: Mapping[str, str]
+    environment: Mapping[str, str]
+    commands: Sequence[str]
+    """The command line of the run."""
+
+    @property
+    def updates(self) -> int:
+        """The last update with a logged loss."""
+        return max(self.steps, default=0)
+
+    def means(self, updates: Sequence[int], every: int) -> list[float | None]:
+        """Returns the mean loss up to each of these updates after the one before it, of those losses whose update is a
+        multiple of `every`. None: the run is not as long. NaN: a loss is missing or not finite."""
+        found = dict(zip(self.steps, self.losses, strict=True))
+        means: list[float | None] = []
+        for before, last in pairwise((0, *updates)):
+            logged = [found.get(step, math.nan) for step in range((before // every + 1) * every, last + 1, every)]
+            means.append(fmean(logged) if last <= self.updates and logged else None)
+        return means
+
+
+def measured(folder: Path) -> Measured:
+    """Reads a run folder. Raises DataError if it has no readable metrics."""
+    if not (folder / METRICS).is_file():
+        raise DataError(f"{folder} is not a run with metrics: it has no {METRICS}.")
+    try:
+        rows, scores = Result.of_run(folder).metrics, Result.of_run(folder).scores
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{folder}: {METRICS} or scores.json is damaged ({error}).") from error
+    logged = [place for place, loss in enumerate(rows.get("lr", ())) if not math.isnan(loss)]
+    steps = [int(rows["step"][place]) for place in logged]
+
+    def typical(key: str) -> float | None:
+        values = [float(rows[key][place]) for place in logged if key in rows]
+        fast = [value for step, value in zip(steps, values, strict=False) if step > _SLOW_START] or values
+        finite = [value for value in fast if math.isfinite(value)]
+        return median(finite) if finite else None
+
+    environment = dotted(_json(folder / "environment.json"))
+    return Measured(
+        folder,
+        steps,
+        [float(rows["loss"][place]) for place in logged],
+        {name: float(value) for name, value in scores.items() if isinstance(value, int | float)},
+        typical("utilisation"),
+        typical("tokens_per_second"),
+        max((float(rows["memory_mb"][place]) for place in logged if "memory_mb" in rows), default=None),
+        {name: str(value) for name, value in _json(folder / DATA).items() if not name.startswith(SHAPE)},
+        {name: str(environment[name]) for name in ENVIRONMENT if name in environment},
+        [str(word) for word in environment.get("command") or ()],
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

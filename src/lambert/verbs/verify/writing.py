@@ -1,0 +1,179 @@
+"""Makes the table [expect] out of finished runs of several seeds, and writes it into their recipe."""
+
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import tomli_w
+
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import write_atomic
+from lambert.core.settings import dotted, plain, read
+from lambert.runs.expect import TABLE, ExpectConfig, LossBand, ScoreBand
+from lambert.runs.folder import CONFIG, FREE
+from lambert.verbs.verify.intervals import band
+from lambert.verbs.verify.measured import Measured, measured
+
+VARIES = ("seed", "train.precision", "train.threads", *FREE)
+"""Beginnings of the names of settings in which the runs may differ."""
+_FIRST = 10
+"""Updates of the first band, at least."""
+_DIGITS = 4
+
+
+def contract(runs: Sequence[Path], source: str = "") -> ExpectConfig:
+    """Returns what these runs of one recipe have in common: a band of the loss at 10, 20, 50, 100, 200 ... updates and
+    at the end of the shortest run, each from the means of the runs since the band before it; scores, if two runs or
+    more have them; the lowest and highest median share of the ceiling; data, versions and devices.
+
+    Raises UsageError if it is one run, or if runs differ in more than VARIES or have the same seed; DataError if a run
+    cannot be read, or their data differ.
+    """
+    if len(runs) < 2:
+        raise UsageError("--write-from needs two runs or more, of different seeds: one says nothing about deviations.")
+    found = [measured(run) for run in runs]
+    recipes = [dotted(read(run / CONFIG)) for run in runs]
+    _check_alike(runs, recipes)
+    for one in found[1:]:
+        if one.data != found[0].data:
+            raise DataError(
+                f"{one.folder} was trained on other data than {found[0].folder}: take runs on the same data."
+            )
+    every = int(recipes[0].get("log.every", 10))
+    if any(recipe.get("log.every", 10) != every for recipe in recipes):
+        raise UsageError("The runs have other log.every: their losses are of other updates. Take runs with the same.")
+    updates = list(_places(every, min(one.updates for one in found)))
+    if not updates:
+        raise DataError(f"{min(found, key=lambda one: one.updates).folder} has too few updates for a band.")
+    means = [one.means(updates, every) for one in found]
+    for one, values in zip(found, means, strict=True):
+        if not all(mean is not None and math.isfinite(mean) for mean in values):
+            raise DataError(f"{one.folder} has a loss that is missing or not finite: take another run.")
+    losses = [
+        LossBand(update, *_rounded(band(values))) for update, values in zip(updates, _columns(means), strict=True)
+    ]
+    shares = [one.utilisation for one in found if one.utilisation is not None]
+    return ExpectConfig(
+        source=source or _source(found, recipes),
+        seeds=len(found),
+        every=every,
+        losses=tuple(losses),
+        scores=tuple(_scores([one.scores for one in found if one.scores])),
+        utilisation=(round(min(shares), _DIGITS), round(max(shares), _DIGITS)) if shares else (),
+        data=found[0].data,
+        environment={
+            name: tuple(sorted({one.environment[name] for one in found if name in one.environment}))
+            for name in found[0].environment
+        },
+    )
+
+
+def write(recipe: Path, expect: ExpectConfig) -> None:
+    """Replaces the table [expect] of a recipe, or adds it at the end. Everything else stays as it is."""
+    before = recipe.read_text(encoding="utf-8")
+    text = _without(before).rstrip("\n") + "\n\n" + toml(expect)
+    if _settings(text) != _settings(before):
+        raise UsageError(
+            f"{recipe}: its table [{TABLE}] could not be told from the others. Remove it, and repeat this."
+        )
+    write_atomic(recipe, text)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        return {name: value for name, value in tomllib.loads(text).items() if name != TABLE}
+    except ValueError:
+        return {}
+
+
+def toml(expect: ExpectConfig) -> str:
+    """Returns the table as TOML, with a line for each band."""
+    values = {name: value for name, value in plain(expect).items() if value}
+    lines = [f"[{TABLE}]"]
+    for name, value in values.items():
+        rows = isinstance(value, list) and isinstance(value[0], dict)
+        many = "[\n" + "".join(f"    {_written(row)},\n" for row in value) + "]" if rows else _written(value)
+        lines += [] if isinstance(value, dict) else [f"{name} = {many}"]
+    for name, table in values.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{TABLE}.{name}]", *(f"{_key(key)} = {_written(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _written(value: Any) -> str:
+    """Returns a value as TOML on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(name)} = {_written(item)}" for name, item in value.items()) + " }"
+    return tomli_w.dumps({"_": value}).removeprefix("_ = ").strip()
+
+
+def _key(name: str) -> str:
+    return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")
+
+
+def _without(text: str) -> str:
+    """Returns a recipe without its table [expect] and the tables in it."""
+    kept, own = [], False
+    for line in text.splitlines(keepends=True):
+        if header := re.match(r"\s*\[+\s*([\w-]+)", line):
+            own = header[1] == TABLE
+        kept += [] if own else [line]
+    return "".join(kept)
+
+
+def _places(every: int, last: int) -> Iterator[int]:
+    """Yields the updates of the bands: 1, 2, 5, 10, 20, 50 ... intervals of the log, from _FIRST on, and the last."""
+    last -= last % every
+    scale = every
+    while scale <= last:
+        for update in (scale, 2 * scale, 5 * scale):
+            if _FIRST <= update < last:
+                yield update
+        scale *= 10
+    if last >= every:
+        yield last
+
+
+def _columns(means: Sequence[Sequence[float | None]]) -> Iterator[list[float]]:
+    """Yields the means of all runs for each band."""
+    for column in zip(*means, strict=True):
+        yield [mean for mean in column if mean is not None]
+
+
+def _rounded(ends: tuple[float, float]) -> tuple[float, float]:
+    return round(ends[0], _DIGITS), round(ends[1], _DIGITS)
+
+
+def _scores(scores: Sequence[Mapping[str, float]]) -> Iterator[ScoreBand]:
+    """Yields the scores that all complete runs have, if there are two or more. Standard errors are no scores."""
+    for name in scores[0] if len(scores) > 1 else ():
+        values = [one[name] for one in scores if name in one]
+        if len(values) == len(scores) and not name.endswith("_se") and name != "best_update":
+            yield ScoreBand(name, round(fmean(values), _DIGITS), round(stdev(values), _DIGITS), len(values))
+
+
+def _check_alike(runs: Sequence[Path], recipes: Sequence[Mapping[str, Any]]) -> None:
+    for (one, first), (other, second) in pairwise(zip(runs, recipes, strict=True)):
+        for name in sorted(first.keys() | second.keys()):
+            if first.get(name) != second.get(name) and not name.startswith(VARIES):
+                raise UsageError(
+                    f"{one} has {name} = {first.get(name)}, and {other} has {second.get(name)}: take runs of one "
+                    "recipe that differ in the seed."
+                )
+    seeds = [recipe.get("seed") for recipe in recipes]
+    if twice := next((seed for seed in seeds if seeds.count(seed) > 1), None):
+        raise UsageError(f"Two of the runs have seed = {twice}: take runs of different seeds.")
+
+
+def _source(found: Sequence[Measured], recipes: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the command of the first run, with the seeds of all."""
+    program, *arguments = found[0].commands or ["lambert"]
+    command = " ".join([Path(program).name.replace("__main__.py", "lambert"), *arguments])
+    return f"{command}; the runs have the seeds {', '.join(str(recipe.get('seed')) for recipe in recipes)}"

@@ -1,0 +1,215 @@
+"""`lambert verify`: right runs are on the curve, wrong ones are found and their causes are named."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import last_line, one_line
+
+import lambert as library
+from lambert.core.errors import UsageError
+from lambert.core.settings import read
+from lambert.verbs.verify.writing import toml, write
+
+Lambert = Callable[..., Any]
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory, lambert: Lambert) -> tuple[Path, list[Path]]:
+    """A recipe whose [expect] comes from six runs, and these runs."""
+    folder = tmp_path_factory.mktemp("verify")
+    recipe = folder / "run.toml"
+    recipe.write_text(
+        f'# A recipe.\ncorpus = "{corpus}"\nout = "{folder / "never"}"\n'
+        "[model]\nlayers = 1\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n"
+        '[packing]\nsequence_length = 48\nmode = "full"\n[log]\nevery = 5  # rows\n'
+        f"[optim]\nlr = 5e-3\nwarmup_ratio = 0.1\n[train]\nsteps = {STEPS}\nbatch_size = 8\n",
+        encoding="utf-8",
+    )
+    runs = [folder / f"seed-{seed}" for seed in range(1, 7)]
+    for seed, run in enumerate(runs, 1):
+        done = lambert("pretrain", recipe, seed=seed, out=run)
+        assert done.code == 0, done.err
+    done = lambert("verify", recipe, "--write-from", *runs, "--source", "six runs")
+    assert done.code == 0, done.err
+    assert "3 bands of the loss from 6 seeds" in done.out
+    return recipe, runs
+
+
+def test_the_table_is_what_the_runs_have(made: tuple[Path, list[Path]]) -> None:
+    recipe, runs = made
+    text = recipe.read_text()
+    assert text.startswith("# A recipe.\n")
+    assert "every = 5  # rows" in text
+    found = read(recipe)["expect"]
+    assert (found["source"], found["seeds"], found["every"]) == ("six runs", 6, 5)
+    assert [band["update"] for band in found["losses"]] == [10, 25, 40]
+    rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs]
+    for band, steps in zip(found["losses"], ([5, 10], [15, 20, 25], [30, 35, 40]), strict=True):
+        means = [sum(row["loss"] for row in run if "lr" in row and row["step"] in steps) / len(steps) for run in rows]
+        assert (band["low"] + band["high"]) / 2 == pytest.approx(sum(means) / 6, abs=1e-3)
+        assert band["low"] < min(means) <= max(means) < band["high"]
+    assert [score["name"] for score in found["scores"]] == ["mlm", "mlm_accuracy"]
+    assert found["data"].keys() == {"the corpus", "the tokenizer"}
+    assert found["environment"]["precision"] == ["float32"]
+
+
+def test_another_seed_is_on_the_curve_and_nothing_is_left(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, _ = made
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    done = lambert("verify", recipe, "--updates", 30, "--seed", 9, "--train.precision=bfloat16")
+    assert done.code == 0, done.err + done.out
+    assert "loss, updates 11 to 25" in done.out
+    assert "not reached: loss, updates 26 to 40 and 2 more" in done.out
+    assert "differs: precision is bfloat16, and was float32" in done.out
+    assert done.out.endswith("on the curve\n")
+    assert not (recipe.parent / "never").exists()
+    assert [*(tmp_path / "temporary").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [(["--optim.lr", "5e-2"], "--optim.lr is not the recipe's"), (["--optim.lr=5e-4"], "--optim.lr=5e-4 is not the")],
+)
+def test_a_wrong_learning_rate_is_off_the_curve(
+    made: tuple[Path, list[Path]], flags: list[str], cause: str, lambert: Lambert
+) -> None:
+    done = lambert("verify", made[0], "--updates", STEPS, *flags)
+    last_line(done, 5, "is off the curve: loss, updates ", "expected ", cause)
+    assert "OFF the curve" in done.out
+
+
+def test_other_data_are_off_the_curve_and_named(
+    made: tuple[Path, list[Path]], texts: Path, lambert: Lambert, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("".join(f"{line[::-1]} {line}\n" for line in texts.read_text().splitlines()))
+    flags: dict[str, object] = {"documents": "line", "vocabulary": 300, "heldout": 0.2, "workers": 1}
+    assert lambert("prepare", input=tmp_path / "other.txt", out=tmp_path / "corpus", **flags).code == 0
+    done = lambert("verify", made[0], "--updates", 30, corpus=tmp_path / "corpus")
+    last_line(done, 5, "is off the curve", "the corpus is another one", "the tokenizer is another one")
+
+
+def test_a_run_that_diverges_is_off_the_curve(made: tuple[Path, list[Path]], lambert: Lambert) -> None:
+    done = lambert(
+        "verify", made[0], "--updates", STEPS, "--optim.name=adamw", "--optim.lr=1e4", "--optim.max-grad-norm=0"
+    )
+    last_line(done, 5)
+
+
+def test_a_folder_that_is_given_is_the_beginning_of_the_run(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, runs = made
+    for _ in range(2):  # the second time, nothing is run again
+        assert lambert("verify", recipe, "--updates", 25, "--seed", 1, out=tmp_path / "run").code == 0
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["step"] == 25
+    assert lambert("pretrain", recipe, seed=1, out=tmp_path / "run").code == 0
+    scores = [json.loads((run / "scores.json").read_text()) for run in (tmp_path / "run", runs[0])]
+    assert scores[0] == scores[1]
+
+
+def test_a_finished_run_is_compared_to_its_scores(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, runs = made
+    done = lambert("verify", recipe, "--json", run=runs[0])
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["on_curve"] is True
+    assert [row["what"] for row in found["rows"]][-1] == "mlm_accuracy at the end"
+    assert all(row["on_curve"] for row in found["rows"])
+    copy = shutil.copytree(runs[0], tmp_path / "copy")
+    (copy / "scores.json").write_text('{"mlm": 9.0, "mlm_accuracy": 0.1}')
+    last_line(lambert("verify", recipe, run=copy), 5, "mlm at the end is 9.0000")
+    (copy / "scores.json").write_text('{"accuracy": 9.0}')
+    one_line(lambert("verify", recipe, run=copy), 2, "the run has no score 'mlm'. It has: accuracy")
+    text = (copy / "metrics.jsonl").read_text()
+    (copy / "metrics.jsonl").write_text(text.replace('"loss": ', '"loss": null, "other": ', 1))
+    (copy / "scores.json").unlink()
+    last_line(lambert("verify", recipe, run=copy), 5, "loss, updates 1 to 10 is not finite")
+
+
+def test_the_library(made: tuple[Path, list[Path]]) -> None:
+    recipe, runs = made
+    found = library.verify(recipe, updates=10, seed=9)
+    assert found.on_curve
+    assert found.updates == 10
+    assert [row.on_curve for row in found.rows] == [True, None, None, None, None]
+    assert library.verify(recipe, updates=40, optim__lr=0.05).on_curve is False
+    assert library.verify(recipe, run=runs[1]).on_curve
+    with pytest.raises(UsageError, match="no table \\[expect\\]"):
+        library.verify(recipe, expect=None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--updates", "9"], "--updates 9 ends before the first band of [expect], at 10 updates"),
+        (["--train.steps", "30"], "a band up to update 40, and the run has train.steps = 30"),
+        (["--run", "none"], "none is not a run with metrics"),
+        (["--run", "a", "--write-from", "b"], "give one"),
+        (["--run", "a", "--updates", "3"], "leave them out"),
+        (["--source", "a"], "give it with --write-from RUN"),
+        (["--optim.lrr", "1"], "Did you mean"),
+        (["--updates", "-1"], "updates = -1 must be at least 0"),
+    ],
+)
+def test_wrong_flags_are_one_line(made: tuple[Path, list[Path]], flags: list[str], said: str, lambert: Lambert) -> None:
+    done = lambert("verify", made[0], *flags)
+    assert done.code in (2, 3)
+    one_line(done, done.code, said)
+
+
+def test_recipes_without_a_curve_are_one_line(recipe: Path, lambert: Lambert) -> None:
+    one_line(lambert("verify", recipe), 2, "has no table [expect]", "--write-from")
+    recipe.write_text('input = ["x"]\nout = "c"\n')
+    one_line(lambert("verify", recipe), 2, "is no recipe of pretrain or finetune")
+    one_line(lambert("verify"), 2, "verify requires a RECIPE: lambert verify runs/demo/recipes")
+    one_line(lambert("verify", recipe.parent / "none.toml"), 2, "No such recipe")
+
+
+def test_unknown_scores_and_runs_that_are_not_alike_are_one_line(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, runs = made
+    other = tmp_path / "other.toml"
+    other.write_text(recipe.read_text().replace('name = "mlm"', 'name = "nsp"'))
+    one_line(lambert("verify", other), 2, "expect.scores names 'nsp', and the run has: mlm, mlm_accuracy")
+    one_line(lambert("verify", other, "--write-from", runs[0]), 2, "needs two runs or more")
+    one_line(lambert("verify", other, "--write-from", runs[0], runs[0]), 2, "Two of the runs have seed = 1")
+    copy = shutil.copytree(runs[1], tmp_path / "copy")
+    config = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(config.replace("lr = 0.005", "lr = 0.5"))
+    one_line(lambert("verify", other, "--write-from", runs[0], copy), 2, "optim.lr = 0.005", "0.5: take runs of one")
+    (copy / "config.toml").write_text(config)
+    (copy / "data.json").write_text('{"the corpus": "x"}')
+    one_line(lambert("verify", other, "--write-from", runs[0], copy), 3, "was trained on other data")
+
+
+def test_the_table_is_replaced_wherever_it_is(made: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    recipe, _ = made
+    path = tmp_path / "run.toml"
+    before = recipe.read_text()
+    own = toml(_expect(recipe))
+    rest = before[: before.index("[expect]")]
+    path.write_text(f'corpus = "c"\n{own}\n{rest.partition("[model]")[1]}{rest.partition("[model]")[2]}# the end\n')
+    write(path, _expect(recipe))
+    found = path.read_text()
+    assert found.count("[expect]") == found.count("[expect.data]") == found.count("[model]") == 1
+    assert "# the end" in found
+    assert math.isclose(read(path)["optim"]["lr"], 5e-3)
+
+
+def _expect(recipe: Path) -> library.ExpectConfig:
+    from lambert.runs.expect import expectation
+
+    return expectation(read(recipe)["expect"], "the recipe")
