@@ -54,7 +54,7 @@ def decay_groups(model: nn.Module, weight_decay: float = 0.01, layer_decay: floa
     return [group for group in groups if group["params"]]
 
 
-def adapted(group: Mapping[str, Any]) -> bool:
+def is_adapted(group: Mapping[str, Any]) -> bool:
     """Returns whether the tensors of a group have a trust ratio, by its `adapt` and `weight_decay`."""
     decayed: bool = group["weight_decay"] != 0
     return group["adapt"] == "all" or (group["adapt"] == "decayed" and decayed)

@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from lambert.core.errors import UsageError
 from lambert.optim.config import Adapt
-from lambert.optim.groups import adapted
+from lambert.optim.groups import is_adapted
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Types of devices on which torch's fused Adam kernel is used."""
@@ -139,7 +139,7 @@ class Lamb(torch.optim.Optimizer):
             adapted: Leave out the tensors whose ratio is always 1 (see `adapt`).
         """
         names = [name for group in self.param_groups for name in group.get("param_names", ())]
-        params = [(param, adapted(group)) for group in self.param_groups for param in group["params"]]
+        params = [(param, is_adapted(group)) for group in self.param_groups for param in group["params"]]
         names = names or [str(number) for number in range(len(params))]
         ratios = {
             name: self._trust[param]
@@ -154,7 +154,7 @@ class Lamb(torch.optim.Optimizer):
     def _batches(self, group: dict[str, Any]) -> Iterator[list[Tensor]]:
         """Yields lists of parameters that are updated together. On a CPU a tensor with a trust ratio is updated alone,
         so that its norms are computed while it is in the cache."""
-        one_by_one = adapted(group) or not group["fused"]
+        one_by_one = is_adapted(group) or not group["fused"]
         together: dict[Any, list[Tensor]] = {}
         for number, param in enumerate(group["params"]):
             if param.grad is None:
@@ -187,7 +187,7 @@ class Lamb(torch.optim.Optimizer):
         taken = 1.0 if scaling.found_inf is None else 1 - scaling.found_inf
         # A list, because torch would fetch the value of a single tensor from the device.
         torch._foreach_add_(batch.steps, [taken] * len(params) if isinstance(taken, Tensor) else taken)
-        if group["fused"] and not adapted(group):
+        if group["fused"] and not is_adapted(group):
             _fused_adam(params, batch, group, group["lr"], decay, scaling)
             self._trust.update(dict.fromkeys(params, taken))
         elif group["fused"] and params[0].device.type == "cpu" and len(params) == 1:
@@ -250,7 +250,7 @@ def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: fl
         _foreach_adam(steps_u, batch, group)
         torch._foreach_add_(steps_u, batch.params, alpha=decay)
     ratios = torch.ones(len(steps_u), device=steps_u[0].device)
-    if adapted(group):
+    if is_adapted(group):
         weight_norms = torch.stack(torch._foreach_norm(batch.params))
         step_norms = torch.stack(torch._foreach_norm(steps_u))
         moved = (weight_norms > 0) & (step_norms > 0)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lambert.optim.config import Adapt
-from lambert.optim.groups import adapted
+from lambert.optim.groups import is_adapted
 
 
 class Lars(torch.optim.Optimizer):
@@ -96,7 +96,7 @@ class Lars(torch.optim.Optimizer):
         momenta = [self.state[param]["momentum_buffer"] for param in params]
         grads = [param.grad for param in params if param.grad is not None]
         steps = torch._foreach_add(grads, params, alpha=group["weight_decay"])
-        if adapted(group):
+        if is_adapted(group):
             weight_norms, grad_norms = (torch.stack(torch._foreach_norm(tensors)) for tensors in (params, grads))
             whole = grad_norms + group["weight_decay"] * weight_norms
             moved = (weight_norms > 0) & (grad_norms > 0)
