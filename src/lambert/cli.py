@@ -272,7 +272,8 @@ def call(
         check_names(given, str(recipe))
         check_numbers(settings_of(VERBS[chosen]), found)
         sources.append(Dict(without(found, values or {}), source=str(recipe.absolute()), use_commands_as_keys=False))
-    app.config = tuple(sources)
+    if sources:  # not of `app`, which would pass over settings that have the name of a verb
+        app[chosen].config = tuple(sources)
     flags = {token[2:].partition("=")[0].replace("-", "_") for token in tokens if token.startswith("--")}
     if chosen in RUNS:
         check_names(flags, "The command")

@@ -155,6 +155,18 @@ def test_a_port_in_use_is_one_line(folder: Path, lambert: Lambert) -> None:
     assert "--port" in done.err
 
 
+@pytest.mark.parametrize(("content", "gist"), [(None, "cannot be read: No such file"), ("", "has no API key")])
+def test_a_file_without_a_key_is_one_line(
+    content: str | None, gist: str, folder: Path, tmp_path: Path, lambert: Lambert
+) -> None:
+    key = tmp_path / "key"
+    if content is not None:
+        key.write_text(content)
+    done = lambert("serve", model=folder, port=0, api_key_file=key)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert gist in done.err
+
+
 def _cut(model: Path) -> None:
     os.truncate(model / "model.safetensors", 1000)
 

@@ -191,13 +191,15 @@ def _missing(error: ImportError) -> UsageError:
 
 
 def api_key(config: ServeConfig) -> str:
-    """Returns the API key, empty if none was given. Raises UsageError for a file that has none."""
+    """Returns the API key, empty if none was given. Raises UsageError for a file that has none or cannot be read."""
     if config.api_key_file is None:
         return os.environ.get("LAMBERT_API_KEY", "").strip()
     try:
         key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
         key = ""
+    except OSError as error:
+        raise UsageError(f"api_key_file = {config.api_key_file} cannot be read: {error.strerror}.") from error
     if not key or not key.isascii() or not key.isprintable():
         raise UsageError(f"{config.api_key_file} has no API key: write one line of letters and digits to it.")
     return key

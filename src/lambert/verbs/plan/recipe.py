@@ -73,7 +73,7 @@ def overrides(given: Sequence[str]) -> list[str]:
     flags = []
     for one in given:
         name, found, value = one.partition("=")
-        if not found:
+        if not found or not name.strip():
             raise UsageError(f"set takes settings as NAME=VALUE, such as train.batch_size=512, not {one!r}.")
         flags.append(f"--{name.strip().replace('_', '-')}={value.strip()}")
     return flags

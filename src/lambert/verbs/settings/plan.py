@@ -86,11 +86,14 @@ class PlanConfig:
             raise UsageError(f"nodes = {self.nodes} cannot share devices = {self.devices} evenly.")
         if self.checkpoint is not None and self.failures is None:
             raise UsageError("checkpoint is for the simulation: add --failures, the hours between two failures.")
-        without = ", ".join(name for name in self.names if name not in self.prices)
+        without = [name for name in self.names if name not in self.prices]
         if without and self.price:
-            raise UsageError(f"price = {self.price!r} has none for {without}: add it, as in {self.names[-1]}=1.8.")
+            lacking = ", ".join(f"{name}=USD" for name in without)
+            raise UsageError(f"price = {self.price!r} has none for {' and '.join(without)}: add {lacking} for an hour.")
         if without and self.budget:
-            raise UsageError(f"budget needs the price of {without}: add --price, USD for an hour of a device.")
+            raise UsageError(
+                f"budget needs the price of {', '.join(without)}: add --price, USD for an hour of a device."
+            )
         if self.cluster and (other := [name for name in self.names if name in DEVICES and DEVICES[name].kind == "tpu"]):
             raise UsageError(f"cluster = {self.cluster!r}: Lambert does not run on {other[0]}. Leave one of them out.")
         for limit in (self.largest_cost, self.longest_run):
