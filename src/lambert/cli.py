@@ -255,7 +255,7 @@ def call(
         check_names(dotted(values), source.capitalize())
         check_numbers(settings_of(VERBS[chosen]), values, as_text=True)
         given.update(dotted(values))
-        sources.append(Dict(without(values, values), source=source, use_commands_as_keys=False))
+        sources.append(Dict({chosen: without(values, values)}, source=source))
     if takes in ("recipe", "sweep") and len(tokens) > 1 and not tokens[1].startswith("-"):
         recipe = Path(tokens[1])
         if recipe.suffix != ".toml" or not recipe.is_file():
@@ -271,9 +271,8 @@ def call(
         given.update(dotted(found))
         check_names(given, str(recipe))
         check_numbers(settings_of(VERBS[chosen]), found)
-        sources.append(Dict(without(found, values or {}), source=str(recipe.absolute()), use_commands_as_keys=False))
-    if sources:  # not of `app`, which would pass over settings that have the name of a verb
-        app[chosen].config = tuple(sources)
+        sources.append(Dict({chosen: without(found, values or {})}, source=str(recipe.absolute())))
+    app.config = tuple(sources)
     flags = {token[2:].partition("=")[0].replace("-", "_") for token in tokens if token.startswith("--")}
     if chosen in RUNS:
         check_names(flags, "The command")
