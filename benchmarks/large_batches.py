@@ -4,8 +4,8 @@ tuned.
     python benchmarks/large_batches.py --text WIKIPEDIA... --work WORK
     python benchmarks/large_batches.py --table
 
-The demo's encoder, BERT-tiny pre-trained on novels, is trained further on `--samples` sequences of 32 tokens of other
-text, in batches from `--batches`. Arms:
+An encoder of the demo's recipes, BERT-tiny pre-trained on novels (`experiment.base`), is trained further on `--samples`
+sequences of 32 tokens of other text, in batches from `--batches`. Arms:
 
 - lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), and the
   best one by held-out loss is kept. At larger batches the rate follows the square root of the batch size and the share

@@ -3,7 +3,7 @@
     python benchmarks/two_stages.py --text WIKIPEDIA... --work WORK
     python benchmarks/two_stages.py --table
 
-The demo's encoder, BERT-tiny pre-trained on novels, is trained further on other text with LAMB. As in the LAMB paper,
+An encoder of the demo's recipes (`experiment.base`) is trained further on other text with LAMB. As in the LAMB paper,
 stage 1 has 9/10 of the sequences at a quarter of the length (16 tokens, then 64), scored by the held-out masked-LM loss
 at 64 tokens. Arms:
 

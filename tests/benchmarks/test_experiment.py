@@ -147,6 +147,19 @@ def test_the_runs_of_the_aggregation_study_are_recognised(experiment: ModuleType
     assert sum(not experiment.missing(plan, rows) for plan in plans) >= 10
 
 
+def test_another_seed_is_tried_where_the_base_is_on_the_plateau(
+    experiment: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(experiment, "lambert", lambda verb, recipe, flags, threads: made.append(flags["out"]))
+    losses = {"pretrain-64-1": 5.7, "pretrain-64-2": 4.2}
+    monkeypatch.setattr(experiment, "scores", lambda run: {"mlm": losses.get(run.name, 6.0)})
+    assert experiment.base(tmp_path, 1, seeds=(1, 2, 3)).name == "pretrain-64-2"
+    assert [path.name for path in made][-2:] == ["pretrain-32-2", "pretrain-64-2"]
+    with pytest.raises(SystemExit, match="on the plateau"):
+        experiment.base(tmp_path, 1, seeds=(1, 3))
+
+
 def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> None:
     two_stages = importlib.import_module("two_stages")
     curve = [(1.0, 6.0), (2.0, 5.0), (4.0, 4.0)]
