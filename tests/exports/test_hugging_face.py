@@ -53,6 +53,16 @@ def test_equal_vectors(kind: str, head: str, precision: str, tmp_path: Path, lam
     assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == 64
 
 
+def test_texts_longer_than_the_sample_are_cut_alike(
+    tmp_path: Path, lambert: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("sample", "hugging_face"):
+        monkeypatch.setattr(f"lambert.exports.{module}.LONGEST", 20)
+    model = saved("bert", "vector", tmp_path / "model")
+    done = lambert("export", model=model, out=tmp_path / "out", format="sentence-transformers")  # type: ignore[operator]
+    assert done.code == 0, done.err
+
+
 def test_a_model_without_vectors_is_refused(tmp_path: Path, lambert: object) -> None:
     model = saved("bert", "label", tmp_path / "model")
     done = lambert("export", model=model, out=tmp_path / "out", format="sentence-transformers")  # type: ignore[operator]

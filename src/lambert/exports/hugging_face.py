@@ -13,7 +13,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import atomic_folder, check_new_folder
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import Original, read
-from lambert.exports.sample import Difference, samples
+from lambert.exports.sample import LONGEST, Difference, samples
 from lambert.exports.written import check, check_installed, check_precision, quiet
 from lambert.model import weights
 from lambert.model.heads import Model
@@ -105,6 +105,7 @@ def _by_sentence_transformers(original: Original, folder: Path) -> Difference:
     net = SentenceTransformer(
         str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
     ).eval()  # fmt: skip
+    net.max_seq_length = min(original.longest, LONGEST)  # the rows of `samples` are cut there
     difference = Difference()
     for rows in samples(original):
         vectors_SD = net.encode([*rows.texts], batch_size=len(rows.texts), show_progress_bar=False)

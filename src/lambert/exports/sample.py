@@ -38,8 +38,8 @@ TEXTS = (
     "def mean(values): return sum(values) / len(values)  # raises ZeroDivisionError for []",
 )
 """Sentences of several lengths in several scripts; ours."""
-_LONG = 160
-"""Tokens of the longest row: more than the window of ModernBERT, and few enough for the logits of all pieces."""
+LONGEST = 160
+"""Most tokens of a row: more than the window of ModernBERT, and few enough for the logits of all pieces."""
 _ROWS = 4
 
 
@@ -73,7 +73,7 @@ def samples(original: Original) -> Iterator[Rows]:
 
 
 def _rows(original: Original, texts: Sequence[Sequence[str]]) -> Rows:
-    longest = min(original.longest, _LONG)
+    longest = min(original.longest, LONGEST)
     found = [original.tokenizer.encode(*parts) for parts in texts]
     ids, types = [cut(one.ids, longest) for one in found], [cut(one.type_ids, longest) for one in found]
     batch = _batch(original, ids, types)
