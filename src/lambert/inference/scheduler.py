@@ -1,9 +1,9 @@
-"""Computes the sequences of many callers together, in flat batches by tokens, without a waiting time.
+"""Computes the sequences of many callers together, in flat batches by tokens, without a timer.
 
 Worker threads share the cores. A worker that finds no other one at work takes what is waiting at once, up to
-`batch_tokens` tokens, oldest request first; beside others it waits for enough tokens, because a batch reads all weights
-from memory. A request of which some sequences are left goes to the end of the queue, so that a request of one text does
-not wait for all texts of a large request.
+`batch_tokens` tokens, oldest request first. Beside others a worker starts only if enough tokens wait, because a batch
+reads all weights from memory. A request of which some sequences are left goes to the end of the queue, so that a request
+of one text does not wait for all texts of a large request.
 """
 
 import math
@@ -25,8 +25,8 @@ from lambert.core.world import World
 from lambert.engine.precision import Precision
 from lambert.inference.outputs import FAST_TOKENS, Found, HasOutputs, computed
 
-_SHARE = 256
-"""Fewer tokens than this are computed by one worker. At 256, reading the weights takes about a tenth of the time."""
+_LEAST_TOKENS = 256
+"""Tokens for which a worker starts beside others. At 256, reading the weights takes about a tenth of the time."""
 _GPU_TOKENS = 16_384
 """Tokens of a batch on a GPU."""
 
@@ -219,9 +219,9 @@ class Scheduler:
     def _batch(self) -> list[_Part]:
         """Takes a batch of the waiting jobs of one model: at least one sequence if one waits, and if no other worker is
         at work or enough tokens wait."""
-        if self._active and self._tokens < _SHARE:
+        if self._active and self._tokens < _LEAST_TOKENS:
             return []
-        goal = min(self._batch_tokens, max(_SHARE, math.ceil(self._tokens / (self._workers - self._active))))
+        goal = min(self._batch_tokens, max(_LEAST_TOKENS, math.ceil(self._tokens / (self._workers - self._active))))
         total, full = 0, False
         parts: list[_Part] = []
         others: list[_Job] = []
@@ -268,7 +268,8 @@ class Scheduler:
         work = parts[0].job.work
         try:
             batches = [part.collate() for part in parts]
-            found = divided(computed(work.model, work.precision, self._world, joined(batches)), batches)
+            together = computed(work.model, work.precision, self._world, joined(batches))
+            found = list(zip(parts, divided(together, batches), strict=True))
         except Exception as error:  # whatever it is, the caller must learn it, and this thread must live
             if len(parts) > 1:
                 return [job for part in parts for job in self._compute([part])]
@@ -276,7 +277,7 @@ class Scheduler:
                 self._fail(parts[0].job, error)
             return []
         complete = []
-        for part, own in zip(parts, found, strict=True):
+        for part, own in found:
             with self._changed:
                 job = part.job
                 job.found[part.low] = own
