@@ -2,8 +2,8 @@
 
 Worker threads share the cores. A worker that finds no other one at work takes what is waiting at once, up to
 `batch_tokens` tokens, oldest request first. Beside others a worker starts only if enough tokens wait, because a batch
-reads all weights from memory. A request of which some sequences are left goes to the end of the queue, so that a request
-of one text does not wait for all texts of a large request.
+reads all weights from memory. A request of which some sequences are left goes to the end of the queue, so that one text
+does not wait for all texts of a large request.
 """
 
 import math
