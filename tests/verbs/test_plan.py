@@ -121,6 +121,14 @@ def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
     assert "nvidia.com/gpu: 8" in script
 
 
+def test_the_case_of_devices_does_not_matter(lambert: Lambert) -> None:
+    rows = [
+        found(lambert, PRETRAIN, *flags)["efficient"]
+        for flags in (["--device=h100,t4", "--price=h100=3,T4=1"], ["--device=H100,T4", "--price=H100=3,T4=1"])
+    ]
+    assert rows[0] == rows[1]
+
+
 def test_the_price_is_that_of_this_machine(lambert: Lambert, small: Path) -> None:
     result = found(lambert, small, "--seconds=0.5", "--price=7")
     assert result["cost_unit"] == "USD"
