@@ -103,6 +103,11 @@ def test_failures_are_simulated(lambert: Lambert) -> None:
     assert quiet["useful_share"] > 0.98 > noisy["useful_share"] > 0.5
     assert noisy["useful_share"] == pytest.approx(noisy["useful_share_closed_form"], abs=0.05)
     assert noisy["best_save_every"] < quiet["best_save_every"]
+    assert noisy["useful_share_5_percent"] < noisy["useful_share"] < noisy["useful_share_95_percent"]
+    short = found(lambert, *command, "--failures=500", "--set", "train.steps=100")["failures"]
+    assert short["useful_share"] == pytest.approx(short["useful_share_closed_form"], abs=0.02)
+    lines = lambert("plan", *command, "--failures=500", "--set", "train.steps=100").out
+    assert f"the mean of {short['simulations']:,} simulated runs" in " ".join(lines.split())
 
 
 def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
