@@ -66,8 +66,8 @@ def lines(plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) 
 
 def _failures(found: Mapping[str, float]) -> list[str]:
     return [
-        f"failures {found['failures']:,.3g}, the mean of {found['simulations']:,} simulated runs (a machine fails once in "
-        f"{found['machine_hours']:g} h): {found['useful_share']:.1%} of the time is useful, in 9 of 10 runs "
+        f"failures {found['failures']:,.3g}, the mean of {found['simulations']:,} simulated runs (a machine fails once "
+        f"in {found['machine_hours']:g} h): {found['useful_share']:.1%} of the time is useful, in 9 of 10 runs "
         f"{found['useful_share_5_percent']:.1%} to {found['useful_share_95_percent']:.1%} (closed form "
         f"{found['useful_share_closed_form']:.1%}), {duration(found['seconds'])} in all",
         f"         checkpoints of {duration(found['checkpoint_seconds'])} every {duration(found['interval_seconds'])}; "
