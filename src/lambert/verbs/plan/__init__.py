@@ -1,7 +1,9 @@
 """`lambert plan`: what a run takes and costs, predicted before it is started."""
 
 import json
+import sys
 from collections.abc import Sequence
+from functools import partial
 from math import ceil, inf, prod
 from statistics import fmean
 
@@ -28,7 +30,8 @@ _MOST_SIMULATED = 5_000_000
 
 
 def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
-    """Predicts the run of a recipe, shows it, and returns it.
+    """Predicts the run of a recipe, shows it, and returns it. Beside a script, which may go to a file, the prediction
+    is shown on standard error.
 
     Raises UsageError if the run does not fit into the memory of the devices, and if no choice keeps the limits.
     """
@@ -69,8 +72,11 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
     if config.json:
         say(json.dumps(result.as_dict(), indent=1))
     else:
-        for line in lines(plan, chosen, table, result):
-            say(line)
+        aside = partial(print, file=sys.stderr) if result.script and say is not silent else say
+        for line in lines(config, plan, chosen, table, result):
+            aside(line)
+        if result.script:
+            say(result.script)
     return result
 
 
@@ -163,7 +169,7 @@ def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, fl
     )
     mean = fmean(outcome.seconds for outcome in outcomes)
     useful = fmean(outcome.training for outcome in outcomes) / mean
-    low, high = np.quantile([outcome.useful for outcome in outcomes], [0.05, 0.95]).tolist()
+    low, high = np.quantile([outcome.useful for outcome in outcomes], [0.01, 0.99]).tolist()
     return {
         "machine_hours": config.failures,
         "checkpoint_seconds": cost,
@@ -172,8 +178,8 @@ def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, fl
         "best_save_every": max(1, round(best / chosen.step.seconds)),
         "simulations": len(outcomes),
         "useful_share": useful,
-        "useful_share_5_percent": low,
-        "useful_share_95_percent": high,
+        "useful_share_1_percent": low,
+        "useful_share_99_percent": high,
         "useful_share_closed_form": useful_share(group_mtbf(mtbf, nodes), interval, cost, config.restart),
         "failures": fmean(outcome.failures for outcome in outcomes) * longer,
         "lost_seconds": fmean(outcome.lost for outcome in outcomes) * longer,

@@ -59,7 +59,7 @@ class PlanConfig:
     disk: float = 1.0
     """GB per second at which checkpoints are written, while training waits."""
     cluster: Literal["", "slurm", "kubernetes"] = ""
-    """Also print a script that starts the run on the chosen devices."""
+    """Print a script that starts the run on the chosen devices, and the plan on standard error."""
     seconds: float = 60.0
     """Longest time of the measurements of `device` = auto."""
     json: bool = False
