@@ -84,7 +84,12 @@ VERBS = {
     "evaluate": Verb(
         "evaluate", "settings.evaluate:EvaluateConfig", "Model and labelled data to official scores and predictions."
     ),
-    "predict": Verb("predict", "settings.predict:PredictConfig", "JSON lines in, JSON lines out, streaming.", takes=""),
+    "predict": Verb(
+        "predict",
+        "settings.predict:PredictConfig",
+        "Rows of JSON lines, CSV or Parquet to predictions or vectors (also .npy), streaming.",
+        takes="",
+    ),
     "serve": Verb("serve", "serve:ServeConfig", "An HTTP service of models, with a page to try them on.", takes=""),
     "import": Verb(
         "convert",

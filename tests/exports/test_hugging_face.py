@@ -45,6 +45,7 @@ def test_equal_vectors(kind: str, head: str, precision: str, tmp_path: Path, lam
     done = lambert("export", model=model, out=out, format="sentence-transformers", precision=precision)  # type: ignore[operator]
     assert done.code == 0, done.err
     assert "largest difference from sentence-transformers" in done.out
+    assert done.err == ""
     net = SentenceTransformer(str(out), device="cpu", model_kwargs={"dtype": "float32"})
     wanted = load(model).encode([*TEXTS])
     np.testing.assert_allclose(net.encode([*TEXTS]), wanted, atol=1e-5 if precision == "float32" else 0.05)

@@ -70,7 +70,9 @@ def test_every_verb_heeds_a_signal_before_it_imports_anything(verb: str, tmp_pat
     process = start(tmp_path, *COMMANDS[verb])
     wait_for_handlers(process)
     assert processor_seconds(process.pid) < 0.25, "torch alone takes a second"
-    assert stopped(process) == "lambert: Stopped by SIGTERM. To continue: the same command again.\n"
+    continues = verb in ("prepare", "pretrain", "finetune", "predict", "launch")
+    again = "To continue: the same command again." if continues else "To start again: the same command."
+    assert stopped(process) == f"lambert: Stopped by SIGTERM. {again}\n"
 
 
 def test_a_signal_at_any_time_of_the_first_half_second(tmp_path: Path, corpus: Path, small: dict[str, object]) -> None:

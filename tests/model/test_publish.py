@@ -91,6 +91,32 @@ def test_a_card_shows_names_from_outside_as_they_stand(name: str, model: Model, 
     assert next(token.content for token in tokens if token.info == "toml").count("\ninit = ") == 1
 
 
+@pytest.mark.parametrize(
+    ("heads", "name"),
+    [
+        ({"label": 3}, "AutoModelForSequenceClassification"),
+        ({"multilabel": 3}, "AutoModelForSequenceClassification"),
+        ({"value": 0}, "AutoModelForSequenceClassification"),
+        ({"tag": 3}, "AutoModelForTokenClassification"),
+        ({"span": 0}, "AutoModelForQuestionAnswering"),
+        ({"choice": 0}, "AutoModelForMultipleChoice"),
+        ({"mlm": 0}, "AutoModelForMaskedLM"),
+        ({"mlm": 0, "nsp": 0}, "AutoModelForPreTraining"),
+        ({"vector": 0}, "SentenceTransformer"),
+    ],
+)
+def test_a_card_loads_the_model_with_its_heads(heads: dict[str, int], name: str, pretrained: Path) -> None:
+    shape = weights.load(pretrained / "model")[0].config
+    text = card(Model(shape, heads), FinetuneConfig(data=Path("d"), out=Path("o"), init=Path("i")), {})
+    code = text.split("```python\n")[1].split("```")[0]
+    compile(code, "card", "exec")
+    assert f" {name}" in code
+    if name.startswith("Auto"):
+        assert hasattr(pytest.importorskip("transformers"), name)
+        assert f"{name}.from_pretrained" in code
+    assert f"library_name: {'transformers' if name.startswith('Auto') else 'sentence-transformers'}\n" in text
+
+
 def test_the_card_of_a_fine_tuned_model_states_its_facts(
     tuned: Callable[[str], Path], labelled: Callable[[str, str], Path]
 ) -> None:

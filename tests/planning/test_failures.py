@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lambert.planning.failures import daly, group_mtbf, useful_share
-from lambert.planning.simulation import Run, simulate
+from lambert.planning.simulation import Run, simulate, simulations
 from lambert.planning.stragglers import expected_maximum
 
 pytest.importorskip("simpy")
@@ -26,6 +26,17 @@ def test_the_useful_share_is_dalys(nodes: int, hours: float) -> None:
     found = simulate(run, seed=3)
     assert found.failures > 3000
     assert found.useful == pytest.approx(useful_share(mtbf, interval, cost, restart), abs=0.01)
+
+
+def test_a_run_that_is_shorter_than_the_time_between_failures() -> None:
+    """A single simulation has no failure, or one that costs a large share."""
+    mtbf, seconds, restart = 50 * HOUR, 3600.0, 600.0
+    found = simulations(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
+    assert len({outcome.failures for outcome in found}) > 1
+    mean = sum(outcome.seconds for outcome in found) / len(found)
+    assert seconds / mean == pytest.approx(useful_share(mtbf, seconds, 0.0, restart), abs=0.005)
+    assert found == simulations(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
+    assert len(simulations(Run(1.0, 10**6, mtbf=HOUR, interval=60.0))) == 20
 
 
 def test_no_interval_is_better_than_dalys() -> None:

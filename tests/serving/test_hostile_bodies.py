@@ -37,7 +37,7 @@ def body(path: str, texts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sent", "statuses"),
     [
-        (b"", {422}),
+        (b"", {400}),
         (b"null", {422}),
         (b"\x00\x01\x02\xff" * 1000, {400}),
         (b"\xef\xbb\xbf{}", {400}),

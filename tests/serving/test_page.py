@@ -110,7 +110,8 @@ def test_every_input_has_a_label_and_references_exist(parsed: Parsed) -> None:
 @pytest.mark.parametrize(
     ("task", "columns", "expected"),
     [
-        ("classify", Columns(), []),
+        ("classify", Columns(), ["text"]),
+        ("classify", Columns(text="sentence"), ["sentence"]),
         ("classify", Columns(text="1", text_b="2"), ["text", "text_b"]),
         ("regress", Columns(text="one", text_b="two"), ["one", "two"]),
         ("classify", Columns(text="{title}: {body}"), ["title", "body"]),
@@ -118,7 +119,9 @@ def test_every_input_has_a_label_and_references_exist(parsed: Parsed) -> None:
         ("choice", Columns(), ["text", "choices"]),
         ("choice", Columns(text="a", text_b="b", choices=("x", "y")), ["a", "b", "x", "y"]),
         ("squad", Columns(), ["question", "context"]),
-        ("tag", Columns(), []),
+        ("tag", Columns(text="1"), ["text"]),
+        ("mask", Columns(), ["text"]),
+        ("embed", Columns(text="a", text_b="b"), ["a"]),
     ],
 )
 def test_fields_are_the_keys_that_the_model_reads(task: str, columns: Columns, expected: list[str]) -> None:

@@ -96,9 +96,11 @@ def test_cards(service: Service) -> None:
     e5, pair, value = service.ask("/models")[1]
     assert (e5["task"], e5["dimensions"], e5["prompts"]) == ("embed", 32, {"query": "find : ", "document": "read : "})
     assert (pair["task"], pair["inputs"], len(pair["labels"])) == ("classify", ["one", "two"], 2)
-    assert (value["task"], value["inputs"], value["max_length"]) == ("regress", [], 64)
+    assert (value["task"], value["inputs"], value["max_length"]) == ("regress", ["text"], 64)
+    assert [isinstance(card["example"], str) for card in (e5, pair, value)] == [True, False, True]
     for card in (e5, pair, value):
-        assert service.ask("/predict", {"inputs": card["example"], "model": card["name"]})[0] == 200
+        for given in (card["example"], dict.fromkeys(card["inputs"], "a boat")):
+            assert service.ask("/predict", {"inputs": given, "model": card["name"]})[0] == 200
         assert card["precision"] == "float32"
 
 

@@ -62,12 +62,25 @@ def test_vectors_are_those_of_the_library(service: Service, tuned: Tuned) -> Non
         ("/predict", b"{", 400, "not JSON"),
         ("/predict", b"\xff\xfe", 400, "not JSON"),
         ("/predict", b"[" * 100_000, 400, "not JSON"),
-        ("/predict", {}, 422, "inputs"),
-        ("/predict", {"inputs": []}, 422, "at least 1"),
+        ("/predict", b"", 400, "The body is empty: send JSON."),
+        ("/predict", b'{"inputs": "a",\n"top": }', 400, "The body is not JSON: see line 2, column 8."),
+        ("/predict", b"\xff\xfe", 400, "not JSON in UTF-8"),
+        ("/predict", b'{"top": NaN}', 400, "The body has NaN, which is not JSON"),
+        ("/predict", b"[]", 422, "The body must be a JSON object."),
+        ("/predict", {}, 422, "'inputs' is missing."),
+        ("/predict", {"input": "a"}, 422, "'input' is unknown. Did you mean 'inputs'?"),
+        ("/predict", {"inputs": []}, 422, "'inputs' is an empty list: send at least 1."),
+        ("/predict", {"inputs": ["a", 5]}, 422, "'inputs[1]' must be a text or an object."),
+        ("/predict", {"inputs": ["a", None]}, 422, "'inputs[1]' must be a text or an object."),
+        ("/embed", {"inputs": ["a", 5]}, 422, "'inputs[1]' must be a text."),
+        ("/embed", {"inputs": "a", "prompt": "x"}, 422, "'prompt' must be 'query' or 'document'."),
+        ("/predict", {"inputs": "a", "top": 0}, 422, "'top' must be at least 1."),
+        ("/predict", {"inputs": "a", "top": "many"}, 422, "'top' must be a whole number."),
+        ("/predict", {"inputs": "a", "model": "x" * 1000}, 422, "'model' has more than 128 characters."),
         ("/predict", {"inputs": ["a"] * 2000}, 413, "send fewer"),
         ("/predict", {"inputs": "a", "nothing": 1}, 422, "nothing"),
         ("/predict", {"inputs": "a", "model": "other"}, 404, "classify, squad, tag"),
-        ("/predict", {"inputs": 3}, 422, "inputs"),
+        ("/predict", {"inputs": 3}, 422, "'inputs' must be a text or an object or a list."),
         ("/embed", {"inputs": ["a", "\ud800"]}, 422, "inputs[1]"),
         ("/embed", b'{"inputs": "' + b"a" * 9_000_000 + b'"}', 413, "bytes"),
         ("/nowhere", {}, 404, "Not Found"),
@@ -76,6 +89,11 @@ def test_vectors_are_those_of_the_library(service: Service, tuned: Tuned) -> Non
 def test_what_is_wrong_is_said(path: str, body: object, status: int, gist: str, service: Service) -> None:
     found, content = service.ask(path, body)
     assert (found, gist in json.dumps(content)) == (status, True), content
+
+
+def test_the_method_to_send_is_said(service: Service) -> None:
+    status, answer = service.ask("/predict")
+    assert (status, answer["error"]) == (405, "This path has another method: send POST.")
 
 
 def test_a_foreign_host_or_content_type_is_refused(service: Service) -> None:

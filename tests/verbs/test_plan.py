@@ -103,6 +103,11 @@ def test_failures_are_simulated(lambert: Lambert) -> None:
     assert quiet["useful_share"] > 0.98 > noisy["useful_share"] > 0.5
     assert noisy["useful_share"] == pytest.approx(noisy["useful_share_closed_form"], abs=0.05)
     assert noisy["best_save_every"] < quiet["best_save_every"]
+    assert noisy["useful_share_1_percent"] < noisy["useful_share"] < noisy["useful_share_99_percent"]
+    short = found(lambert, *command, "--failures=500", "--set", "train.steps=100")["failures"]
+    assert short["useful_share"] == pytest.approx(short["useful_share_closed_form"], abs=0.02)
+    lines = lambert("plan", *command, "--failures=500", "--set", "train.steps=100").out
+    assert f"the mean of {short['simulations']:,} simulated runs" in " ".join(lines.split())
 
 
 def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
@@ -119,6 +124,33 @@ def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
         assert "--train.micro-tokens=16384" in script
     assert "completions: 4" in script
     assert "nvidia.com/gpu: 8" in script
+
+
+def test_the_case_of_devices_does_not_matter(lambert: Lambert) -> None:
+    rows = [
+        found(lambert, PRETRAIN, *flags)["efficient"]
+        for flags in (["--device=h100,t4", "--price=h100=3,T4=1"], ["--device=H100,T4", "--price=H100=3,T4=1"])
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_the_script_alone_is_on_standard_output(lambert: Lambert) -> None:
+    command = (LAMB, "--device=H100", "--devices=32", "--cluster=slurm")
+    called = lambert("plan", *command)
+    assert called.out == found(lambert, *command)["script"] + "\n"
+    assert called.out.startswith("#!/bin/bash\n")
+    assert "efficient choices" in called.err
+
+
+def test_the_table_has_the_chosen_row_and_marks_what_is_over_a_limit(lambert: Lambert) -> None:
+    command = (LAMB, "--device=H100", "--price=3", "--link=infiniband-200")
+    for flags, limit in ((["--budget=300USD"], "budget"), (["--deadline=1h"], "deadline")):
+        rows = lambert("plan", *command, *flags).out.partition("efficient choices")[2].splitlines()
+        (chosen,) = (row for row in rows if row.endswith(" <- chosen"))
+        assert "float32 " in chosen
+        over = [row for row in rows if row.endswith(f" over the {limit}")]
+        assert over
+        assert all((rows.index(row) < rows.index(chosen)) == (limit == "budget") for row in over)
 
 
 def test_the_price_is_that_of_this_machine(lambert: Lambert, small: Path) -> None:

@@ -80,6 +80,7 @@ BAD = pytest.mark.parametrize(
         ('["text"]', "line 4 is not a JSON object"),
         ('{"txt": "a"}', "line 4: 'text' is missing"),
         ('{"text": 3}', "line 4: 'text' is not a text"),
+        ('{"text": null}', "line 4: 'text' is null, not a text. Keys found: text."),
         ('{"text": "\\ud800"}', "line 4"),
     ],
 )

@@ -20,6 +20,7 @@ from lambert.verbs import predict
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, which other tests import
 Lambert = Callable[..., Any]
+KEPT = "; the predictions so far are kept"
 Tuned = Callable[[str], Path]
 COUNT, CHUNK = 23, 4
 WRITING = [
@@ -188,6 +189,26 @@ def test_a_signal_says_that_the_same_command_continues(
     assert sorted(tmp_path.iterdir()) == sorted([*rows, out])
 
 
+@pytest.mark.parametrize(("chunks", "said"), [(0, " before the first prediction; nothing was written"), (1, KEPT)])
+def test_a_signal_says_whether_there_are_predictions(
+    chunks: int, said: str, rows: list[Path], tuned: Tuned, tmp_path: Path, lambert: Lambert,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    plain, calls = predict.readable, []
+
+    def striking(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1 + chunks:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(*given)
+
+    monkeypatch.setattr(predict, "readable", striking)
+    flags = {"model": tuned("classify"), "chunk": CHUNK, "input": rows[1], "out": tmp_path / "answers.jsonl"}
+    stopped = lambert("predict", **flags)
+    assert stopped.code == 130
+    assert stopped.err.endswith(f"Stopped by SIGINT{said}. To continue: the same command again.\n")
+
+
 def half(config: Any) -> Path:
     """Kills a run in its middle. Returns the folder of the part."""
     assert killed(config, 25)
@@ -213,15 +234,15 @@ def test_another_model_input_or_setting_is_refused(
     before = {name: (part / name).read_bytes() for name in ("state.json", "rows")}
     model = str(tuned("classify"))
     for given, what in (
-        ([*flags, "--errors", "stop"], "other settings"),
-        ([*flags, "--inference.precision", "bfloat16"], "other settings"),
-        ([str(tuned("regress")) if flag == model else flag for flag in flags], "other model"),
+        ([*flags, "--errors", "stop"], "other settings (errors)"),
+        ([*flags, "--inference.precision", "bfloat16"], "other settings (inference.precision)"),
+        ([str(tuned("regress")) if flag == model else flag for flag in flags], "another model"),
     ):
         said = f"{part} has predictions that were begun with {what}. Remove {part} to start again."
         one_line(lambert("predict", *given), 2, said)
     saved = rows[0].read_text()
     rows[0].write_text(saved + '"more",3\n')
-    one_line(lambert("predict", *flags), 2, "begun with other input.")
+    one_line(lambert("predict", *flags), 2, "begun with another input.")
     assert {name: (part / name).read_bytes() for name in ("state.json", "rows")} == before
 
 

@@ -194,7 +194,7 @@ def test_rows_of_a_table_that_cannot_be_read(tuned: Tuned, tmp_path: Path, lambe
     path = tmp_path / "rows.csv"
     path.write_bytes(b'\xef\xbb\xbfid,text\n1,a\n2\n3,"b\nc"\n4,\xff\n\n5,d\n6,"never\n')
     called = lambert("predict", model=tuned("classify"), input=path)
-    one_line(called, 3, "3 of 6 rows", f"{path}:3 has 1 cells where the first line has 2")
+    one_line(called, 3, "3 of 6 rows", f"{path}:3 has 1 cell where the first line has 2")
     found = [json.loads(line) for line in called.out.splitlines()]
     assert [row.get("id") for row in found] == ["1", None, "3", None, "5", None]
     assert "rows.csv:6 is not UTF-8 text (byte 0xff)" in found[3]["error"]

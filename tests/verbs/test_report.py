@@ -224,6 +224,15 @@ def test_where_the_page_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(Path("new").iterdir()) == [Path("new/page.html")]
 
 
+def test_a_folder_of_several_seeds_is_its_runs(tmp_path: Path) -> None:
+    out = tmp_path / "low"
+    for seed in (10, 2, 1):
+        folder(out / f"seed-{seed}")
+    folder(tmp_path / "other")
+    assert report.run(ReportConfig((out,))) == out / "report.html"
+    assert "<title>seed-1 · seed-2 · seed-10</title>" in (out / "report.html").read_text()
+
+
 def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = folder(tmp_path / "runs" / "base")
     with pytest.raises(UsageError, match="lambert report runs/NAME"):
@@ -231,7 +240,7 @@ def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(DataError, match=r"No such folder: .*bsae\. Run folders near it: .*base"):
         report.run(ReportConfig(runs=(tmp_path / "runs" / "bsae",)))
     (tmp_path / "corpus.work" / "extract").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"corpus\.work is no run and no corpus"):
+    with pytest.raises(DataError, match=r"corpus\.work is neither a run nor a corpus"):
         report.run(ReportConfig(runs=(tmp_path / "corpus.work",)))
     (tmp_path / "corpus.work" / "lock.json").touch()
     with pytest.raises(DataError, match=r"corpus\.work is a work folder of prepare"):

@@ -6,11 +6,14 @@ saved.
 
 import os
 import signal
+import sys
 from types import FrameType
 from typing import NoReturn
 
 LAUNCHED = "LAMBERT_LAUNCHER"
 """Environment variable with the process id of the launcher, set in the processes that it starts."""
+_CONTINUING = ("prepare", "pretrain", "finetune", "predict", "sweep", "launch", "demo")
+"""Verbs that may find work of the same command and continue it; others begin anew."""
 _CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 if hasattr(signal, "SIGUSR1"):
     _CODES[signal.SIGUSR1] = 75
@@ -59,8 +62,13 @@ def _mask(how: str) -> None:
         signal.pthread_sigmask(getattr(signal, how), _CODES)
 
 
+def _continues() -> bool:
+    return any(word in _CONTINUING for word in sys.argv[1:2])
+
+
 def _leave(number: int) -> NoReturn:
-    line = f"lambert: Stopped by {signal.Signals(number).name}. To continue: the same command again.\n"
+    again = "To continue: the same command again." if _continues() else "To start again: the same command."
+    line = f"lambert: Stopped by {signal.Signals(number).name}. {again}\n"
     try:
         os.write(2, line.encode())  # print could wait for a lock that the interrupted code holds
     finally:

@@ -17,6 +17,7 @@ from lambert.exports.sample import LONGEST, Difference, samples
 from lambert.exports.written import check, check_installed, check_precision, quiet
 from lambert.model import weights
 from lambert.model.heads import Model
+from lambert.model.publish import quiet_transformers
 
 _VECTORS = 1e-5
 """Largest difference of a component of a vector from that of sentence-transformers, in float32."""
@@ -102,6 +103,7 @@ def _reread(original: Original, folder: Path, config: ExportConfig) -> Differenc
 def _by_sentence_transformers(original: Original, folder: Path) -> Difference:
     from sentence_transformers import SentenceTransformer
 
+    quiet_transformers()
     net = SentenceTransformer(
         str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
     ).eval()  # fmt: skip

@@ -17,6 +17,7 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_file, delete_folder, make_folder, remove_leftovers, temporary_folder, write_atomic
 from lambert.core.lock import lock_folder
 from lambert.core.registry import choose
+from lambert.core.settings import dotted
 from lambert.inference.answer_formats import FORMATS, Lines, Row
 from lambert.inference.input_rows import Position
 
@@ -106,8 +107,9 @@ class Unfinished:
         if not rows.is_file() or rows.stat().st_size < state["answers"]["bytes"]:
             raise DataError(f"{rows} is shorter than {path} says. {remedy}")
         if other := [name for name in self._of | state["of"] if self._of.get(name) != state["of"].get(name)]:
+            differing = [_difference(name, state["of"].get(name, ""), self._of.get(name, "")) for name in other]
             raise UsageError(
-                f"{self.folder} has predictions that were begun with other {' and '.join(other)}. {remedy} To keep it, "
+                f"{self.folder} has predictions that were begun with {' and '.join(differing)}. {remedy} To keep it, "
                 "name another file (out)."
             )
         self.position = Position(**state["position"])
@@ -188,6 +190,17 @@ def _finish(rows: Lines, path: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> MachineError:
     return MachineError(f"{path} cannot be written: {error.strerror or error}. Free space or choose another place.")
+
+
+def _difference(name: str, was: str, now: str) -> str:
+    """Returns in words that predictions are of another input or model, or which of the settings of `settings_text`
+    differ."""
+    try:
+        before, after = (dotted(json.loads(text)) for text in (was, now))
+    except (AttributeError, ValueError):  # a hash
+        return f"another {name}"
+    keys = sorted(key for key in before | after if before.get(key) != after.get(key))
+    return f"other {name} ({', '.join(keys)})"
 
 
 def settings_text(values: Mapping[str, Any]) -> str:

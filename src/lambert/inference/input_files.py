@@ -171,7 +171,7 @@ def _share_read(raw: BinaryIO, size: int) -> float:
 def _problem(row: Sequence[str], width: int) -> str:
     """Returns why a row of a table cannot be used, or ""."""
     if len(row) != width:
-        return f"has {len(row)} cells where the first line has {width}"
+        return f"has {len(row)} cell{'s' * (len(row) != 1)} where the first line has {width}"
     try:
         "".join(row).encode()
     except UnicodeEncodeError as error:

@@ -124,14 +124,19 @@ _OUTPUTS: Mapping[tuple[str, ...], Mapping[str, str]] = {
 """Names of the outputs of transformers' models by the heads of an architecture; `logits` for other heads."""
 
 
-def _by_transformers(model: Model, folder: Path, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
-    """Returns the outputs of transformers for the folder and the same sequences, among the `names` of `_outputs`."""
+def quiet_transformers() -> Any:
+    """Returns the module transformers, which shows no progress and no reports of what it has loaded."""
     import transformers
 
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def _by_transformers(model: Model, folder: Path, batch: Batch, names: Collection[str]) -> dict[str, Tensor]:
+    """Returns the outputs of transformers for the folder and the same sequences, among the `names` of `_outputs`."""
+    transformers = quiet_transformers()
     architecture, heads = layout.architecture(model.config, model.labels)
-    quiet = transformers.logging
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
     net = (
         getattr(transformers, architecture).from_pretrained(folder, local_files_only=True).eval().to(batch.ids_T.device)
     )

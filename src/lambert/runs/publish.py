@@ -13,6 +13,7 @@ from lambert.core.files import json_text, write_atomic
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.engine.progress import score_text
 from lambert.model.families import DEFAULT, family_of, reads_segments
+from lambert.model.folder import architecture
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.config import RunConfig
@@ -70,24 +71,41 @@ def card(model: Model, config: RunConfig, scores: Mapping[str, float], trained: 
         for name, value in scores.items()
         if name not in {f"{scored}_se" for scored in errors}
     )
-    use = (
-        "```python\nfrom transformers import AutoModel, AutoTokenizer\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel.from_pretrained(".")\n```\n\n'
-        if not shape.custom_block
-        else f"Its layers are of the class {_plain(shape.block)}, which must be importable and named by `--code`. "
-        "Lambert reads this folder, transformers does not.\n\n"
-    )
+    library = "sentence-transformers" if _has_vectors(model) else "transformers"
     return (
-        f"---\nlibrary_name: transformers\ntags: [{tag}, lambert]\n---\n\n# {_plain(config.out.name)}\n\n"
+        f"---\nlibrary_name: {library}\ntags: [{tag}, lambert]\n---\n\n# {_plain(config.out.name)}\n\n"
         f"A {family.title} encoder of {shape.layers} layers, width {shape.hidden}, {shape.heads} heads, "
         f"{shape.vocabulary:,} pieces and {size:,} parameters, with the heads {_plain(', '.join(model.objectives))}. "
         f"Made by Lambert {__version__}.\n\n"
         + (_data(trained) if trained else "")
         + (f"## Held-out scores\n\n| score | value |\n|---|---|\n{rows}\n" if scores else "")
         + (_limits(trained, config) if trained else "")
-        + f"## Use\n\n{use}"
+        + f"## Use\n\n{_use(model)}"
         f"## Recipe\n\n{_fenced(settings.text(config), 'toml')}"
     )
+
+
+def _has_vectors(model: Model) -> bool:
+    """Returns whether sentence-transformers reads the folder."""
+    return model.joint and not model.config.custom_block
+
+
+def _use(model: Model) -> str:
+    """Returns the text that says how to load the model."""
+    shape = model.config
+    if shape.custom_block:
+        return (
+            f"Its layers are of the class {_plain(shape.block)}, which must be importable and named by `--code`. "
+            "Lambert reads this folder, transformers does not.\n\n"
+        )
+    if _has_vectors(model):
+        code = "from sentence_transformers import SentenceTransformer\n\n"
+        code += 'model = SentenceTransformer(".")\nvectors = model.encode(["A text.", "Another text."])\n'
+    else:
+        _, has, head = architecture(shape, model.labels)[0].partition("For")
+        code = f"from transformers import AutoModel{has}{head}, AutoTokenizer\n\n"
+        code += f'tokenizer = AutoTokenizer.from_pretrained(".")\nmodel = AutoModel{has}{head}.from_pretrained(".")\n'
+    return _fenced(code, "python") + "\n"
 
 
 def _data(trained: Trained) -> str:

@@ -191,10 +191,8 @@ class Card(BaseModel):
     ]
     max_length: int | None = None
     labels: list[str] | None = None
-    inputs: Annotated[list[str] | None, Field(description="Keys of the objects that /predict reads; empty: texts.")] = (
-        None
-    )
-    example: Annotated[Any, Field(description="An input of /predict.")] = None
+    inputs: Annotated[list[str] | None, Field(description="Keys of the objects that /predict reads.")] = None
+    example: Annotated[Any, Field(description="An input of /predict; a text if the model also reads texts.")] = None
 
 
 class Status(BaseModel):

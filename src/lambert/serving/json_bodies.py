@@ -14,7 +14,6 @@ from lambert.serving.refusals import Refusal
 
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHOWN = 64
-_NOT_JSON = "The body is not JSON, or is nested too deeply."
 
 
 def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
@@ -22,6 +21,12 @@ def route_class(answering: Answering, most_items: int) -> type[APIRoute]:
     items in a list."""
 
     class JsonRequest(Request):
+        async def body(self) -> bytes:
+            found = await super().body()
+            if not found:
+                raise Refusal(400, "json", "The body is empty: send JSON.")
+            return found
+
         async def json(self) -> Any:
             if not hasattr(self, "_json"):
                 body = await self.body()
@@ -52,8 +57,15 @@ def parsed(body: bytes, most_items: int) -> Any:
     """
     try:
         value = json.loads(body.decode(), parse_constant=_not_json)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, "json", _NOT_JSON) from error
+    except UnicodeDecodeError as error:
+        raise Refusal(400, "json", "The body is not JSON in UTF-8: another encoding was sent.") from error
+    except RecursionError as error:
+        raise Refusal(400, "json", "The body is not JSON that can be read: it is nested too deeply.") from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno:,}, column {error.colno:,}"
+        raise Refusal(400, "json", f"The body is not JSON: see {place}.") from error
+    except ValueError as error:  # thousands of digits
+        raise Refusal(400, "json", "The body is not JSON that can be read: a number is too long.") from error
     if isinstance(value, dict):
         for name, items in value.items():
             if isinstance(items, list) and len(items) > most_items:
@@ -68,7 +80,7 @@ def parsed(body: bytes, most_items: int) -> Any:
 
 
 def _not_json(constant: str) -> NoReturn:
-    raise ValueError(constant)
+    raise Refusal(400, "json", f"The body has {constant}, which is not JSON: send a finite number or null.")
 
 
 def _half_pair(value: Any) -> str | None:

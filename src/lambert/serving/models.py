@@ -167,22 +167,23 @@ def version_of(path: Path) -> str:
 
 
 def inputs_of(task: str, columns: Columns) -> list[str]:
-    """Returns the keys of the objects that a model reads; empty if it reads texts. Columns of choices are the last."""
+    """Returns the keys of the objects that a model reads. Columns of choices are the last."""
     if task == "squad":
         return ["question", "context"]
-    if task in ("tag", "mask", "embed"):
-        return []
-    given = {"text": columns.text or "text", "text_b": columns.text_b}
+    if task in ("tag", "mask"):
+        return ["text"]
+    given = {"text": columns.text or "text", "text_b": "" if task == "embed" else columns.text_b}
     texts = [key if name.isdecimal() else name for key, name in given.items()]
     names = list(dict.fromkeys(column for name in texts for column in columns_of(name)))
     if task == "choice":
         return [*names, *columns.choices]
-    return names if len(names) > 1 or is_template(columns.text) else []
+    return names
 
 
 def _example(task: str, columns: Columns) -> Any:
+    """Returns an input of the task: a text if the model reads one as well as an object."""
     names = inputs_of(task, columns)
-    if task == "squad" or not names:
+    if task == "squad" or (len(names) == 1 and not is_template(columns.text)):
         return EXAMPLES.get(task, EXAMPLES[""])
     found: dict[str, Any] = dict.fromkeys(names, EXAMPLES[""])
     if task == "choice" and len(columns.choices) == 1:

@@ -1,5 +1,6 @@
 """Answers with an error status: what a service refuses, and how it says so."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -8,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from lambert.core.errors import DataError, LambertError, UsageError
+from lambert.core.registry import nearest
 from lambert.inference.scheduler import OverloadedError
 from lambert.serving.bodies import Failure
 from lambert.serving.gate import OVERLOADED, TOO_LATE
@@ -15,18 +17,29 @@ from lambert.serving.metrics import Metrics
 
 BUG = "The service has a bug, which its operator can read about."
 _DESCRIBED = {
-    400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON, or is nested too deeply."),
+    400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON: see line 1, column 12."),
     401: ("The API key is missing or wrong.", "Send the API key as `Authorization: Bearer KEY`."),
     404: ("There is no model of this name.", "There is no model of this name; there are: names, topics."),
     408: ("The request did not arrive in time.", "The body was not complete after 30 s."),
     413: ("The body or the number of texts is too large.", "2,000 texts are more than 1,024: send fewer."),
     415: ("The content type is not application/json.", "The content type must be application/json."),
-    422: ("A field is missing, unknown or wrong.", "Field required"),
+    422: ("A field is missing, unknown or wrong.", "'inputs' is missing."),
     429: ("Too much work is waiting; Retry-After says when to try again.", OVERLOADED),
     431: ("The headers are too large or too many.", "The headers are larger than 32,768 bytes: send less."),
     500: ("The service has a bug.", BUG),
     503: ("The request was not computed in time.", TOO_LATE),
 }
+_SENT = {
+    "string_type": "a text", "dict_type": "an object", "list_type": "a list", "int_type": "a whole number",
+    "int_parsing": "a whole number", "int_from_float": "a whole number",
+}  # fmt: skip
+"""What to send instead of a value of another type, by pydantic's names of errors."""
+_SAID = {
+    "missing": "is missing", "too_short": "is an empty list: send at least {min_length}",
+    "string_too_long": "has more than {max_length} characters", "literal_error": "must be {expected}",
+    "greater_than_equal": "must be at least {ge}", "less_than_equal": "must be at most {le}",
+}  # fmt: skip
+"""What is wrong with a field, by pydantic's names of errors."""
 _FIELDS = {404: "model", 413: "inputs", 422: "inputs"}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
@@ -82,16 +95,17 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         metrics.refused("fields")
-        # Of a union, every form has its error: the one about a part of the value says most, then one that is not about
-        # its type. Neither message nor place repeat the input.
-        first = max(error.errors(), key=lambda one: (len(_place(one)), not one["type"].endswith("_type")))
-        field = "".join(f"[{part}]" if isinstance(part, int) else part for part in _place(first)) or "body"
-        return failure(422, first["msg"], field[:200])
+        message, field = wrong_field(
+            error.errors(), [*request.scope["route"].body_field.field_info.annotation.model_fields]
+        )
+        return failure(422, message, field)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
         metrics.refused({404: "path", 405: "method"}.get(error.status_code, "body"))
-        return failure(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        allowed = f"This path has another method: send {headers.get('allow', headers.get('Allow', 'another'))}."
+        return failure(error.status_code, allowed if error.status_code == 405 else str(error.detail), headers=headers)
 
     @app.exception_handler(OverloadedError)
     async def overloaded(request: Request, error: OverloadedError) -> JSONResponse:
@@ -108,6 +122,32 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
     async def bug(request: Request, error: Exception) -> JSONResponse:
         metrics.refused("bug")
         return failure(500, BUG)  # Starlette raises the error again, and the gate reports it
+
+
+def wrong_field(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str]:
+    """Returns what is wrong and what to send, and the field, from the errors of pydantic. No text of the input is
+    repeated, except for the name of an unknown field.
+
+    Args:
+        known: The fields of the body.
+    """
+    # Of a union, every form has its error: the one about a part of the value says most, then one that is not about its
+    # type. An unknown field is often a missing one, misspelt.
+    first = max(
+        errors,
+        key=lambda one: (len(_place(one)), one["type"] == "extra_forbidden", not one["type"].endswith("_type")),
+    )
+    place, kind, limits = _place(first), first["type"], first.get("ctx") or {}
+    field = "".join(f"[{part}]" if isinstance(part, int) else part for part in place)[:200]
+    if not place:
+        return "The body must be a JSON object.", "body"
+    if kind == "extra_forbidden":
+        return f"{field[:64]!r} is unknown.{nearest(field, [*known])}", field
+    if kind in _SENT:
+        forms = dict.fromkeys(_SENT[one["type"]] for one in errors if _place(one) == place and one["type"] in _SENT)
+        return f"{field!r} must be {' or '.join(forms)}.", field
+    said = _SAID.get(kind)
+    return (f"{field!r} {said.format(**limits)}." if said else first["msg"]), field
 
 
 def _place(error: Any) -> list[str | int]:

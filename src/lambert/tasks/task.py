@@ -231,10 +231,10 @@ def keys_found(row: Mapping[str, Any]) -> str:
 
 
 def text_of(row: Row, key: str, place: str) -> str:
-    """Returns the text of `key`. Raises DataError if it is missing or not text."""
+    """Returns the text of `key`. Raises DataError if it is missing, null or not text."""
     value = row.get(key)
     if not isinstance(value, str):
-        what = "is missing" if value is None else "is not a text"
+        what = "is not a text" if value is not None else "is null, not a text" if key in row else "is missing"
         raise DataError(f"{place}: {key!r} {what}. Keys found: {keys_found(row)}.")
     return whole_text(value, key, place)
 

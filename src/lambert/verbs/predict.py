@@ -47,12 +47,13 @@ _PLACES = ("model", "input", "out")
 def run(config: PredictConfig, say: Say = silent) -> None:
     """Reads until the input ends. The "id" of a row is copied to its prediction. Raises SavedAndStopped after a signal,
     and DataError at the end if rows had errors."""
-    with graceful_stop(*_left(config)):
-        _answer(config, say)
+    status, again = _left(config)
+    with graceful_stop(" before the first prediction; nothing was written", again) as stop:
+        _answer(config, say, lambda: setattr(stop, "status", status))
 
 
 def _left(config: PredictConfig) -> tuple[str, str]:
-    """Returns what an interruption leaves, and how to continue."""
+    """Returns what an interruption after the first predictions leaves, and how to continue after any."""
     if _continues(config):
         return "; the predictions so far are kept", CONTINUE
     if config.input:
@@ -67,7 +68,8 @@ def _continues(config: PredictConfig) -> bool:
     return bool(config.input) and config.out is not None
 
 
-def _answer(config: PredictConfig, say: Say) -> None:
+def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> None:
+    """Calls `answered` when there are predictions."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not _continues(config):
         raise DataError(
             "The launcher restarted this process after a crash, but the lines that were read before are lost. Run the "
@@ -81,7 +83,7 @@ def _answer(config: PredictConfig, say: Say) -> None:
         compare_ranks(world, config.model)
         if world.is_first:
             try:
-                failure = _lead(model, task, config, world, say)
+                failure = _lead(model, task, config, world, say, answered)
             except (DataError, UsageError, BrokenPipeError) as error:
                 failure = error  # the other ranks do not have it: it is raised when all have ended
             world.broadcast_text(_END)
@@ -130,13 +132,17 @@ class Sink:
     """What was counted before."""
 
 
-def _lead(model: TextModel, task: Task[Any, Any], config: PredictConfig, world: World, say: Say) -> DataError | None:
+def _lead(
+    model: TextModel, task: Task[Any, Any], config: PredictConfig, world: World, say: Say, answered: Callable[[], None]
+) -> DataError | None:  # fmt: skip
     """Reads the input, sends the rows of every chunk to the other ranks, and writes the predictions. Returns the error
     to raise at the end if rows had errors. Raises BrokenPipeError for a closed output."""
     files = InputFiles(config.input, task.config, [*_kept(config.keep)]) if config.input else None
     with ExitStack() as stack:
         sink = stack.enter_context(_sink(config, model, say))
         tally = sink.tally
+        if tally.rows:
+            answered()
         rows = files.rows(sink.start) if files else json_lines(getattr(sys.stdin, "buffer", sys.stdin))
         quiet = config.out is None or say is silent
         bar = stack.enter_context(
@@ -147,6 +153,7 @@ def _lead(model: TextModel, task: Task[Any, Any], config: PredictConfig, world: 
             for answer in _answers(task, model.outputs, world, config, chunk, tally):
                 sink.add(answer)
             sink.commit(chunk[-1].after, tally)
+            answered()
             bar.total = tally.rows / share if files and (share := files.share()) else None
             bar.advance(len(chunk), f"{(tally.rows - before) / (time.monotonic() - began):,.0f} rows/s")
         bar.show("writing the file")

@@ -44,7 +44,7 @@ def test_a_row_that_cannot_be_read_affects_no_other(tmp_path: Path) -> None:
     data = b'id,text\n1,"a ""b"""\n2,"c" d\n3,e,f\n\n4\n5,"caf\xe9"\n6,g\n7,"never closed\n8,h\n'
     assert found(tmp_path / "a.csv", data) == [
         'a "b"', "<line 3 is no row (',' expected after '\"')>", "<line 4 has 3 cells where the first line has 2>",
-        "<line 6 has 1 cells where the first line has 2>", "<line 7 is not UTF-8 text (byte 0xe9)>", "g",
+        "<line 6 has 1 cell where the first line has 2>", "<line 7 is not UTF-8 text (byte 0xe9)>", "g",
         "<line 9 begins a cell with a quotation mark that is never closed: the rest of the file is lost>",
     ]  # fmt: skip
 

@@ -135,7 +135,9 @@ def _reason(error: Exception) -> str:
 
 def _document(row: list[str], names: list[str], layout: Layout, place: str) -> Piece:
     if len(row) != len(names):
-        return Piece("", place, error=f"has {len(row)} cells where the first line has {len(names)}")
+        return Piece(
+            "", place, error=f"has {len(row)} cell{'s' * (len(row) != 1)} where the first line has {len(names)}"
+        )
     values = dict(zip(names, row, strict=True))
     text = values[layout.text_field]
     if invalid := SURROGATE.search(text):

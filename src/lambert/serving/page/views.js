@@ -107,7 +107,7 @@ function taskView(card) {
   const foreign = Object.fromEntries(fields.map((one) => [one.key, one.list ? (own[one.key] || []).join("\n") : own[one.key]]));
   const examples = !titles[task] && given ? [foreign] : named(fields, EXAMPLES[task === "choice" ? "choice" : fields.length > 1 ? "pair" : "text"]);
   const run = { classify: "Classify", multilabel: "Find labels", regress: "Compute" }[task] || "Run";
-  return { ...view, title, run, fields, examples, plain: !(card.inputs || []).length };
+  return { ...view, title, run, fields, examples, plain: typeof card.example === "string" };
 }
 
 /** Everything that can be asked of a model. */

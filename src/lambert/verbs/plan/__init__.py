@@ -1,15 +1,20 @@
 """`lambert plan`: what a run takes and costs, predicted before it is started."""
 
 import json
+import sys
 from collections.abc import Sequence
+from functools import partial
 from math import ceil, inf, prod
+from statistics import fmean
+
+import numpy as np
 
 from lambert.core.errors import UsageError
 from lambert.planning.choices import COUNTS, Choice, choices, efficient
 from lambert.planning.devices import DEVICES, Device, fewest_nodes
 from lambert.planning.failures import daly, group_mtbf, useful_share
 from lambert.planning.memory import checkpoint_state
-from lambert.planning.simulation import Run, simulate
+from lambert.planning.simulation import Run, simulations
 from lambert.planning.steps import shapes_of
 from lambert.runs.result import Say, silent
 from lambert.verbs.plan.recipe import Planned, Read, overrides, planned
@@ -25,7 +30,8 @@ _MOST_SIMULATED = 5_000_000
 
 
 def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
-    """Predicts the run of a recipe, shows it, and returns it.
+    """Predicts the run of a recipe, shows it, and returns it. Beside a script, which may go to a file, the prediction
+    is shown on standard error.
 
     Raises UsageError if the run does not fit into the memory of the devices, and if no choice keeps the limits.
     """
@@ -66,8 +72,11 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
     if config.json:
         say(json.dumps(result.as_dict(), indent=1))
     else:
-        for line in lines(plan, chosen, table, result):
-            say(line)
+        aside = partial(print, file=sys.stderr) if result.script and say is not silent else say
+        for line in lines(config, plan, chosen, table, result):
+            aside(line)
+        if result.script:
+            say(result.script)
     return result
 
 
@@ -142,7 +151,8 @@ def _script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
 
 
 def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:
-    """Returns what the simulation and the closed form say about failures, in seconds and shares."""
+    """Returns what simulations (means of them, and quantiles) and the closed form say about failures, in seconds and
+    shares."""
     assert config.failures is not None
     nodes, weights = (
         chosen.cluster.nodes,
@@ -153,18 +163,25 @@ def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, fl
     best = daly(group_mtbf(mtbf, nodes), cost)
     interval = best if config.checkpoint is None else 60 * config.checkpoint
     updates = ceil(chosen.seconds / chosen.step.seconds)
-    outcome = simulate(
+    longer = max(1.0, updates / _MOST_SIMULATED)
+    outcomes = simulations(
         Run(chosen.step.seconds, min(updates, _MOST_SIMULATED), nodes, mtbf, interval, cost, config.restart)
     )
+    mean = fmean(outcome.seconds for outcome in outcomes)
+    useful = fmean(outcome.training for outcome in outcomes) / mean
+    low, high = np.quantile([outcome.useful for outcome in outcomes], [0.01, 0.99]).tolist()
     return {
         "machine_hours": config.failures,
         "checkpoint_seconds": cost,
         "interval_seconds": interval,
         "best_interval_seconds": best,
         "best_save_every": max(1, round(best / chosen.step.seconds)),
-        "useful_share": outcome.useful,
+        "simulations": len(outcomes),
+        "useful_share": useful,
+        "useful_share_1_percent": low,
+        "useful_share_99_percent": high,
         "useful_share_closed_form": useful_share(group_mtbf(mtbf, nodes), interval, cost, config.restart),
-        "failures": outcome.failures * max(1.0, updates / _MOST_SIMULATED),
-        "lost_seconds": outcome.lost,
-        "seconds": chosen.seconds / outcome.useful,
+        "failures": fmean(outcome.failures for outcome in outcomes) * longer,
+        "lost_seconds": fmean(outcome.lost for outcome in outcomes) * longer,
+        "seconds": chosen.seconds / useful,
     }

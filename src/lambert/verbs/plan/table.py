@@ -1,10 +1,12 @@
 """The prediction as lines."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from lambert.planning.choices import Choice
 from lambert.verbs.plan.recipe import Planned
 from lambert.verbs.plan.result import Plan
+from lambert.verbs.settings.plan import PlanConfig
 
 
 def duration(seconds: float) -> str:
@@ -31,8 +33,8 @@ def memory_advice(choice: Choice) -> str:
     )
 
 
-def lines(plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
-    """Returns the lines that the command prints."""
+def lines(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
+    """Returns the lines of the prediction that the command prints."""
     found, step, device, unit = result.chosen, chosen.step, chosen.cluster.device, result.cost_unit
     shown = [
         f"{plan.verb}: {plan.updates:,} updates of {plan.work.batch_size:,} sequences of {plan.work.mean:,.0f} tokens "
@@ -58,27 +60,31 @@ def lines(plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) 
     shown.append(f"limit    {found.limit}")
     if result.failures is not None:
         shown += _failures(result.failures)
-    shown += _choices(plan, table, chosen, unit)
-    if result.script:
-        shown += ["", result.script]
-    return shown
+    return shown + _choices(config, plan, table, chosen, unit)
 
 
 def _failures(found: Mapping[str, float]) -> list[str]:
     return [
-        f"failures {found['failures']:,.0f} in a simulation (a machine fails once in {found['machine_hours']:g} h): "
-        f"{found['useful_share']:.1%} of the time is useful (closed form {found['useful_share_closed_form']:.1%}), "
-        f"{duration(found['seconds'])} in all",
+        f"failures {found['failures']:,.3g}, the mean of {found['simulations']:,} simulated runs (a machine fails once "
+        f"in {found['machine_hours']:g} h): {found['useful_share']:.1%} of the time is useful, in 98 of 100 runs "
+        f"{found['useful_share_1_percent']:.1%} to {found['useful_share_99_percent']:.1%} (closed form "
+        f"{found['useful_share_closed_form']:.1%}), {duration(found['seconds'])} in all",
         f"         checkpoints of {duration(found['checkpoint_seconds'])} every {duration(found['interval_seconds'])}; "
         f"best every {duration(found['best_interval_seconds'])}: train.save_every = {found['best_save_every']:,}",
     ]
 
 
-def _choices(plan: Planned, table: Sequence[Choice], chosen: Choice, unit: str) -> list[str]:
+def _choices(
+    config: PlanConfig, plan: Planned, table: Sequence[Choice], chosen: Choice, unit: str
+) -> list[str]:  # fmt: skip
     head = f"{'devices':>24}  {'exchange':9} {'micro tokens':>12} {'update':>10} {'run':>11} {unit:>13} {'memory':>9}  "
     rows = ["", "efficient choices: no other is both faster and cheaper", head.rstrip()]
-    for one in table:
-        mark = " <- chosen" if one is chosen else ""
+    shown = table if any(one is chosen for one in table) else sorted([*table, chosen], key=lambda one: one.seconds)
+    for one in shown:
+        over = {
+            "budget": one.cost > (config.largest_cost or inf), "deadline": one.seconds > (config.longest_run or inf)
+        }  # fmt: skip
+        mark = " <- chosen" if one is chosen else "".join(f" over the {limit}" for limit in over if over[limit])
         method = one.work.method + "*" * (one.work.method != plan.work.method) if one.cluster.devices > 1 else "-"
         rows.append(
             f"{one.cluster.name:>24}  {method:9} "

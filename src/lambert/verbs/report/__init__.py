@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import check_replaceable, write_atomic
+from lambert.engine.metrics_file import METRICS
 from lambert.runs.result import Say, silent
 from lambert.verbs.report import errors, ranks, sweep
 from lambert.verbs.report.ceilings import with_one_ceiling
@@ -28,7 +29,8 @@ class ReportConfig:
     """One HTML page about runs, sweeps and prepared corpora."""
 
     runs: Annotated[tuple[Path, ...], Parameter(parse=False)] = ()
-    """Run folders written by pretrain and finetune, folders written by sweep, and corpora written by prepare."""
+    """Run folders written by pretrain and finetune, folders of several seeds, folders written by sweep, and corpora
+    written by prepare."""
     out: Path | None = None
     """The page to write. Not set: report.html in the folder, or in the current folder for several."""
     chain: bool = False
@@ -45,7 +47,8 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
         raise UsageError(f"report needs {' and '.join(missing)}: pip install 'lambert-bert[report]'.")
     if not config.runs:
         raise UsageError("report needs a run folder or a corpus: lambert report runs/NAME.")
-    folders = list(dict.fromkeys(folder.resolve() for folder in config.runs))
+    given = list(dict.fromkeys(folder.resolve() for folder in config.runs))
+    folders = list(dict.fromkeys(run for folder in given for run in _runs_of(folder)))
     named = [*zip(folders, _names(folders), strict=True)]
     sweeps = [sweep.read(folder, name) for folder, name in named if sweep.is_sweep(folder)]
     runs = [read(folder, name) for folder, name in named if not _is_corpus(folder) and not sweep.is_sweep(folder)]
@@ -55,7 +58,7 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
             from lambert.verbs.report import corpus  # imports torch
 
             corpora.append(corpus.read(folder, name, runs))
-    out = config.out or (config.runs[0] if len(folders) == 1 else Path()) / "report.html"
+    out = config.out or (config.runs[0] if len(given) == 1 else Path()) / "report.html"
     check_replaceable(out, lambda beginning: b"<!doctype html>" in beginning and b"--run-" in beginning, "report")
     page = (
         render(runs, corpora, sweeps, chain=config.chain).encode("utf-8", "replace").decode()
@@ -63,6 +66,15 @@ def run(config: ReportConfig, say: Say = silent) -> Path:
     write_atomic(out, page)
     say(f"report  {out}")
     return out
+
+
+def _runs_of(folder: Path) -> list[Path]:
+    """Returns the run folders of the seeds of a folder that `finetune --seeds` wrote, in the order of the seeds;
+    another folder alone."""
+    if (folder / METRICS).exists():
+        return [folder]
+    seeds = [path.parent for path in folder.glob(f"seed-*/{METRICS}")]
+    return sorted(seeds, key=lambda path: (len(path.name), path.name)) or [folder]
 
 
 def _is_corpus(folder: Path) -> bool:

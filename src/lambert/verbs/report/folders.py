@@ -73,7 +73,7 @@ def read(folder: Path, name: str) -> Run:
             raise DataError(f"No such folder: {folder}.{near}")
         if metrics.exists():
             raise DataError(f"{metrics} is a folder: it must be the file that a run writes.")
-        raise DataError(f"{folder} is no run and no corpus: it has no {METRICS} and no manifest.json.{near}")
+        raise DataError(f"{folder} is neither a run nor a corpus: it has no {METRICS} and no manifest.json.{near}")
     notices: list[str] = []
     rows = _rows(metrics, name, notices)
     recipe: dict[str, Any] = {}

@@ -19,7 +19,7 @@ class EvaluateConfig:
     data: Path
     """Labelled file."""
     task: str = ""
-    """classify, regress, squad or tag. Empty: the task that the model folder describes."""
+    """classify, multilabel, regress, choice, squad, tag or embed. Empty: the task that the model folder describes."""
     language: Language | None = None
     """squad: the language of the answers, if it is not that of the training data (task.squad.language)."""
     code: tuple[str, ...] = ()

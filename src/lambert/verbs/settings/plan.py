@@ -26,7 +26,7 @@ class PlanConfig:
     """Settings that override those of the recipe, as in train.batch_size=512."""
     device: str = AUTO
     """auto (this machine's, whose speed is measured first), or names from the table of docs/plan.md, comma
-    separated, such as A100-80GB,H100."""
+    separated, such as A100-80GB,H100. Their case does not matter."""
     devices: int | None = None
     """Number of devices. Unset: 1, and the table of choices has other numbers."""
     nodes: int | None = None
@@ -59,7 +59,7 @@ class PlanConfig:
     disk: float = 1.0
     """GB per second at which checkpoints are written, while training waits."""
     cluster: Literal["", "slurm", "kubernetes"] = ""
-    """Also print a script that starts the run on the chosen devices."""
+    """Print a script that starts the run on the chosen devices, and the plan on standard error."""
     seconds: float = 60.0
     """Longest time of the measurements of `device` = auto."""
     json: bool = False
@@ -101,8 +101,8 @@ class PlanConfig:
 
     @property
     def names(self) -> list[str]:
-        """The names in `device`, without duplicates."""
-        return list(dict.fromkeys(name.strip() for name in self.device.split(",")))
+        """The names in `device` as in the table, without duplicates."""
+        return list(dict.fromkeys(_as_known(name.strip()) for name in self.device.split(",")))
 
     @property
     def prices(self) -> dict[str, float]:
@@ -110,6 +110,7 @@ class PlanConfig:
         found: dict[str, float] = {}
         for part in filter(None, (part.strip() for part in self.price.split(","))):
             name, _, value = part.rpartition("=")
+            name = _as_known(name.strip())
             try:
                 usd = float(value)
             except ValueError:
@@ -144,6 +145,11 @@ class PlanConfig:
         if match is None or not float(match[1]):
             raise UsageError(f"deadline = {self.deadline!r} must be a duration such as 90m, 12h or 3d.")
         return float(match[1]) * _SECONDS[match[2]]
+
+
+def _as_known(name: str) -> str:
+    """Returns the name of a device as the table writes it, whatever its case; another text unchanged."""
+    return next((known for known in (AUTO, *DEVICES) if known.casefold() == name.casefold()), name)
 
 
 def _nearest_devices(name: str) -> str:

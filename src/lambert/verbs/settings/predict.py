@@ -15,12 +15,14 @@ from lambert.tasks.config import OtherColumns
 
 @dataclass(frozen=True, slots=True)
 class PredictConfig:
-    """Predictions for lines of {"text": ...}, {"question": ..., "context": ...}, or a text with [MASK]."""
+    """Predictions for rows of {"text": ...}, {"question": ..., "context": ...}, or a text with [MASK]. Standard input
+    and output are JSON lines; files are also CSV, TSV or Parquet, and vectors are also written as .npy."""
 
     model: Path
     """Run folder or model folder of a fine-tuned model, or of a pre-trained model, which fills in [MASK]."""
     task: str = ""
-    """classify, regress, squad, tag or mask. Empty: the task that the model folder describes."""
+    """classify, multilabel, regress, choice, squad, tag, embed or mask. Empty: the task that the model folder
+    describes."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
     input: tuple[Path, ...] = ()
