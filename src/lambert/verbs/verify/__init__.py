@@ -95,7 +95,7 @@ def verified(
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
-    """Runs `count` updates. Returns why the run ended before, if it diverged."""
+    """Runs `count` updates. Returns why it diverged, or an empty string."""
     stepping = pretrain.updates if isinstance(config, PretrainConfig) else finetune.updates
     done = archive.last(config.out)
     quiet = say is silent
@@ -112,7 +112,7 @@ def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say
                     if step.index >= count:
                         break
         except DivergedError as error:
-            return f"the run ended: {error}"
+            return str(error).rstrip(".")
     return ""
 
 

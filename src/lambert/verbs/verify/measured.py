@@ -12,7 +12,7 @@ from typing import Any
 from lambert.core.errors import DataError
 from lambert.core.settings import dotted
 from lambert.engine.metrics_file import METRICS
-from lambert.runs.folder import DATA
+from lambert.runs.folder import CONFIG, DATA
 from lambert.runs.result import Result
 
 ENVIRONMENT = ("lambert", "packages.torch", "device_name", "precision")
@@ -59,9 +59,10 @@ class Measured:
 
 
 def measured(folder: Path) -> Measured:
-    """Reads a run folder. Raises DataError if it has no readable metrics."""
-    if not (folder / METRICS).is_file():
-        raise DataError(f"{folder} is not a run with metrics: it has no {METRICS}.")
+    """Reads a run folder, which has no metrics before the first logged loss. Raises DataError if it is no run folder
+    or its metrics cannot be read."""
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder} is not a run folder: it has no {CONFIG}.")
     try:
         rows, scores = Result.of_run(folder).metrics, Result.of_run(folder).scores
     except (ValueError, AttributeError) as error:
