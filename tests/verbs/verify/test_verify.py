@@ -135,6 +135,20 @@ def test_a_folder_that_is_given_is_the_beginning_of_the_run(
     assert scores[0] == scores[1]
 
 
+def test_a_run_with_another_log_every_is_refused_unless_it_has_the_losses(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, _ = made
+    for every in (1, 10):
+        done = lambert("pretrain", recipe, "--log.every", every, seed=1, out=tmp_path / f"every-{every}")
+        assert done.code == 0, done.err
+    done = lambert("verify", recipe, run=tmp_path / "every-1")
+    assert done.code == 0, done.err
+    said = ["every-10 has no logged loss of update 5", "take a run that had log.every = 5 from its first update on"]
+    one_line(lambert("verify", recipe, run=tmp_path / "every-10"), 2, *said)
+    one_line(lambert("verify", recipe, "--seed", 1, out=tmp_path / "every-10"), 2, *said)
+
+
 def test_a_finished_run_is_compared_to_its_scores(
     made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
 ) -> None:

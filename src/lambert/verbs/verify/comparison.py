@@ -21,7 +21,7 @@ class Row:
     low: float
     high: float
     here: float | None
-    """None: the run did not get there. NaN: a loss is missing or not finite."""
+    """None: the run did not get there. NaN: a loss is not finite."""
 
     @property
     def on_curve(self) -> bool | None:
