@@ -98,10 +98,28 @@ def test_other_data_are_off_the_curve_and_named(
 
 
 def test_a_run_that_diverges_is_off_the_curve(made: tuple[Path, list[Path]], lambert: Lambert) -> None:
-    done = lambert(
-        "verify", made[0], "--updates", STEPS, "--optim.name=adamw", "--optim.lr=1e4", "--optim.max-grad-norm=0"
-    )
-    last_line(done, 5)
+    flags = ["--optim.name=adamw", "--optim.lr=1e4", "--optim.max-grad-norm=0", "--optim.warmup-ratio=0"]
+    strict = ["--guard.factor=1", "--guard.margin=0", "--guard.patience=1"]  # ends the run before the first band
+    done = lambert("verify", made[0], "--updates", STEPS, *flags, *strict)
+    last_line(done, 5, "is off the curve: Training diverged at step ", "--optim.lr=1e4 is not the recipe's")
+    assert "not reached: loss, updates 1 to 10" in done.out
+    assert "OFF the curve" not in done.out
+    done = lambert("verify", made[0], "--updates", STEPS, "--json", *flags, *strict)
+    found = json.loads(done.out[: done.out.rindex("}") + 1])
+    assert found["on_curve"] is False
+    assert found["problem"].startswith("Training diverged at step ")
+
+
+def test_a_run_before_the_first_band_is_not_compared(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, runs = made
+    copy = shutil.copytree(runs[0], tmp_path / "copy")
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text(lines[0])
+    (copy / "scores.json").unlink()
+    said = ["has losses up to update 5", "the first number of [expect] is the loss, updates 1 to 10"]
+    one_line(lambert("verify", recipe, run=copy), 3, *said)
 
 
 def test_a_folder_that_is_given_is_the_beginning_of_the_run(
@@ -115,6 +133,20 @@ def test_a_folder_that_is_given_is_the_beginning_of_the_run(
     assert lambert("pretrain", recipe, seed=1, out=tmp_path / "run").code == 0
     scores = [json.loads((run / "scores.json").read_text()) for run in (tmp_path / "run", runs[0])]
     assert scores[0] == scores[1]
+
+
+def test_a_run_with_another_log_every_is_refused_unless_it_has_the_losses(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, _ = made
+    for every in (1, 10):
+        done = lambert("pretrain", recipe, "--log.every", every, seed=1, out=tmp_path / f"every-{every}")
+        assert done.code == 0, done.err
+    done = lambert("verify", recipe, run=tmp_path / "every-1")
+    assert done.code == 0, done.err
+    said = ["every-10 has no logged loss of update 5", "take a run that had log.every = 5 from its first update on"]
+    one_line(lambert("verify", recipe, run=tmp_path / "every-10"), 2, *said)
+    one_line(lambert("verify", recipe, "--seed", 1, out=tmp_path / "every-10"), 2, *said)
 
 
 def test_a_finished_run_is_compared_to_its_scores(
@@ -155,7 +187,7 @@ def test_the_library(made: tuple[Path, list[Path]]) -> None:
     [
         (["--updates", "9"], "--updates 9 ends before the first band of [expect], at 10 updates"),
         (["--train.steps", "30"], "a band up to update 40, and the run has train.steps = 30"),
-        (["--run", "none"], "none is not a run with metrics"),
+        (["--run", "none"], "none is not a run folder: it has no config.toml"),
         (["--run", "a", "--write-from", "b"], "give one"),
         (["--run", "a", "--updates", "3"], "leave them out"),
         (["--source", "a"], "give it with --write-from RUN"),

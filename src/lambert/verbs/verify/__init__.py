@@ -95,9 +95,10 @@ def verified(
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:
-    """Runs `count` updates. Returns why the run ended before, if it diverged."""
+    """Runs `count` updates. Returns why it diverged, or an empty string."""
     stepping = pretrain.updates if isinstance(config, PretrainConfig) else finetune.updates
-    done = archive.last(config.out)
+    if done := archive.last(config.out):
+        measured(config.out).check_logged(config.log.every, min(done, count))
     quiet = say is silent
     with graceful_stop("; the recipe is not verified", START_AGAIN) as stop:
         if done >= count:
@@ -112,7 +113,7 @@ def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say
                     if step.index >= count:
                         break
         except DivergedError as error:
-            return f"the run ended: {error}"
+            return str(error).rstrip(".")
     return ""
 
 

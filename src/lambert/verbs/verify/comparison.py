@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text
 from lambert.runs.expect import ExpectConfig
 from lambert.verbs.verify.intervals import prediction_interval
@@ -21,7 +21,7 @@ class Row:
     low: float
     high: float
     here: float | None
-    """None: the run did not get there. NaN: a loss is missing or not finite."""
+    """None: the run did not get there. NaN: a loss is not finite."""
 
     @property
     def on_curve(self) -> bool | None:
@@ -50,11 +50,13 @@ class Verified:
     """What the run shows, with its speed and peak memory."""
     differences: Sequence[str]
     """What is not as in the runs that the numbers come from: likely causes of a difference."""
+    problem: str = ""
+    """Why the run diverged; empty if it did not."""
 
     @property
     def on_curve(self) -> bool:
-        """Whether all numbers that the run reached are in their bands."""
-        return not self.off
+        """Whether the run did not diverge, and all numbers that it reached are in their bands."""
+        return not self.problem and not self.off
 
     @property
     def off(self) -> list[Row]:
@@ -86,17 +88,17 @@ class Verified:
         yield from (f"differs: {text}" for text in self.differences)
 
     def verdict(self) -> str:
-        """Returns the one line that names the first number off the curve and the likely causes."""
-        first, more = self.off[0], len(self.off) - 1
-        shown = "not finite" if first.here is None or math.isnan(first.here) else f"{first.here:.4f}"
-        others = f" (and {more} more)" if more else ""
+        """Returns the one line that names why the run diverged, or the first number off the curve, and the likely
+        causes."""
         causes = "; ".join(self.differences) or (
             "no recorded data, version or setting differs, so look at the device and its libraries"
         )
-        return (
-            f"{self.recipe} is off the curve: {first.what} is {shown}, expected {first.expected}{others}. "
-            f"Likely causes: {causes}."
-        )
+        return f"{self.recipe} is off the curve: {self.problem or self._first_off()}. Likely causes: {causes}."
+
+    def _first_off(self) -> str:
+        first, more = self.off[0], len(self.off) - 1
+        shown = "not finite" if first.here is None or math.isnan(first.here) else f"{first.here:.4f}"
+        return f"{first.what} is {shown}, expected {first.expected}" + (f" (and {more} more)" if more else "")
 
     def json(self) -> str:
         """Returns all of it as JSON."""
@@ -105,7 +107,8 @@ class Verified:
             for row in self.rows
         ]
         found: dict[str, Any] = {
-            "recipe": self.recipe, "on_curve": self.on_curve, "updates": self.updates, "rows": rows,
+            "recipe": self.recipe, "on_curve": self.on_curve, "problem": self.problem, "updates": self.updates,
+            "rows": rows,
             "utilisation": {"expected": list(self.utilisation), "here": self.here.utilisation},
             "tokens_per_second": self.here.tokens_per_second, "memory_mb": self.here.memory_mb,
             "differences": list(self.differences),
@@ -120,9 +123,9 @@ def compared(
 
     Args:
         overrides: Settings that are not those of the recipe.
-        problem: Why the run ended early, if it did.
+        problem: Why the run diverged, if it did.
 
-    Raises UsageError if the run has scores, and none of an expected name.
+    Raises UsageError if the run has scores, and none of an expected name; DataError if it did not reach the first band.
     """
     means = here.means(expect.updates, expect.every)
     begins = (before + 1 for before, _ in pairwise((0, *expect.updates)))
@@ -135,8 +138,12 @@ def compared(
             raise UsageError(f"expect.scores: the run has no score {score.name!r}. It has: {', '.join(here.scores)}.")
         low, high = prediction_interval(score.mean, score.deviation, score.seeds)
         rows.append(Row(f"{score.name} at the end", low, high, here.scores.get(score.name)))
+    if not problem and all(row.here is None for row in rows):
+        raise DataError(
+            f"{here.folder} has losses up to update {here.updates:,}, and the first number of [expect] is the "
+            f"{rows[0].what}: let the run get there."
+        )
     differences = [
-        *filter(None, [problem]),
         *(f"{setting} is not the recipe's" for setting in overrides),
         *_other(expect.data, here.data),
         *(
@@ -145,7 +152,7 @@ def compared(
             if name in here.environment and here.environment[name] not in values
         ),
     ]
-    return Verified(recipe, here.updates, rows, expect.utilisation, here, differences)
+    return Verified(recipe, here.updates, rows, expect.utilisation, here, differences, problem)
 
 
 def _other(expected: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.settings import dotted
 from lambert.engine.metrics_file import METRICS
-from lambert.runs.folder import DATA
+from lambert.runs.folder import CONFIG, DATA
 from lambert.runs.result import Result
 
 ENVIRONMENT = ("lambert", "packages.torch", "device_name", "precision")
@@ -49,19 +49,33 @@ class Measured:
 
     def means(self, updates: Sequence[int], every: int) -> list[float | None]:
         """Returns the mean loss up to each of these updates after the one before it, of those losses whose update is a
-        multiple of `every`. None: the run is not as long. NaN: a loss is missing or not finite."""
+        multiple of `every`. None: the run is not as long. NaN: a loss is not finite. Raises UsageError if a loss was
+        not logged."""
         found = dict(zip(self.steps, self.losses, strict=True))
+        self.check_logged(every, max((last for last in updates if last <= self.updates), default=0))
         means: list[float | None] = []
         for before, last in pairwise((0, *updates)):
-            logged = [found.get(step, math.nan) for step in range((before // every + 1) * every, last + 1, every)]
-            means.append(fmean(logged) if last <= self.updates and logged else None)
+            places = range((before // every + 1) * every, last + 1, every)
+            means.append(fmean(found[step] for step in places) if last <= self.updates and places else None)
         return means
+
+    def check_logged(self, every: int, last: int) -> None:
+        """Raises UsageError unless the loss of every `every`-th update up to `last` was logged. Each is the loss of one
+        update, so the mean of fewer of them is no substitute."""
+        logged = {*self.steps}
+        for step in range(every, last + 1, every):
+            if step not in logged:
+                raise UsageError(
+                    f"{self.folder} has no logged loss of update {step:,}, which the losses of [expect] include: take a "
+                    f"run that had log.every = {every} from its first update on."
+                )
 
 
 def measured(folder: Path) -> Measured:
-    """Reads a run folder. Raises DataError if it has no readable metrics."""
-    if not (folder / METRICS).is_file():
-        raise DataError(f"{folder} is not a run with metrics: it has no {METRICS}.")
+    """Reads a run folder, which has no metrics before the first logged loss. Raises DataError if it is no run folder
+    or its metrics cannot be read."""
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder} is not a run folder: it has no {CONFIG}.")
     try:
         rows, scores = Result.of_run(folder).metrics, Result.of_run(folder).scores
     except (ValueError, AttributeError) as error:

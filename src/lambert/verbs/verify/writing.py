@@ -53,7 +53,7 @@ def contract(runs: Sequence[Path], source: str = "") -> ExpectConfig:
     means = [one.means(updates, every) for one in found]
     for one, values in zip(found, means, strict=True):
         if not all(mean is not None and math.isfinite(mean) for mean in values):
-            raise DataError(f"{one.folder} has a loss that is missing or not finite: take another run.")
+            raise DataError(f"{one.folder} has a loss that is not finite: take another run.")
     losses = [
         LossBand(update, *_rounded(band(values))) for update, values in zip(updates, _columns(means), strict=True)
     ]
