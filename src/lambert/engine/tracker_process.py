@@ -1,6 +1,6 @@
 """MLflow and Weights & Biases, each in a process of its own: rows come as lines of JSON on standard input.
 
-`python -m lambert.engine.tracker_process NAME RUN START`; `trackers.Apart` starts it.
+`python -m lambert.engine.tracker_process NAME RUN START`; `trackers.SubprocessTracker` starts it.
 """
 
 import hashlib
