@@ -105,7 +105,7 @@ def test_no_network_connection_is_opened(name: str, home: Path, tmp_path: Path) 
     watch = ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "-o", str(log)] if strace else []
     command = ["unshare", "-rn", *watch, sys.executable, "-P", "-m", "lambert.engine.tracker_process", name]
     done = subprocess.run(
-        [*command, str(tmp_path / "run"), "0"], input="".join(json.dumps(row) + "\n" for row in ROWS), text=True,
+        [*command, str(tmp_path / "run")], input="".join(json.dumps(row) + "\n" for row in ROWS), text=True,
         capture_output=True, check=False, timeout=120, env=os.environ | trackers.ENVIRONMENT,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,15 +59,16 @@ class TensorBoard:
 
 class SubprocessTracker:
     """A tracker of `tracker_process`, which gets the rows through a pipe. Its output is in NAME/tracker.txt. It ignores
-    the signals of the run, and ends when the run does, however that ends. Training never waits for it: rows that the
-    pipe has no room for are kept, up to a limit, until the next one."""
+    the signals of the run, and ends when the run does, however that ends. It cannot remove rows, so it does not know
+    after which update the run continues. Training never waits for it: rows that the pipe has no room for are kept, up
+    to a limit, until the next one."""
 
-    def __init__(self, name: str, run: Path, start: int) -> None:
+    def __init__(self, name: str, run: Path) -> None:
         if not find_spec(name):
             raise _missing(name)
         self._name, self._output = name, run / name / "tracker.txt"
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-P", "-m", "lambert.engine.tracker_process", name, str(run.absolute()), str(start)]
+        command = [sys.executable, "-P", "-m", "lambert.engine.tracker_process", name, str(run.absolute())]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
@@ -116,8 +116,8 @@ ENVIRONMENT = {
 """Variables of the process of a tracker: no network, and plain files."""
 TRACKERS: dict[str, Callable[[Path, int], Tracker]] = {
     "tensorboard": TensorBoard,
-    "mlflow": partial(SubprocessTracker, "mlflow"),
-    "wandb": partial(SubprocessTracker, "wandb"),
+    "mlflow": lambda run, start: SubprocessTracker("mlflow", run),
+    "wandb": lambda run, start: SubprocessTracker("wandb", run),
 }
 
 
