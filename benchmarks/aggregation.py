@@ -95,7 +95,7 @@ def show(path: Path) -> None:
 
 
 def main() -> None:
-    parser = experiment.arguments(__doc__, "aggregation")
+    parser = experiment.planned_arguments(__doc__, "aggregation")
     for name in ("init", "train", "dev"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--limit", type=int, default=6000, help="training questions, taken evenly")

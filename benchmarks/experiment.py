@@ -243,8 +243,14 @@ def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
     """Returns a parser with what all studies take. The runs of a study are in studies/`name`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=STUDIES / name / "runs.jsonl", help="lines of JSON, continued")
-    parser.add_argument("--table", action="store_true", help="show the runs of --out, and draw the plot beside them")
-    parser.add_argument("--runs", type=int, default=0, help="end after so many new runs; 0: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=1)
+    return parser
+
+
+def planned_arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
+    """Returns a parser with what all studies take whose runs are a plan."""
+    parser = arguments(doc, name)
+    parser.add_argument("--table", action="store_true", help="show the runs of --out, and draw the plot beside them")
+    parser.add_argument("--runs", type=int, default=0, help="end after so many new runs; 0: all")
     return parser

@@ -192,7 +192,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = experiment.arguments(__doc__, "large-batches")
+    parser = experiment.planned_arguments(__doc__, "large-batches")
     parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads, about 10 MB of text")
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--trust", action="store_true", help="take one run of LAMB, and write its trust ratios")

@@ -142,7 +142,7 @@ def show(args: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    parser = experiment.arguments(__doc__, "precision")
+    parser = experiment.planned_arguments(__doc__, "precision")
     parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads")
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16", "float16"])

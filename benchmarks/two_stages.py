@@ -174,7 +174,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = experiment.arguments(__doc__, "two-stages")
+    parser = experiment.planned_arguments(__doc__, "two-stages")
     parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads, about 10 MB of text")
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--samples", type=int, default=81_920, help="sequences of `long`, and of both stages together")

@@ -180,3 +180,13 @@ def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: Modul
     assert experiment.progress(lambda rows: study.plans(args, rows), []) == f"Runs so far: 0 of {runs}."
     page = BENCHMARKS / "studies" / name.replace("_", "-") / "README.md"
     assert f" of {runs}." in page.read_text()
+
+
+def test_the_study_of_budgets_refuses_what_it_does_not_read(
+    experiment: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("--table", "--runs=1"):
+        monkeypatch.setattr(sys, "argv", ["budgets.py", "score", name])
+        with pytest.raises(SystemExit, match="2"):
+            importlib.import_module("budgets").main()
+        assert f"unrecognized arguments: {name}" in capsys.readouterr().err

@@ -29,7 +29,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def tracked(name: str, run: Path, rows: list[dict[str, Any]], start: int = 0) -> None:
-    (tracker,) = started([name], run, start)
+    tracker = started([name], run, start)[name]
     for row in rows:
         tracker.row(row)
     tracker.close()
@@ -105,7 +105,7 @@ def test_no_network_connection_is_opened(name: str, home: Path, tmp_path: Path) 
     watch = ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "-o", str(log)] if strace else []
     command = ["unshare", "-rn", *watch, sys.executable, "-P", "-m", "lambert.engine.tracker_process", name]
     done = subprocess.run(
-        [*command, str(tmp_path / "run"), "0"], input="".join(json.dumps(row) + "\n" for row in ROWS), text=True,
+        [*command, str(tmp_path / "run")], input="".join(json.dumps(row) + "\n" for row in ROWS), text=True,
         capture_output=True, check=False, timeout=120, env=os.environ | trackers.ENVIRONMENT,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -121,14 +121,49 @@ def test_a_tracker_that_ends_costs_its_rows_and_not_the_run(tmp_path: Path, monk
     (tmp_path / "run" / "mlflow").chmod(0o755)
     monkeypatch.setitem(trackers.ENVIRONMENT, "MLFLOW_ALLOW_FILE_STORE", "false")
     with RunLog(tmp_path / "run", steps=10, quiet=True, trackers=("mlflow",)) as log:
-        process: Any = log._trackers[0]
+        process: Any = log._trackers["mlflow"]
         deadline = time.monotonic() + 60
         while process._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         log.scores(1, {"mlm": 1.0})
         log.scores(2, {"mlm": 1.0})
+    assert "gets no further rows: MachineError: mlflow ended with code 1. See" in (tmp_path / "run/log.txt").read_text()
     assert "MlflowException" in (tmp_path / "run" / "mlflow" / "tracker.txt").read_text()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def process_of(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the process of a tracker this shell script."""
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(trackers, "find_spec", lambda package: True)
+
+
+def test_a_process_that_does_not_read_holds_up_neither_training_nor_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process_of("trap '' INT TERM\nexec sleep 300", tmp_path, monkeypatch)
+    monkeypatch.setattr(trackers, "_LONGEST_END", 0.5)
+    begin = time.monotonic()
+    with RunLog(tmp_path / "run", steps=10, quiet=True, trackers=("wandb",)) as log:
+        process: Any = log._trackers["wandb"]
+        for step in range(150):
+            log.scores(step, {"x" * 10_000: 1.0})
+        assert 1_000_000 <= len(process._unsent) < 1_020_000
+    assert time.monotonic() - begin < 60
+    assert process._process.returncode == -signal.SIGKILL
+    assert caplog.text.count("wandb does not read its rows") == 1
+    assert "wandb did not end within 0.5 s. See " in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_process_that_reads_late_gets_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process_of("sleep 1\nexec cat", tmp_path, monkeypatch)
+    rows = [{"step": step, "text": "x" * 10_000} for step in range(50)]
+    tracked("mlflow", tmp_path / "run", rows)
+    output = (tmp_path / "run" / "mlflow" / "tracker.txt").read_text()
+    assert [json.loads(line) for line in output.splitlines()] == rows
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -155,9 +190,52 @@ class Mine:
 
 def test_a_tracker_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
+    monkeypatch.setattr(Mine, "rows", [])
     check_trackers(["mine:Mine"])
     tracked("mine:Mine", tmp_path, ROWS[:1], start=3)
     assert Mine.rows == [ROWS[0], {"closed": 3}]
+
+
+class Failing(Mine):
+    """A tracker whose method `fails` raises."""
+
+    fails = "row"
+    calls: ClassVar[list[str]] = []
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self._call("row")
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str) -> None:
+        self.calls.append(method)
+        if method == self.fails:
+            raise RuntimeError("no\nserver")
+
+
+@pytest.mark.parametrize(("fails", "calls"), [("row", ["row"]), ("close", ["row", "row", "close"])])
+def test_a_tracker_that_fails_ends_neither_the_run_nor_hides_its_error(
+    fails: str, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
+    monkeypatch.setattr(Failing, "fails", fails)
+    monkeypatch.setattr(Failing, "calls", [])
+    monkeypatch.setattr(Mine, "rows", [])
+
+    def run() -> None:
+        with RunLog(tmp_path, steps=10, trackers=("mine:Failing", "mine:Mine")) as log:
+            log.scores(1, {"mlm": 1.0})
+            log.scores(2, {"mlm": 1.0})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run()
+    assert Failing.calls == calls
+    assert [row.get("step") for row in Mine.rows] == [1, 2, None]  # the other one gets all of them
+    warning = "warning: the tracker mine:Failing gets no further rows: RuntimeError: no server. The run continues."
+    assert (tmp_path / "log.txt").read_text().count(warning) == 1
+    assert " ".join(capsys.readouterr().err.split()).count(warning) == 1
 
 
 def test_names_are_checked_before_the_run(recipe: Path, lambert: Lambert) -> None:

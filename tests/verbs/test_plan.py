@@ -221,6 +221,12 @@ def test_what_would_fit_is_said(lambert: Lambert) -> None:
     one_line(called, 2, "GB too few. Lower train.micro_tokens to 32,768")
 
 
+def test_a_recipe_of_which_only_another_exchange_fits_is_an_error_that_names_it(lambert: Lambert) -> None:
+    large = [f"--set={name}" for name in ("exchange.method=int8", "model.layers=44", "model.hidden=1280")]
+    called = lambert("plan", LAMB, "--device=V100-16GB", "--devices=8", *large)
+    one_line(called, 2, "GB too few", "exchange.method = 'bfloat16' fits.")
+
+
 def test_choices_that_do_not_fit_are_not_efficient() -> None:
     work = Work(EncoderConfig(**SIZES["large"], vocabulary=30_522), [512], 256, {"mlm": 77}, micro_tokens=65_536)
     found = choices(work, 10**6, [DEVICES["T4"], DEVICES["H200"]], {}, counts=(1, 2))

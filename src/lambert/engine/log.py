@@ -18,7 +18,7 @@ from lambert.engine.device_memory import peak_megabytes
 from lambert.engine.metrics_file import METRICS, AppendOnlyFile, last_number, truncate
 from lambert.engine.progress import PLAIN_SECONDS, progress, score_text
 from lambert.engine.step import Step
-from lambert.engine.trackers import started
+from lambert.engine.trackers import Tracker, started
 
 LOG = "log.txt"
 Monitor = Callable[[Mapping[str, Any]], str]
@@ -90,7 +90,7 @@ class RunLog:
             steps, description, unit="updates", quiet=quiet or not self._writes, seconds=seconds, done=start,
             measured=_MEASURED,
         )  # fmt: skip
-        self._trackers = started(trackers, run, start) if self._writes else []
+        self._trackers = started(trackers, run, start) if self._writes else {}
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -125,10 +125,8 @@ class RunLog:
             logging.getLogger("lambert").setLevel(self._level)
             self._metrics.sync()  # the final scores come after the last checkpoint and before the model folder
             self._metrics.close()
+            self._track(lambda tracker: tracker.close())
             self._text.close()
-        for tracker in self._trackers:
-            with self._tolerating_disk_errors():
-                tracker.close()
         self._bar.__exit__(kind, error, trace)
 
     def step(self, step: Step, flops: float | None = None) -> None:
@@ -234,9 +232,17 @@ class RunLog:
         if self._identity is not None and identity(self._run) != self._identity:
             raise MachineError(removed_message(self._run))
         self._metrics.write(json_text(row))
-        for tracker in self._trackers:
-            with self._tolerating_disk_errors():
-                tracker.row(row)
+        self._track(lambda tracker: tracker.row(row))
+
+    def _track(self, call: Callable[[Tracker], None]) -> None:
+        """Calls each tracker; one that fails gets no further call, and a warning is shown."""
+        for name, tracker in [*self._trackers.items()]:
+            try:
+                call(tracker)
+            except Exception as error:
+                del self._trackers[name]
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                self.note(f"warning: the tracker {name} gets no further rows: {reason}. The run continues.")
 
     @contextmanager
     def _tolerating_disk_errors(self) -> Iterator[None]:

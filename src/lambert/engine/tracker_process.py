@@ -1,6 +1,6 @@
 """MLflow and Weights & Biases, each in a process of its own: rows come as lines of JSON on standard input.
 
-`python -m lambert.engine.tracker_process NAME RUN START`; `trackers.Apart` starts it.
+`python -m lambert.engine.tracker_process NAME RUN`; `trackers.SubprocessTracker` starts it.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from lambert.engine.trackers import Tracker, numbers
 class Mlflow:
     """An MLflow run in the file store mlflow/ of the run folder; a run that continues goes on in it."""
 
-    def __init__(self, run: Path, start: int) -> None:
+    def __init__(self, run: Path) -> None:
         from mlflow import entities
         from mlflow.tracking import MlflowClient
 
@@ -43,7 +43,7 @@ class Wandb:
     """An offline run of Weights & Biases in wandb/ of the run folder; `wandb sync` uploads it. Each process of a run
     that continues makes a folder with the same id."""
 
-    def __init__(self, run: Path, start: int) -> None:
+    def __init__(self, run: Path) -> None:
         import wandb
 
         own = hashlib.sha256(str(run).encode()).hexdigest()[:16]
@@ -61,14 +61,14 @@ class Wandb:
         self._run.finish()
 
 
-_TRACKERS: dict[str, Callable[[Path, int], Tracker]] = {"mlflow": Mlflow, "wandb": Wandb}
+_TRACKERS: dict[str, Callable[[Path], Tracker]] = {"mlflow": Mlflow, "wandb": Wandb}
 
 
-def main(name: str, run: str, start: str) -> None:
+def main(name: str, run: str) -> None:
     """Passes the rows of standard input to a tracker until the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    tracker = _TRACKERS[name](Path(run), int(start))
+    tracker = _TRACKERS[name](Path(run))
     for line in sys.stdin:
         tracker.row(json.loads(line))
     tracker.close()

@@ -5,29 +5,35 @@ Weights & Biases, which change settings of a process, start threads and write to
 own (`tracker_process`).
 """
 
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import MachineError, UsageError
 from lambert.core.files import json_text
 from lambert.core.registry import Kind, choose, lookup
 
+_log = logging.getLogger("lambert.trackers")
 KIND = Kind((Path, int), methods={"row": 1, "close": 0})
 CONTROL = ("step", "time")
 """Keys of a row that are no numbers to show."""
+_MOST_UNSENT = 1_000_000
+"""Bytes of rows that are kept for a process that does not read them."""
+_LONGEST_END = 30.0
+"""Seconds that a process has for what is left when the run ends."""
 
 
 class Tracker(Protocol):
-    """Takes the rows of a run; made from the run folder and the update after which the run continues."""
+    """Takes the rows of a run; made from the run folder and the update after which the run continues. After an
+    exception it gets no further call."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Takes a row of metrics.jsonl. Raises OSError if it cannot be written."""
+        """Takes a row of metrics.jsonl."""
 
     def close(self) -> None:
         """Writes what is left."""
@@ -51,34 +57,53 @@ class TensorBoard:
         self._writer.close()
 
 
-class Apart:
+class SubprocessTracker:
     """A tracker of `tracker_process`, which gets the rows through a pipe. Its output is in NAME/tracker.txt. It ignores
-    the signals of the run, and ends when the run does, however that ends."""
+    the signals of the run, and ends when the run does, however that ends. It cannot remove rows, so it does not know
+    after which update the run continues. Training never waits for it: rows that the pipe has no room for are kept, up
+    to a limit, until the next one."""
 
-    def __init__(self, name: str, run: Path, start: int) -> None:
+    def __init__(self, name: str, run: Path) -> None:
         if not find_spec(name):
             raise _missing(name)
         self._name, self._output = name, run / name / "tracker.txt"
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-P", "-m", "lambert.engine.tracker_process", name, str(run.absolute()), str(start)]
+        command = [sys.executable, "-P", "-m", "lambert.engine.tracker_process", name, str(run.absolute())]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
                 env=os.environ | ENVIRONMENT | {"WANDB_CACHE_DIR": str(run.absolute() / "wandb" / "cache")},
             )  # fmt: skip
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
+        os.set_blocking(self._pipe.fileno(), False)
+        self._unsent, self._drops = bytearray(), False
 
     def row(self, row: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
+        if len(self._unsent) < _MOST_UNSENT:
+            self._unsent += json_text(dict(row)).encode() + b"\n"
+        elif not self._drops:
+            self._drops = True
+            _log.warning("The tracker %s does not read its rows: it gets only some of those that follow.", self._name)
         try:
-            self._process.stdin.write(json_text(dict(row)).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise OSError(error.errno, f"{self._name} ended", str(self._output)) from error
+            while self._unsent:
+                del self._unsent[: os.write(self._pipe.fileno(), self._unsent)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self.close()
+            raise
 
     def close(self) -> None:
-        self._process.communicate()
+        try:
+            self._process.communicate(bytes(self._unsent), _LONGEST_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._pipe.close()
+            self._process.wait()
+            raise MachineError(f"{self._name} did not end within {_LONGEST_END:g} s. See {self._output}.") from None
         if self._process.returncode:
-            raise OSError(0, f"{self._name} ended with code {self._process.returncode}", str(self._output))
+            raise MachineError(f"{self._name} ended with code {self._process.returncode}. See {self._output}.")
 
 
 ENVIRONMENT = {
@@ -91,8 +116,8 @@ ENVIRONMENT = {
 """Variables of the process of a tracker: no network, and plain files."""
 TRACKERS: dict[str, Callable[[Path, int], Tracker]] = {
     "tensorboard": TensorBoard,
-    "mlflow": partial(Apart, "mlflow"),
-    "wandb": partial(Apart, "wandb"),
+    "mlflow": lambda run, start: SubprocessTracker("mlflow", run),
+    "wandb": lambda run, start: SubprocessTracker("wandb", run),
 }
 
 
@@ -105,9 +130,9 @@ def check_trackers(names: Sequence[str]) -> None:
             raise UsageError(f"log.trackers names {name} twice.")
 
 
-def started(names: Sequence[str], run: Path, start: int) -> list[Tracker]:
-    """Returns the trackers of a run. Raises UsageError if a package is missing."""
-    return [lookup(TRACKERS, name, "log.trackers", KIND)(run, start) for name in names]
+def started(names: Sequence[str], run: Path, start: int) -> dict[str, Tracker]:
+    """Returns the trackers of a run by name. Raises UsageError if a package is missing."""
+    return {name: lookup(TRACKERS, name, "log.trackers", KIND)(run, start) for name in names}
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -119,6 +119,10 @@ def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
     """Returns the choice that is shown in full: within the budget the fastest, within the deadline the cheapest,
     otherwise the recipe as it is on the given number of devices, or on one."""
     own = [choice for choice in found if choice.fits and _own(plan, choice)]
+    if not own:
+        least = min(filter(partial(_own, plan), found), key=lambda one: one.step.bytes - one.cluster.device.memory)
+        other = min((one for one in found if one.fits), key=lambda one: one.seconds).work.method
+        raise UsageError(f"{memory_advice(least)} exchange.method = {other!r} fits.")
     most, longest = config.largest_cost or inf, config.longest_run or inf
     if not (config.budget or config.deadline):
         as_is = [
