@@ -66,8 +66,8 @@ class Measured:
         for step in range(every, last + 1, every):
             if step not in logged:
                 raise UsageError(
-                    f"{self.folder} has no logged loss of update {step:,}, which the losses of [expect] include: take a "
-                    f"run that had log.every = {every} from its first update on."
+                    f"{self.folder} has no logged loss of update {step:,}, which the losses of [expect] include: take "
+                    f"a run that had log.every = {every} from its first update on."
                 )
 
 
