@@ -166,3 +166,17 @@ def test_more_requests_than_allowed_are_refused(hasty: Service) -> None:
     finally:
         for connection in waiting:
             connection.close()
+
+
+def test_slow_requests_that_are_refused_take_no_place(hasty: Service) -> None:
+    refused = [hasty.connect() for _ in range(40)]  # more than are drained at once
+    try:
+        for connection in refused:
+            connection.sendall(post("/embed", {"inputs": "a"}).replace(b"localhost", b"elsewhere")[:-1])
+        hasty.wait_for('lambert_refusals_total{reason="host"}', lambda count: count == len(refused))
+        assert hasty.ask("/embed", {"inputs": "a"})[0] == 200
+        for connection in refused:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+    finally:
+        for connection in refused:
+            connection.close()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi")
 from lambert.serving.answering import Answering
 from lambert.serving.config import ServeConfig
-from lambert.serving.gate import _PLACES, Gate, Limits
+from lambert.serving.gate import _DRAINS, _PLACES, Gate, Limits
 from lambert.serving.metrics import Metrics
 from lambert.serving.server import built
 
@@ -27,15 +28,18 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"%d" % len(body)})
 
 
-def gate(app: Any = echo, report: Callable[[BaseException], None] = lambda error: None) -> Gate:
-    return Gate(app, LIMITS, Metrics(), report)
+def gate(app: Any = echo, limits: Limits = LIMITS) -> Gate:
+    return Gate(app, limits, Metrics(), lambda error: None)
 
 
 class Client:
     """A request whose body is sent part by part."""
 
-    def __init__(self, gate: Any, path: str = "/embed", length: int | None = None, method: str = "POST") -> None:
+    def __init__(
+        self, gate: Any, path: str = "/embed", length: int | None = None, method: str = "POST", key: bytes = b""
+    ) -> None:
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        headers += [(b"authorization", b"Bearer " + key)] if key else []
         headers += [] if length is None else [(b"content-length", b"%d" % length)]
         self.scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
@@ -105,6 +109,45 @@ def test_bodies_of_open_paths_are_not_read(length: int | None) -> None:
         client = Client(served, "/healthz", length)
         await client.send(b"x" * LARGEST)
         assert await client.answer() == (200, b"0")
+
+    asyncio.run(run())
+
+
+def test_slow_requests_without_a_key_take_no_place_of_those_with_one() -> None:
+    async def run() -> None:
+        served = gate(limits=replace(LIMITS, key="secret", requests=2))
+        strangers = [Client(served) for _ in range(2 * _DRAINS)]
+        for client in strangers:
+            await client.send(b"x")
+        closed = [client for client in strangers if client.sent]
+        assert len(closed) == _DRAINS  # without reading their bodies
+        for number in (1, 2):
+            client = Client(served, key=b"secret")
+            await client.send(b"x" * number, more=False)
+            assert await client.answer() == (200, b"%d" % number)
+        for client in strangers:
+            await client.send(b"", more=False)
+            assert (await client.answer())[0] == 401
+
+    asyncio.run(run())
+
+
+def test_requests_to_open_paths_take_no_place() -> None:
+    ready = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/metrics":
+            await ready.wait()
+        await echo(scope, receive, send)
+
+    async def run() -> None:
+        served = gate(slow, replace(LIMITS, requests=2))
+        waiting = [Client(served, "/metrics", method="GET") for _ in range(5)]
+        client = Client(served)
+        await client.send(b"x", more=False)
+        assert await client.answer() == (200, b"1")
+        ready.set()
+        assert [await client.answer() for client in waiting] == [(200, b"0")] * 5
 
     asyncio.run(run())
 

@@ -4,8 +4,8 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ OVERLOADED = "262,000 tokens are waiting, and 262,144 is the most: try again in 
 TOO_LATE = "The request was not computed within 30 s: try again later, or send fewer texts."
 _DRAINED, _DRAINED_SECONDS = 100_000_000, 5.0
 """Bytes and seconds of a refused body that are still read."""
+_DRAINS = 32
+"""Most refused bodies that are read at once; beyond it, the connection is closed without reading."""
 _PLACES = 32
 """All bodies in memory together have at most the size of this number of largest ones."""
 
@@ -36,7 +38,7 @@ class Limits:
     body_bytes: int
     """Largest body."""
     requests: int
-    """Most requests at once."""
+    """Most requests at once, without those that are refused and those to open paths."""
     seconds: float
     """Longest time until a body is complete, and until the answer begins."""
 
@@ -59,7 +61,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, report: Callable[[BaseException], None]) -> None:
         self._app, self._limits, self._metrics, self._report = app, limits, metrics, report
-        self._requests, self._bytes = 0, 0
+        self._requests, self._bytes, self._drains = 0, 0, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,12 +76,10 @@ class Gate:
             await send(message)
 
         scope.setdefault("state", {})
-        self._requests += 1
         self._metrics.in_flight.inc()
         try:
             await self._admit(scope, receive, counted)
         finally:
-            self._requests -= 1
             self._metrics.in_flight.dec()
             path, model = getattr(scope.get("route"), "path", "other"), scope["state"].get("model", "")
             self._metrics.answered(path, model, status, time.perf_counter() - begin)
@@ -89,10 +89,11 @@ class Gate:
         body = bytearray()
         try:
             self._check_headers(scope)
-            async with asyncio.timeout_at(end):
-                whole = scope["path"] in OPEN_PATHS or await self._read(body, receive)
-            if whole:
-                await self._run(scope, bytes(body), receive, send, end)
+            with self._counted(scope["path"]):
+                async with asyncio.timeout_at(end):
+                    whole = scope["path"] in OPEN_PATHS or await self._read(body, receive)
+                if whole:
+                    await self._run(scope, bytes(body), receive, send, end)
         except _Refused as refused:
             self._release(body)
             await self._refuse(
@@ -118,13 +119,24 @@ class Gate:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), limits.key.encode()):
                 raise _Refused(401, "key", "Send the API key as `Authorization: Bearer KEY`.")
-        if self._requests > limits.requests:
-            message = f"{self._requests - 1:,} requests are being answered: try again in 1 s."
-            raise _Refused(429, "requests", message)
         length = headers.get(b"content-length", b"0")
         if length.isdigit():
             announced = int(length[:18])
             self._check_size(announced, announced)
+
+    @contextmanager
+    def _counted(self, path: str) -> Iterator[None]:
+        """Counts a request that may be answered, unless its path is open. Raises _Refused if there are too many."""
+        if path in OPEN_PATHS:
+            yield
+            return
+        if self._requests >= self._limits.requests:
+            raise _Refused(429, "requests", f"{self._requests:,} requests are being answered: try again in 1 s.")
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
 
     def _check_size(self, size: int, more: int, *, unread: bool = True) -> None:
         """Raises _Refused for a body of `size` bytes, of which `more` are not in memory yet, if it is too large or if
@@ -208,14 +220,21 @@ class Gate:
         await send({"type": "http.response.body", "body": content})
 
     async def _drain(self, receive: Receive) -> None:
+        if self._drains >= _DRAINS:
+            return
+        self._drains += 1
         left = _DRAINED
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(min(_DRAINED_SECONDS, self._limits.seconds)):
                 while left > 0:
                     message = await receive()
                     left -= len(message.get("body", b""))
                     if not message.get("more_body", False):
                         return
+        except TimeoutError:
+            pass
+        finally:
+            self._drains -= 1
 
 
 async def _disconnected(receive: Receive) -> None:
