@@ -25,7 +25,8 @@ CLOCKED = {
     "checkpoint_pause_seconds",
 }  # fmt: skip
 """Keys of metrics.jsonl that no two runs have in common."""
-COUNTED = {"step", "sequences", "tokens", "skipped", "loss", "loss/mlm", "loss/nsp", "lr", "grad_norm"}
+TRUST = {f"trust/{group}_{of}" for group in ("embeddings", "blocks", "heads") for of in ("min", "median", "max")}
+COUNTED = {"step", "sequences", "tokens", "skipped", "loss", "loss/mlm", "loss/nsp", "lr", "grad_norm", *TRUST}
 HELD_OUT = {"heldout/mlm", "heldout/mlm_accuracy", "heldout/nsp", "heldout/nsp_accuracy"}
 
 
