@@ -321,6 +321,15 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
         weights.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [("model.onnx", "ONNX"), ("openvino_model.xml", "OpenVINO"), ("model.pt2", "a program of torch")]
+)
+def test_an_export_is_recognised(name: str, what: str, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(DataError, match=rf"is an export to {what} \({name}\).*: give the model folder"):
+        weights.load(folder)
+
+
 def test_two_heads_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="choice and tag"):
         weights.save(scattered({"label": 2, "tag": 3}), tmp_path / "model")

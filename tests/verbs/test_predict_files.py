@@ -97,6 +97,16 @@ def test_columns_are_named_numbered_and_kept(tuned: Tuned, tmp_path: Path, lambe
     ]
 
 
+def test_the_text_may_be_in_the_column_of_the_labels(tuned: Tuned, lambert: Lambert) -> None:
+    """No label is needed, so there is nothing to confuse it with."""
+    given = jsonl([{"label": text} for text in TEXTS]).decode()
+    found = lambert("predict", "--columns.text", "label", model=tuned("classify"), stdin=given)
+    assert lines(found) == [
+        {key: value for key, value in row.items() if key != "id"}
+        for row in lines(lambert("predict", model=tuned("classify"), stdin=jsonl(ROWS).decode()))
+    ]
+
+
 def test_what_json_lines_lack_is_null(tuned: Tuned, lambert: Lambert) -> None:
     stdin = '{"text": "a", "gold": "land"}\n{"text": "b"}\n{"gold": 3}\n'
     called = lambert("predict", model=tuned("classify"), keep="gold", stdin=stdin)

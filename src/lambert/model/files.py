@@ -24,6 +24,8 @@ from lambert.core.errors import DataError
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
+EXPORTED = {"model.onnx": "ONNX", "openvino_model.xml": "OpenVINO", "model.pt2": "a program of torch"}
+"""Files of `lambert export`, and what they are."""
 
 Tensors = dict[str, Tensor]
 _DAMAGE = (
@@ -48,6 +50,11 @@ def weights_file(folder: Path) -> Path:
     for name in (WEIGHTS, INDEX, PICKLED):
         if (path := Path(folder) / name).is_file():
             return path
+    if exported := next((name for name in EXPORTED if (Path(folder) / name).is_file()), None):
+        raise DataError(
+            f"{folder} is an export to {EXPORTED[exported]} ({exported}), for that runtime: give the model folder from "
+            "which it was exported."
+        )
     raise DataError(f"No weights in {folder}: neither {WEIGHTS} nor {INDEX} nor {PICKLED}, nor bert_model.ckpt.index.")
 
 

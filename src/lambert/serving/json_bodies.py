@@ -62,8 +62,8 @@ def parsed(body: bytes, most_items: int) -> Any:
     except RecursionError as error:
         raise Refusal(400, "json", "The body is not JSON that can be read: it is nested too deeply.") from error
     except json.JSONDecodeError as error:
-        at = f"line {error.lineno:,}, column {error.colno:,}"
-        raise Refusal(400, "json", f"The body is not JSON: see {at}.") from error
+        message = f"The body is not JSON: see line {error.lineno:,}, column {error.colno:,}."
+        raise Refusal(400, "json", message) from error
     except ValueError as error:  # thousands of digits
         raise Refusal(400, "json", "The body is not JSON that can be read: a number is too long.") from error
     if isinstance(value, dict):

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,8 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
     failure: Exception | None = None
     with detect(config.inference.device) as world:
         with world.together("reading the model"):
-            model = TextModel(config.model, config.task, config.code, config.inference, world, config.columns)
+            columns = replace(config.columns, label="")  # not needed, and `text` may have its name
+            model = TextModel(config.model, config.task, config.code, config.inference, world, columns)
             task = with_top(model.task, config.top)
         compare_ranks(world, config.model)
         if world.is_first:
