@@ -149,6 +149,24 @@ def test_a_run_with_another_log_every_is_refused_unless_it_has_the_losses(
     one_line(lambert("verify", recipe, "--seed", 1, out=tmp_path / "every-10"), 2, *said)
 
 
+def test_settings_of_a_given_run_that_are_not_the_recipes_are_named(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, runs = made
+    done = lambert("pretrain", recipe, "--optim.lr=5e-2", seed=1, out=tmp_path / "run")
+    assert done.code == 0, done.err
+    done = lambert("verify", recipe, run=tmp_path / "run")
+    last_line(done, 5, "is off the curve", "Likely causes: optim.lr is 0.05, and the recipe has 0.005.")
+    copy = shutil.copytree(runs[0], tmp_path / "copy")
+    config = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(config.replace("steps = 40", "steps = 45").replace('corpus = "', 'corpus = "./'))
+    (copy / "scores.json").write_text('{"mlm": 9.0, "mlm_accuracy": 0.1}')  # at the end of a longer run
+    found = library.verify(recipe, run=copy)
+    assert found.differences == ["train.steps is 45, and the recipe has 40"]
+    assert found.on_curve
+    assert found.rows[-1].here is None
+
+
 def test_a_finished_run_is_compared_to_its_scores(
     made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
 ) -> None:

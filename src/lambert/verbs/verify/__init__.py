@@ -86,12 +86,12 @@ def verified(
         )
     _check(config, expect, recipe)
     if run is not None:
-        return compared(recipe, expect, measured(run), overrides or ())
+        return compared(recipe, config, expect, measured(run), overrides or ())
     count = _updates(config, expect, updates, recipe)
     with _folder(out) as folder:
         every = dataclasses.replace(config.log, every=expect.every)
         problem = _begin(dataclasses.replace(config, out=folder, log=every), count, recipe, say)
-        return compared(recipe, expect, measured(folder), overrides or (), problem)
+        return compared(recipe, config, expect, measured(folder), overrides or (), problem)
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:

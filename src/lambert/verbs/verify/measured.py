@@ -12,11 +12,13 @@ from typing import Any
 from lambert.core.errors import DataError, UsageError
 from lambert.core.settings import dotted
 from lambert.engine.metrics_file import METRICS
-from lambert.runs.folder import CONFIG, DATA
+from lambert.runs.folder import CONFIG, DATA, FREE
 from lambert.runs.result import Result
 
 ENVIRONMENT = ("lambert", "packages.torch", "device_name", "precision")
 """Entries of environment.json that a contract records."""
+VARIES = ("seed", "train.precision", "train.threads", *FREE)
+"""Beginnings of the names of settings in which the runs behind [expect] may differ."""
 SHAPE = "the model's "
 """Beginning of the entries of data.json that follow from the recipe."""
 _SLOW_START = 10
@@ -66,8 +68,8 @@ class Measured:
         for step in range(every, last + 1, every):
             if step not in logged:
                 raise UsageError(
-                    f"{self.folder} has no logged loss of update {step:,}, which the losses of [expect] include: take a "
-                    f"run that had log.every = {every} from its first update on."
+                    f"{self.folder} has no logged loss of update {step:,}, which the losses of [expect] include: take "
+                    f"a run that had log.every = {every} from its first update on."
                 )
 
 

@@ -15,12 +15,10 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import write_atomic
 from lambert.core.settings import dotted, plain, read
 from lambert.runs.expect import TABLE, ExpectConfig, LossBand, ScoreBand
-from lambert.runs.folder import CONFIG, FREE
+from lambert.runs.folder import CONFIG
 from lambert.verbs.verify.intervals import band
-from lambert.verbs.verify.measured import Measured, measured
+from lambert.verbs.verify.measured import VARIES, Measured, measured
 
-VARIES = ("seed", "train.precision", "train.threads", *FREE)
-"""Beginnings of the names of settings in which the runs may differ."""
 _FIRST = 10
 """Updates of the first band, at least."""
 _DIGITS = 4
