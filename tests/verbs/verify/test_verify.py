@@ -13,6 +13,7 @@ from commands import last_line, one_line
 import lambert as library
 from lambert.core.errors import UsageError
 from lambert.core.settings import read
+from lambert.engine.trackers import TRACKERS, TensorBoard
 from lambert.verbs.verify.writing import toml, write
 
 Lambert = Callable[..., Any]
@@ -186,6 +187,21 @@ def test_a_finished_run_is_compared_to_its_scores(
     (copy / "metrics.jsonl").write_text(text.replace('"loss": ', '"loss": null, "other": ', 1))
     (copy / "scores.json").unlink()
     last_line(lambert("verify", recipe, run=copy), 5, "loss, updates 1 to 10 is not finite")
+
+
+def test_trackers_get_the_rows_of_a_folder_that_is_given_alone(
+    made: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def tracker(run: Path, start: int) -> TensorBoard:
+        started.append(run)
+        return TensorBoard(run, start)
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", tracker)
+    for out in (None, tmp_path / "run"):
+        library.verify(made[0], updates=10, seed=9, out=out, log__trackers=["tensorboard"])
+    assert started == [tmp_path / "run"]
 
 
 def test_the_library(made: tuple[Path, list[Path]]) -> None:

@@ -89,8 +89,9 @@ def verified(
         return compared(recipe, config, expect, measured(run), overrides or ())
     count = _updates(config, expect, updates, recipe)
     with _folder(out) as folder:
-        every = dataclasses.replace(config.log, every=expect.every)
-        problem = _begin(dataclasses.replace(config, out=folder, log=every), count, recipe, say)
+        log = dataclasses.replace(config.log, every=expect.every)
+        log = log if out else dataclasses.replace(log, trackers=())
+        problem = _begin(dataclasses.replace(config, out=folder, log=log), count, recipe, say)
         return compared(recipe, config, expect, measured(folder), overrides or (), problem)
 
 
