@@ -267,11 +267,19 @@ def test_the_table_is_replaced_wherever_it_is(made: tuple[Path, list[Path]], tmp
     before = recipe.read_text()
     own = toml(_expect(recipe))
     rest = before[: before.index("[expect]")]
-    path.write_text(f'corpus = "c"\n{own}\n{rest.partition("[model]")[1]}{rest.partition("[model]")[2]}# the end\n')
+    path.write_text(
+        f'corpus = "c"\n{own}\n# Of the model.\n\n# The shape.\n[model]{rest.partition("[model]")[2]}# the end\n'
+    )
     write(path, _expect(recipe))
     found = path.read_text()
     assert found.count("[expect]") == found.count("[expect.data]") == found.count("[model]") == 1
     assert "# the end" in found
+    assert 'corpus = "c"\n\n# Of the model.\n\n# The shape.\n[model]\n' in found
+    write(path, _expect(recipe))
+    assert path.read_text() == found
+    path.write_text(f"{found}# after all\n")
+    write(path, _expect(recipe))
+    assert "# after all\n" in path.read_text()
     assert math.isclose(read(path)["optim"]["lr"], 5e-3)
 
 

@@ -16,7 +16,7 @@ from lambert.runs.folder import CONFIG, DATA, FREE
 from lambert.runs.result import Result
 
 ENVIRONMENT = ("lambert", "packages.torch", "device_name", "precision")
-"""Entries of environment.json that a contract records."""
+"""Entries of environment.json that [expect] records."""
 VARIES = ("seed", "train.precision", "train.threads", *FREE)
 """Beginnings of the names of settings in which the runs behind [expect] may differ."""
 SHAPE = "the model's "
