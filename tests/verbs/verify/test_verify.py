@@ -99,7 +99,7 @@ def test_other_data_are_off_the_curve_and_named(
     last_line(done, 5, "is off the curve", "the corpus is another one", "the tokenizer is another one")
 
 
-def test_a_run_that_diverges_is_off_the_curve(made: tuple[Path, list[Path]], lambert: Lambert) -> None:
+def test_a_run_that_diverges_is_off_the_curve(made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path) -> None:
     flags = ["--optim.name=adamw", "--optim.lr=1e4", "--optim.max-grad-norm=0", "--optim.warmup-ratio=0"]
     strict = ["--guard.factor=1", "--guard.margin=0", "--guard.patience=1"]  # ends the run before the first band
     done = lambert("verify", made[0], "--updates", STEPS, *flags, *strict)
@@ -110,6 +110,9 @@ def test_a_run_that_diverges_is_off_the_curve(made: tuple[Path, list[Path]], lam
     found = json.loads(done.out[: done.out.rindex("}") + 1])
     assert found["on_curve"] is False
     assert found["problem"].startswith("Training diverged at step ")
+    given = lambert("pretrain", made[0], *flags, *strict, "--log.every=1", out=tmp_path / "run")
+    assert given.code == 5
+    last_line(lambert("verify", made[0], run=tmp_path / "run"), 5, "is off the curve: Training diverged at step ")
 
 
 def test_a_run_before_the_first_band_is_not_compared(

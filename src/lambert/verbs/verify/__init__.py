@@ -86,7 +86,8 @@ def verified(
         )
     _check(config, expect, recipe)
     if run is not None:
-        return compared(recipe, config, expect, measured(run), overrides or ())
+        here = measured(run)
+        return compared(recipe, config, expect, here, overrides or (), here.problem)
     count = _updates(config, expect, updates, recipe)
     with _folder(out) as folder:
         log = dataclasses.replace(config.log, every=expect.every)
