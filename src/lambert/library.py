@@ -40,13 +40,13 @@ from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
+from lambert.verbs.settings.training import KINDS
 from lambert.verbs.verify.comparison import Verified
 
 Rows = Sequence[Mapping[str, Any]]
 """Labelled rows, as in a file of JSON lines."""
 _KINDS: dict[str, type] = {
-    "prepare": PrepareConfig, "pretrain": PretrainConfig, "finetune": FinetuneConfig, "evaluate": EvaluateConfig,
-    "sweep": SweepConfig,
+    **KINDS, "prepare": PrepareConfig, "evaluate": EvaluateConfig, "sweep": SweepConfig,
 }  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def updates(
 
     Raises UsageError at the call if a setting is wrong.
     """
-    verb = _verb_of(recipe, settings)
+    verb = _verb_of(recipe, settings, "updates")
     config = _settings(verb, recipe, settings)
     return _updates(config)
 
@@ -199,7 +199,7 @@ def verify(
         run: A run folder that is compared instead; nothing is run.
         settings: Settings that override the recipe.
     """
-    config = _settings(_verb_of(recipe, settings), recipe, {"out": "run", **settings})
+    config = _settings(_verb_of(recipe, settings, "verify"), recipe, {"out": "run", **settings})
     name = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     own, compared = (None if folder is None else Path(folder) for folder in (out, run))
     with keep_current_gpu():
@@ -211,15 +211,18 @@ def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, N
         yield from pretraining.updates(config) if isinstance(config, PretrainConfig) else finetuning.updates(config)
 
 
-def _verb_of(recipe: object, settings: Mapping[str, Any]) -> str:
-    """Returns "pretrain" or "finetune", depending on the settings."""
-    if isinstance(recipe, PretrainConfig | FinetuneConfig):
-        return "pretrain" if isinstance(recipe, PretrainConfig) else "finetune"
-    named = {name for name, value in settings.items() if value is not None}
-    if isinstance(recipe, str | Path) and Path(recipe).is_file():
-        named |= set(tables.read(Path(recipe)))
+def _verb_of(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
+    """Returns the verb of KINDS that these settings are for. An error is in the name of the `caller`."""
+    for verb, kind in KINDS.items():
+        if isinstance(recipe, kind):
+            return verb
+    is_file = isinstance(recipe, str | Path) and Path(recipe).is_file()
+    values = {**(tables.read(Path(str(recipe))) if is_file else {}), **settings}
+    named = {name for name, value in values.items() if value is not None}
     if ("corpus" in named) == ("data" in named):
-        raise UsageError("updates: give corpus for pre-training or data for fine-tuning, in the recipe or in the call.")
+        raise UsageError(
+            f"{caller}: give corpus for pre-training or data for fine-tuning, in the recipe or in the call."
+        )
     return "pretrain" if "corpus" in named else "finetune"
 
 

@@ -46,6 +46,7 @@ FREE = (
 )
 """Prefixes of settings that may change when a run continues. They affect the result only by rounding, by the draw of
 dropout masks, and by the exchange method."""
+UNSET = "not set"
 BEGUN = (METRICS, "checkpoints", "model")
 """Files of a run that has started. A folder without any of them holds at most the settings of a run that never did."""
 
@@ -87,15 +88,22 @@ def _foreign(config: RunConfig, data: Mapping[str, object]) -> str:
         return "" if empty else f"{out} exists and is not a run folder (it has no {CONFIG}). Choose another out."
     if not any((out / name).exists() for name in BEGUN):
         return ""
+    changed = changes(config, path)
+    if not changed:
+        return _other_data(out, data)
+    listed = "; ".join(f"{name} {before} -> {now}" for name, before, now in changed[:5])
+    more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+    return f"{out} holds a run with other settings: {listed}{more}. Restore them, or choose another out."
+
+
+def changes(config: RunConfig, path: Path, free: tuple[str, ...] = FREE) -> list[tuple[str, Any, Any]]:
+    """Returns the dotted names of the settings that `config` has otherwise than the config.toml at `path`, with the
+    value there and that of `config`; UNSET for none. Names that begin as one of `free` are left out."""
     before, now = settings.dotted(settings.read(path)), settings.dotted(settings.as_dict(config))
     before = {settings.RENAMED.get(name, name): value for name, value in before.items()}
     before = settings.dotted(settings.defaults(config)) | before  # of settings that an older version did not have
-    changed = [n for n in sorted(before | now) if before.get(n) != now.get(n) and not n.startswith(FREE)]
-    if not changed:
-        return _other_data(out, data)
-    listed = "; ".join(f"{n} {before.get(n, 'not set')} -> {now.get(n, 'not set')}" for n in changed[:5])
-    more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-    return f"{out} holds a run with other settings: {listed}{more}. Restore them, or choose another out."
+    names = [name for name in sorted(before | now) if before.get(name) != now.get(name) and not name.startswith(free)]
+    return [(name, before.get(name, UNSET), now.get(name, UNSET)) for name in names]
 
 
 def _other_data(out: Path, data: Mapping[str, object]) -> str:

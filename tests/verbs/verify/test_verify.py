@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from commands import last_line, one_line
 import lambert as library
 from lambert.core.errors import UsageError
 from lambert.core.settings import read
+from lambert.engine.trackers import TRACKERS, TensorBoard
 from lambert.verbs.verify.writing import toml, write
 
 Lambert = Callable[..., Any]
@@ -97,7 +99,7 @@ def test_other_data_are_off_the_curve_and_named(
     last_line(done, 5, "is off the curve", "the corpus is another one", "the tokenizer is another one")
 
 
-def test_a_run_that_diverges_is_off_the_curve(made: tuple[Path, list[Path]], lambert: Lambert) -> None:
+def test_a_run_that_diverges_is_off_the_curve(made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path) -> None:
     flags = ["--optim.name=adamw", "--optim.lr=1e4", "--optim.max-grad-norm=0", "--optim.warmup-ratio=0"]
     strict = ["--guard.factor=1", "--guard.margin=0", "--guard.patience=1"]  # ends the run before the first band
     done = lambert("verify", made[0], "--updates", STEPS, *flags, *strict)
@@ -108,6 +110,9 @@ def test_a_run_that_diverges_is_off_the_curve(made: tuple[Path, list[Path]], lam
     found = json.loads(done.out[: done.out.rindex("}") + 1])
     assert found["on_curve"] is False
     assert found["problem"].startswith("Training diverged at step ")
+    given = lambert("pretrain", made[0], *flags, *strict, "--log.every=1", out=tmp_path / "run")
+    assert given.code == 5
+    last_line(lambert("verify", made[0], run=tmp_path / "run"), 5, "is off the curve: Training diverged at step ")
 
 
 def test_a_run_before_the_first_band_is_not_compared(
@@ -149,6 +154,24 @@ def test_a_run_with_another_log_every_is_refused_unless_it_has_the_losses(
     one_line(lambert("verify", recipe, "--seed", 1, out=tmp_path / "every-10"), 2, *said)
 
 
+def test_settings_of_a_given_run_that_are_not_the_recipes_are_named(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, runs = made
+    done = lambert("pretrain", recipe, "--optim.lr=5e-2", seed=1, out=tmp_path / "run")
+    assert done.code == 0, done.err
+    done = lambert("verify", recipe, run=tmp_path / "run")
+    last_line(done, 5, "is off the curve", "Likely causes: optim.lr is 0.05, and the recipe has 0.005.")
+    copy = shutil.copytree(runs[0], tmp_path / "copy")
+    config = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(config.replace("steps = 40", "steps = 45").replace('corpus = "', 'corpus = "./'))
+    (copy / "scores.json").write_text('{"mlm": 9.0, "mlm_accuracy": 0.1}')  # at the end of a longer run
+    found = library.verify(recipe, run=copy)
+    assert found.differences == ["train.steps is 45, and the recipe has 40"]
+    assert found.on_curve
+    assert found.rows[-1].here is None
+
+
 def test_a_finished_run_is_compared_to_its_scores(
     made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
 ) -> None:
@@ -170,6 +193,21 @@ def test_a_finished_run_is_compared_to_its_scores(
     last_line(lambert("verify", recipe, run=copy), 5, "loss, updates 1 to 10 is not finite")
 
 
+def test_trackers_get_the_rows_of_a_folder_that_is_given_alone(
+    made: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def tracker(run: Path, start: int) -> TensorBoard:
+        started.append(run)
+        return TensorBoard(run, start)
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", tracker)
+    for out in (None, tmp_path / "run"):
+        library.verify(made[0], updates=10, seed=9, out=out, log__trackers=["tensorboard"])
+    assert started == [tmp_path / "run"]
+
+
 def test_the_library(made: tuple[Path, list[Path]]) -> None:
     recipe, runs = made
     found = library.verify(recipe, updates=10, seed=9)
@@ -180,6 +218,8 @@ def test_the_library(made: tuple[Path, list[Path]]) -> None:
     assert library.verify(recipe, run=runs[1]).on_curve
     with pytest.raises(UsageError, match="no table \\[expect\\]"):
         library.verify(recipe, expect=None)
+    with pytest.raises(UsageError, match=r"^verify: give corpus for pre-training or data"):
+        library.verify(recipe, corpus=None)
 
 
 @pytest.mark.parametrize(
@@ -233,12 +273,32 @@ def test_the_table_is_replaced_wherever_it_is(made: tuple[Path, list[Path]], tmp
     before = recipe.read_text()
     own = toml(_expect(recipe))
     rest = before[: before.index("[expect]")]
-    path.write_text(f'corpus = "c"\n{own}\n{rest.partition("[model]")[1]}{rest.partition("[model]")[2]}# the end\n')
+    path.write_text(
+        f'corpus = "c"\n{own}\n# Of the model.\n\n# The shape.\n[model]{rest.partition("[model]")[2]}# the end\n'
+    )
     write(path, _expect(recipe))
     found = path.read_text()
     assert found.count("[expect]") == found.count("[expect.data]") == found.count("[model]") == 1
     assert "# the end" in found
+    assert 'corpus = "c"\n\n# Of the model.\n\n# The shape.\n[model]\n' in found
+    write(path, _expect(recipe))
+    assert path.read_text() == found
+    path.write_text(f"{found}# after all\n")
+    write(path, _expect(recipe))
+    assert "# after all\n" in path.read_text()
     assert math.isclose(read(path)["optim"]["lr"], 5e-3)
+
+
+def test_the_demos_own_seed_is_inside_of_its_bands() -> None:
+    """The runs behind the bands have other seeds. The log has the losses of the recipe's seed."""
+    root = Path(library.__file__).parent
+    bands = read(root / "verbs" / "demo" / "recipes" / "pretrain-32.toml")["expect"]["losses"]
+    log = (Path(__file__).parents[3] / "docs" / "log.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| \d+ to (\d+) \| ([\d.]+) to ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", log)
+    assert [int(row[0]) for row in rows] == [band["update"] for band in bands[:5]]
+    for row, band in zip(rows, bands, strict=False):
+        assert (float(row[1]), float(row[2])) == (band["low"], band["high"])
+        assert all(band["low"] <= float(loss) <= band["high"] for loss in row[3:])
 
 
 def _expect(recipe: Path) -> library.ExpectConfig:

@@ -11,14 +11,13 @@ from lambert.runs.folder import FREE
 from lambert.tasks import resolved
 from lambert.tasks.files import training_and_dev
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.settings.sweep import SweepConfig
+from lambert.verbs.settings.training import KINDS
 from lambert.verbs.sweep.metric import headline, metric_of
 from lambert.verbs.sweep.space import Dimension, dimensions, nested
 
 Read = Callable[[list[str], Mapping[str, Any], str], Any]
 """Returns the settings of a command line with other values, which errors call by the third argument."""
-KINDS: dict[str, type] = {"finetune": FinetuneConfig, "pretrain": PretrainConfig}
 _OWN = "the sweep"
 
 

@@ -20,7 +20,7 @@ from lambert.verbs.settings.training import verb_of
 from lambert.verbs.settings.verify import VerifyConfig
 from lambert.verbs.verify.comparison import Verified, compared
 from lambert.verbs.verify.measured import measured
-from lambert.verbs.verify.writing import contract, write
+from lambert.verbs.verify.writing import expectation_of, write
 
 _SOON, _SHARE = 100, 0.01
 """Without a number of updates, a run is verified up to its last band within the first _SOON updates or the first _SHARE
@@ -40,7 +40,7 @@ def run(config: VerifyConfig, settings: Read, say: Say = silent) -> Verified | N
     if not verb:
         raise UsageError(f"{config.recipe} is no recipe of pretrain or finetune, which are those that verify takes.")
     if config.write_from:
-        write(config.recipe, expect := contract(config.write_from, config.source))
+        write(config.recipe, expect := expectation_of(config.write_from, config.source))
         say(f"[expect] of {config.recipe}: {len(expect.losses)} bands of the loss from {expect.seeds} seeds")
         return None
     given = settings([verb, str(config.recipe), "--out=run", *config.overrides])  # a run has a folder of its own
@@ -86,12 +86,14 @@ def verified(
         )
     _check(config, expect, recipe)
     if run is not None:
-        return compared(recipe, expect, measured(run), overrides or ())
+        here = measured(run)
+        return compared(recipe, config, expect, here, overrides or (), here.problem)
     count = _updates(config, expect, updates, recipe)
     with _folder(out) as folder:
-        every = dataclasses.replace(config.log, every=expect.every)
-        problem = _begin(dataclasses.replace(config, out=folder, log=every), count, recipe, say)
-        return compared(recipe, expect, measured(folder), overrides or (), problem)
+        log = dataclasses.replace(config.log, every=expect.every)
+        log = log if out else dataclasses.replace(log, trackers=())
+        problem = _begin(dataclasses.replace(config, out=folder, log=log), count, recipe, say)
+        return compared(recipe, config, expect, measured(folder), overrides or (), problem)
 
 
 def _begin(config: PretrainConfig | FinetuneConfig, count: int, recipe: str, say: Say) -> str:

@@ -2,15 +2,22 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text
+from lambert.core.settings import kinds_of
 from lambert.runs.expect import ExpectConfig
+from lambert.runs.folder import CONFIG, UNSET, changes
+from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.settings.pretrain import PretrainConfig
 from lambert.verbs.verify.intervals import prediction_interval
-from lambert.verbs.verify.measured import Measured
+from lambert.verbs.verify.measured import VARIES, Measured
+
+_LENGTH = {"train.steps", "train.epochs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +124,18 @@ class Verified:
 
 
 def compared(
-    recipe: str, expect: ExpectConfig, here: Measured, overrides: Sequence[str] = (), problem: str = ""
+    recipe: str,
+    config: PretrainConfig | FinetuneConfig,
+    expect: ExpectConfig,
+    here: Measured,
+    overrides: Sequence[str] = (),
+    problem: str = "",
 ) -> Verified:
-    """Compares a run with what its recipe expects.
+    """Compares a run with what its recipe expects. The final scores are compared if the run has the recipe's length.
 
     Args:
-        overrides: Settings that are not those of the recipe.
+        config: The settings of the recipe.
+        overrides: Those of them that are not in the recipe.
         problem: Why the run diverged, if it did.
 
     Raises UsageError if the run has scores, and none of an expected name; DataError if it did not reach the first band.
@@ -133,11 +146,13 @@ def compared(
         Row(f"loss, updates {begin:,} to {band.update:,}", band.low, band.high, mean)
         for begin, band, mean in zip(begins, expect.losses, means, strict=True)
     ]
+    changed = _changes(config, here.folder / CONFIG)
+    scores = {} if _LENGTH & {name for name, *_ in changed} else here.scores
     for score in expect.scores:
         if here.scores and score.name not in here.scores:
             raise UsageError(f"expect.scores: the run has no score {score.name!r}. It has: {', '.join(here.scores)}.")
         low, high = prediction_interval(score.mean, score.deviation, score.seeds)
-        rows.append(Row(f"{score.name} at the end", low, high, here.scores.get(score.name)))
+        rows.append(Row(f"{score.name} at the end", low, high, scores.get(score.name)))
     if not problem and all(row.here is None for row in rows):
         raise DataError(
             f"{here.folder} has losses up to update {here.updates:,}, and the first number of [expect] is the "
@@ -145,6 +160,11 @@ def compared(
         )
     differences = [
         *(f"{setting} is not the recipe's" for setting in overrides),
+        *(
+            f"{name} is {run}, and the recipe has {own}"
+            for name, run, own in changed
+            if not (expect.data and run != UNSET and Path in kinds_of(type(config), name))  # compared by hashes
+        ),
         *_other(expect.data, here.data),
         *(
             f"{name} is {here.environment[name]}, and was {' or '.join(values)}"
@@ -153,6 +173,19 @@ def compared(
         ),
     ]
     return Verified(recipe, here.updates, rows, expect.utilisation, here, differences, problem)
+
+
+def _changes(config: Any, path: Path) -> list[tuple[str, Any, Any]]:
+    """Returns the settings of a run that are not those of its recipe, as `changes` does, without those that the recipe
+    leaves to the run."""
+    config = replace(config, optim=config.optim.at_batch(config.train.batch_size))  # as a run records them
+    if isinstance(config, PretrainConfig) and config.model is not None and config.init is None:
+        config = replace(config, model=config.model.resolved(config.model.shape(vocabulary=1000)))
+    return [
+        (name, run, own)
+        for name, run, own in changes(config, path, VARIES)
+        if own != UNSET and (name, own) != ("optim.lr", 0.0)
+    ]
 
 
 def _other(expected: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 COVERAGE = 0.99
-"""Probability that a band holds the value of one more seed. All who verify a recipe run its own seed, so whether that
-one is inside is known when the contract is written; their values differ by rounding, for which the band has room."""
+"""Probability that a band holds the value of one more seed. The bands come from other seeds than the recipe's, so a
+right run is outside of each band with a probability of about 1%, if the values are normally distributed."""
 FLOOR = 0.005
 """Least half of the width of a band, as a share of the mean: other processors, numbers of threads and precisions round
 otherwise. Measured in docs/log.md ("Bands of the demo")."""

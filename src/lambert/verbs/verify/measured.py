@@ -11,12 +11,15 @@ from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.settings import dotted
+from lambert.engine.incidents import INCIDENTS
 from lambert.engine.metrics_file import METRICS
-from lambert.runs.folder import CONFIG, DATA
+from lambert.runs.folder import CONFIG, DATA, FREE
 from lambert.runs.result import Result
 
 ENVIRONMENT = ("lambert", "packages.torch", "device_name", "precision")
-"""Entries of environment.json that a contract records."""
+"""Entries of environment.json that [expect] records."""
+VARIES = ("seed", "train.precision", "train.threads", *FREE)
+"""Beginnings of the names of settings in which the runs behind [expect] may differ."""
 SHAPE = "the model's "
 """Beginning of the entries of data.json that follow from the recipe."""
 _SLOW_START = 10
@@ -41,6 +44,8 @@ class Measured:
     environment: Mapping[str, str]
     commands: Sequence[str]
     """The command line of the run."""
+    problem: str
+    """Where the guard stopped the run; empty if it did not, or if the run went on."""
 
     @property
     def updates(self) -> int:
@@ -101,7 +106,19 @@ def measured(folder: Path) -> Measured:
         {name: str(value) for name, value in _json(folder / DATA).items() if not name.startswith(SHAPE)},
         {name: str(environment[name]) for name in ENVIRONMENT if name in environment},
         [str(word) for word in environment.get("command") or ()],
+        _problem(folder, max(steps, default=0)),
     )
+
+
+def _problem(folder: Path, updates: int) -> str:
+    """Returns where the guard stopped a run that has logged losses up to `updates`. The guard judges an update when the
+    next one is done."""
+    try:
+        last = json.loads((folder / INCIDENTS).read_text(encoding="utf-8").splitlines()[-1])
+        stopped = last["what"] == "diverged" and updates <= last["step"] + 1
+        return f"Training diverged at step {last['step']}" if stopped else ""
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
+        return ""
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -15,18 +15,16 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import write_atomic
 from lambert.core.settings import dotted, plain, read
 from lambert.runs.expect import TABLE, ExpectConfig, LossBand, ScoreBand
-from lambert.runs.folder import CONFIG, FREE
+from lambert.runs.folder import CONFIG
 from lambert.verbs.verify.intervals import band
-from lambert.verbs.verify.measured import Measured, measured
+from lambert.verbs.verify.measured import VARIES, Measured, measured
 
-VARIES = ("seed", "train.precision", "train.threads", *FREE)
-"""Beginnings of the names of settings in which the runs may differ."""
 _FIRST = 10
 """Updates of the first band, at least."""
 _DIGITS = 4
 
 
-def contract(runs: Sequence[Path], source: str = "") -> ExpectConfig:
+def expectation_of(runs: Sequence[Path], source: str = "") -> ExpectConfig:
     """Returns what these runs of one recipe have in common: a band of the loss at 10, 20, 50, 100, 200 ... updates and
     at the end of the shortest run, each from the means of the runs since the band before it; scores, if two runs or
     more have them; the lowest and highest median share of the ceiling; data, versions and devices.
@@ -119,13 +117,20 @@ def _key(name: str) -> str:
 
 
 def _without(text: str) -> str:
-    """Returns a recipe without its table [expect] and the tables in it."""
-    kept, own = [], False
+    """Returns a recipe without its table [expect] and the tables in it. Blank lines and comments after its last value
+    are those of the next table, and stay."""
+    kept: list[str] = []
+    after: list[str] = []
+    own = False
     for line in text.splitlines(keepends=True):
         if header := re.match(r"\s*\[+\s*([\w-]+)", line):
             own = header[1] == TABLE
-        kept += [] if own else [line]
-    return "".join(kept)
+        if own:
+            after = [] if line.partition("#")[0].strip() else [*after, line]
+        else:
+            kept += [*after, line]
+            after = []
+    return "".join(kept + after)
 
 
 def _places(every: int, last: int) -> Iterator[int]:
