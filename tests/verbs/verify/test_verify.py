@@ -249,6 +249,25 @@ def test_recipes_without_a_curve_are_one_line(recipe: Path, lambert: Lambert) ->
     one_line(lambert("verify", recipe.parent / "none.toml"), 2, "No such recipe")
 
 
+def test_what_a_finetuning_run_derives_is_no_difference(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, data = tmp_path / "run.toml", tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"text": "the word {n} is here", "label": "{"ab"[n % 2]}"}}\n' for n in range(40)))
+    recipe.write_text(
+        f'data = "{data}"\ninit = "{made[1][0]}"\nout = "{tmp_path / "run"}"\n'
+        "[train]\nsteps = 10\nbatch_size = 4\n[log]\nevery = 1\n"
+    )
+    runs = [tmp_path / f"seed-{seed}" for seed in (1, 2)]
+    for seed, run in enumerate(runs, 1):
+        assert lambert("finetune", recipe, seed=seed, out=run).code == 0
+    assert lambert("verify", recipe, "--write-from", *runs).code == 0
+    assert library.verify(recipe, run=runs[0]).differences == []
+    assert library.verify(recipe, run=runs[0], train__batch_size=8).differences == [
+        "train__batch_size is not the recipe's", "train.batch_size is 4, and the recipe has 8",
+    ]  # fmt: skip
+
+
 def test_unknown_scores_and_runs_that_are_not_alike_are_one_line(
     made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
 ) -> None:
