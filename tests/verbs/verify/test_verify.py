@@ -21,28 +21,6 @@ Lambert = Callable[..., Any]
 STEPS = 40
 
 
-@pytest.fixture(scope="module")
-def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory, lambert: Lambert) -> tuple[Path, list[Path]]:
-    """A recipe whose [expect] comes from six runs, and these runs."""
-    folder = tmp_path_factory.mktemp("verify")
-    recipe = folder / "run.toml"
-    recipe.write_text(
-        f'# A recipe.\ncorpus = "{corpus}"\nout = "{folder / "never"}"\n'
-        "[model]\nlayers = 1\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n"
-        '[packing]\nsequence_length = 48\nmode = "full"\n[log]\nevery = 5  # rows\n'
-        f"[optim]\nlr = 5e-3\nwarmup_ratio = 0.1\n[train]\nsteps = {STEPS}\nbatch_size = 8\n",
-        encoding="utf-8",
-    )
-    runs = [folder / f"seed-{seed}" for seed in range(1, 7)]
-    for seed, run in enumerate(runs, 1):
-        done = lambert("pretrain", recipe, seed=seed, out=run)
-        assert done.code == 0, done.err
-    done = lambert("verify", recipe, "--write-from", *runs, "--source", "six runs")
-    assert done.code == 0, done.err
-    assert "3 bands of the loss from 6 seeds" in done.out
-    return recipe, runs
-
-
 def test_the_table_is_what_the_runs_have(made: tuple[Path, list[Path]]) -> None:
     recipe, runs = made
     text = recipe.read_text()
@@ -247,6 +225,25 @@ def test_recipes_without_a_curve_are_one_line(recipe: Path, lambert: Lambert) ->
     one_line(lambert("verify", recipe), 2, "is no recipe of pretrain or finetune")
     one_line(lambert("verify"), 2, "verify requires a RECIPE: lambert verify runs/demo/recipes")
     one_line(lambert("verify", recipe.parent / "none.toml"), 2, "No such recipe")
+
+
+def test_what_a_finetuning_run_derives_is_no_difference(
+    made: tuple[Path, list[Path]], lambert: Lambert, tmp_path: Path
+) -> None:
+    recipe, data = tmp_path / "run.toml", tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"text": "the word {n} is here", "label": "{"ab"[n % 2]}"}}\n' for n in range(40)))
+    recipe.write_text(
+        f'data = "{data}"\ninit = "{made[1][0]}"\nout = "{tmp_path / "run"}"\n'
+        "[train]\nsteps = 10\nbatch_size = 4\n[log]\nevery = 1\n"
+    )
+    runs = [tmp_path / f"seed-{seed}" for seed in (1, 2)]
+    for seed, run in enumerate(runs, 1):
+        assert lambert("finetune", recipe, seed=seed, out=run).code == 0
+    assert lambert("verify", recipe, "--write-from", *runs).code == 0
+    assert library.verify(recipe, run=runs[0]).differences == []
+    assert library.verify(recipe, run=runs[0], train__batch_size=8).differences == [
+        "train__batch_size is not the recipe's", "train.batch_size is 4, and the recipe has 8",
+    ]  # fmt: skip
 
 
 def test_unknown_scores_and_runs_that_are_not_alike_are_one_line(

@@ -18,6 +18,8 @@ from lambert.verbs.verify.intervals import prediction_interval
 from lambert.verbs.verify.measured import VARIES, Measured
 
 _LENGTH = {"train.steps", "train.epochs"}
+_AUTOMATIC = {"optim.lr", "task.max_length", "task.labels", "task.embed.pooling"}
+"""Settings whose 0, empty text or empty list a run replaces by what its model and data ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ def _changes(config: Any, path: Path) -> list[tuple[str, Any, Any]]:
     return [
         (name, run, own)
         for name, run, own in changes(config, path, VARIES)
-        if own != UNSET and (name, own) != ("optim.lr", 0.0)
+        if own != UNSET and (name not in _AUTOMATIC or own)
     ]
 
 
