@@ -233,12 +233,13 @@ def test_fine_tuning_evaluating_and_predicting(
         unwritten = lambert("predict", model=run, out=answers, stdin='{"text": "the river"}\n' * 3)
     left_at_once(
         stopped, 75,
-        "Stopped by SIGTERM; the predictions so far are complete lines. To continue: the same command, with the "
+        "Stopped by SIGTERM before the first prediction; nothing was written. To continue: the same command, with the "
         "remaining lines.",
     )  # fmt: skip
     left_at_once(
         unwritten, 75,
-        f"Stopped by SIGTERM; {answers} was not written. To be able to continue, name the files to read (input).",
+        "Stopped by SIGTERM before the first prediction; nothing was written. To be able to continue, name the files to "
+        "read (input).",
     )  # fmt: skip
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(answers.name)]
 
