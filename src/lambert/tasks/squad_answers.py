@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -146,9 +147,9 @@ class _Texts:
 
     def __init__(self, tokenizer: Tokenizer, data: Windows) -> None:
         self.data, self.tokenizer, self.basic = data, tokenizer, basic_tokenizer(tokenizer)
-        self.pieces: list[str] = []
-        if roles.prefix(tokenizer):
-            self.pieces = [tokenizer.id_to_token(piece) or "" for piece in range(roles.size(tokenizer))]
+        self.marked = bool(roles.prefix(tokenizer))
+        """Whether the pieces inside words are marked, as those of WordPiece are."""
+        self.piece = cache(tokenizer.id_to_token)
         self.paragraph = -1
 
     def start(self, paragraph: int) -> None:
@@ -165,8 +166,8 @@ class _Texts:
             first_word, last_word = (int(self.data.words_T[self.begin + token]) for token in (first, last))
             spans = self.words[first_word : last_word + 1]
             original = " ".join(self.context[begin:end] for begin, end in spans)
-            if self.pieces:
-                text = final_text(joined([self.pieces[piece] for piece in ids]), original, self.basic)
+            if self.marked:
+                text = final_text(joined([self.piece(token) or "" for token in ids]), original, self.basic)
             else:  # these pieces are parts of the text itself, unless the tokenizer normalizes it
                 decoded = self.tokenizer.decode(ids, skip_special_tokens=False).strip()
                 text = decoded if decoded and decoded in original else original
