@@ -144,31 +144,32 @@ def span_f1(truth: list[list[str]], predicted: list[list[str | None]]) -> float:
     return 2 * sum(len(a & b) for a, b in pairs) / both if both else 0.0
 
 
-def fine_tuned(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, out: Path) -> Iterator[float]:
-    """The scores of Lambert and of transformers."""
+def fine_tuned(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
+    """The score of Lambert or of transformers."""
     given = {**DEFAULTS, **case.settings, "task": case.kind, "dev": data[1], "init": args.init}
     settings = argparse.Namespace(**given, precision=args.precision, threads=args.threads)
-    unit = 100 if case.kind == "squad" else 1  # its scores are in per cent
-    yield finetune.ours(settings, data[0], seed, out / "lambert")[case.score] / unit
-    result = finetune.theirs(settings, data[0], seed, out / "peer")
-    if case.kind == "tag":
+    train = finetune.ours if side == "lambert" else finetune.theirs
+    result = train(settings, data[0], seed, out)
+    if case.kind == "tag" and side == "peer":
         truth = [json.loads(line)["tags"] for line in data[1].read_text(encoding="utf-8").splitlines()]
-        result["span_f1"] = span_f1(truth, json.loads((out / "peer" / "predictions.json").read_text()))
-    yield result[case.score] / unit
+        result["span_f1"] = span_f1(truth, json.loads((out / "predictions.json").read_text()))
+    score: float = result[case.score] / (100 if case.kind == "squad" else 1)  # SQuAD's scores are in per cent
+    return score
 
 
-def embedded(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, out: Path) -> Iterator[float]:
-    """The scores of Lambert and of sentence-transformers, both by `lambert evaluate`."""
-    (out / "data").mkdir(parents=True)
-    shutil.copy(data[0], out / "data" / "pairs.jsonl")
+def embedded(args: argparse.Namespace, case: Case, data: tuple[Path, Path], seed: int, side: str, out: Path) -> float:
+    """The score of Lambert or of sentence-transformers, by `lambert evaluate`."""
+    pairs = out.with_name(f"{out.name}-data")
+    pairs.mkdir(parents=True)
+    shutil.copy(data[0], pairs / "pairs.jsonl")
     settings = argparse.Namespace(
-        init=args.init, data=out / "data", length=128, lr=5e-5, batch_size=32, precision=args.precision,
-        threads=args.threads,
-    )  # fmt: skip
-    vectors.ours(settings, out / "lambert", seed)
-    yield evaluated(out / "lambert" / "model", data[1], case.score)
-    vectors.theirs(settings, out / "peer", seed, case.settings["loss"])
-    yield evaluated(out / "peer", data[1], case.score)
+        init=args.init, data=pairs, length=128, lr=5e-5, batch_size=32, precision=args.precision, threads=args.threads
+    )
+    if side == "lambert":
+        vectors.ours(settings, out, seed)
+        return evaluated(out / "model", data[1], case.score)
+    vectors.theirs(settings, out, seed, case.settings["loss"])
+    return evaluated(out, data[1], case.score)
 
 
 def evaluated(model: Path, dev: Path, score: str) -> float:
@@ -187,7 +188,7 @@ def evaluated(model: Path, dev: Path, score: str) -> float:
     return value
 
 
-SIDES: dict[str, Callable[..., Iterator[float]]] = {"embed": embedded}
+KINDS: dict[str, Callable[..., float]] = {"embed": embedded}
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -227,10 +228,11 @@ def main() -> None:
                 continue
             shutil.rmtree(folder, ignore_errors=True)
             data = files(args, task, args.work / task)
-            scores = SIDES.get(case.kind, fine_tuned)(args, case, data, seed, folder)
-            for side, score in zip(("lambert", "peer"), scores, strict=True):
+            scored = KINDS.get(case.kind, fine_tuned)
+            for side in ("lambert", "peer"):
                 if side in done:
                     continue
+                score = scored(args, case, data, seed, side, folder / side)
                 row = {"task": task, "seed": seed, "side": side, "precision": args.precision, "score": round(score, 6)}
                 rows.append(row)
                 with args.out.open("a", encoding="utf-8") as file:
