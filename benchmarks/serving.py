@@ -5,7 +5,7 @@
         --works direct peers overload --sides lambert lambert-int8 sentence-transformers sentence-transformers-32
 
 Every server and every load is a process of its own on this machine (load.py, peers/fastapi_server.py),
-and a request has one text. Works:
+and a request has one text, or `--items` of them. Rates of all works but `direct` are of requests. Works:
 
 direct    predictions of `--limit` texts in one call of the library, then the service saturated by `--connections`
           connections with the same texts: answers per second of both, and the latencies at 70% of them
@@ -42,7 +42,8 @@ SIDES = {
 DIRECT = """
 import json, sys, time, lambert
 folder, precision, task, path = sys.argv[1:]
-texts = [json.loads(line)["inputs"] for line in open(path, encoding="utf-8")]
+lines = [json.loads(line)["inputs"] for line in open(path, encoding="utf-8")]
+texts = [text for line in lines for text in (line if isinstance(line, list) else [line])]
 model = lambert.load(folder, precision=precision)
 work = model.encode if task == "embed" else model
 work(texts[:64])
@@ -64,7 +65,10 @@ def bodies(args: argparse.Namespace) -> list[bytes]:
         with args.data.open(encoding="utf-8-sig", newline="") as file:
             texts = [row[args.text] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
     count = min(args.limit, len(texts))
-    return [json.dumps({"inputs": texts[number * len(texts) // count]}).encode() for number in range(count)]
+    taken: list[Any] = [texts[number * len(texts) // count] for number in range(count)]
+    if args.items > 1:
+        taken = [taken[first : first + args.items] for first in range(0, count - count % args.items, args.items)]
+    return [json.dumps({"inputs": inputs}).encode() for inputs in taken]
 
 
 @contextmanager
@@ -115,10 +119,11 @@ def direct(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 full = load(args, url, connections=args.connections, seconds=args.seconds)
                 rate = round(0.7 * full["answers_per_second"], 2)
                 calm = load(args, url, rate=rate, seconds=args.seconds)
-            share = round(full["answers_per_second"] / alone["answers_per_second"], 3)
+            service = round(args.items * full["answers_per_second"], 2)
             yield {
-                "work": "direct", "side": side, "round": number, "library": alone["answers_per_second"],
-                "service": full["answers_per_second"], "share": share, "saturated": full, "at_70_percent": calm,
+                "work": "direct", "side": side, "round": number, "items": args.items,
+                "library": alone["answers_per_second"], "service": service,
+                "share": round(service / alone["answers_per_second"], 3), "saturated": full, "at_70_percent": calm,
             }  # fmt: skip
 
 
@@ -175,6 +180,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="SQuAD's file, or a TSV with a column --text")
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--limit", type=int, default=1000, help="texts, taken evenly")
+    parser.add_argument("--items", type=int, default=1, help="texts of a request")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--works", nargs="+", choices=WORKS, default=[*WORKS])
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["lambert", "lambert-int8"])

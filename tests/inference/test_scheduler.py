@@ -97,7 +97,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(model: Model, work: Work, 
     model.go.set()
     for future in (first, long, short):
         future.result(10)
-    assert [sorted(set(batch)) for batch in model.batches] == [[0], [1], [1, 2], [1], [1]]
+    assert [sorted(set(batch)) for batch in model.batches] == [[0], [1], [1], [1, 2], [1]]
     assert sum(batch.count(1) for batch in model.batches) == 18
 
 

@@ -2,8 +2,8 @@
 
 Worker threads share the cores. A worker that finds no other one at work takes what is waiting at once, up to
 `batch_tokens` tokens, oldest request first. Beside others a worker starts only if enough tokens wait, because a batch
-reads all weights from memory. A request of which some sequences are left goes to the end of the queue, so that one text
-does not wait for all texts of a large request.
+reads all weights from memory. A request goes to the end of the queue after its first 1,024 tokens, and after as many
+again, so that one text does not wait for all texts of a large request.
 """
 
 import math
@@ -23,12 +23,17 @@ from lambert.core.batch import Batch, Source, Target, flat_batch
 from lambert.core.errors import MachineError
 from lambert.core.world import World
 from lambert.engine.precision import Precision
-from lambert.inference.outputs import FAST_TOKENS, Found, HasOutputs, computed
+from lambert.inference.outputs import Found, HasOutputs, computed
 
 _LEAST_TOKENS = 256
 """Tokens for which a worker starts beside others. At 256, reading the weights takes about a tenth of the time."""
+_CPU_TOKENS = 512
+"""Tokens of a batch on a CPU. A busy service answers as many questions with BERT-Base as with 1,024, and an answer
+waits a third less."""
 _GPU_TOKENS = 16_384
 """Tokens of a batch on a GPU."""
+_TURN = 1024
+"""Tokens of a request that may be computed before those of the next one."""
 
 
 class OverloadedError(MachineError):
@@ -71,6 +76,8 @@ class _Job:
     future: "Future[list[Found]]" = field(default_factory=Future)
     taken: int = 0
     """Number of sequences that workers have taken; they are taken in order."""
+    turn: int = 0
+    """Tokens of those that were taken since the request was at the end of the queue."""
     found: dict[int, Found] = field(default_factory=dict)
     """Outputs by the number of their first sequence."""
     done: int = 0
@@ -111,7 +118,7 @@ class Scheduler:
         self._world = world
         self._workers = workers or (torch.get_num_threads() if on_cpu else 1)
         self._threads = torch.get_num_threads()
-        self._batch_tokens = batch_tokens or (FAST_TOKENS if on_cpu else _GPU_TOKENS)
+        self._batch_tokens = batch_tokens or (_CPU_TOKENS if on_cpu else _GPU_TOKENS)
         self._most_tokens = most_tokens
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
@@ -234,19 +241,22 @@ class Scheduler:
             if job.work != work:
                 others.append(job)
                 continue
-            low = job.taken
+            low, before = job.taken, total
             while job.taken < len(job.lengths) and not full:
                 length = job.lengths[job.taken]
                 full = total > 0 and total + length > goal
                 if not full:
                     job.taken, total = job.taken + 1, total + length
                     full = total >= goal
+            job.turn += total - before
             if low < job.taken:
                 parts.append(_Part(job, low, job.taken))
                 if not low:
                     self._observer.taken(time.monotonic() - job.begin)
             if job.taken < len(job.lengths):
-                (self._jobs.append if low < job.taken else others.append)(job)
+                ended = job.turn >= _TURN
+                job.turn = 0 if ended else job.turn
+                (self._jobs if ended else others).append(job)
         self._jobs.extendleft(reversed(others))
         self._tokens -= total
         return parts
