@@ -154,6 +154,24 @@ def test_too_much_work_is_refused_until_some_is_done(model: Model, work: Work, s
     scheduler.submit(work, Texts(2, [10])).result(10)
 
 
+def test_work_that_would_wait_too_long_is_refused(model: Model, work: Work) -> None:
+    scheduler = Scheduler(World(), workers=1, most_tokens=10**7, most_seconds=30)
+    first = scheduler.submit(work, Texts(0, [100]))
+    time.sleep(0.2)
+    model.go.set()
+    first.result(10)
+    model.go.clear()  # at most 500 tokens a second until now
+    futures = [scheduler.submit(work, Texts(1, [100] * 1000)) for _ in range(2)]  # 200 s or more of work
+    futures.append(scheduler.submit(work, Texts(2, [10])))  # waits for a turn of each
+    with pytest.raises(OverloadedError):
+        futures += [scheduler.submit(work, Texts(3, [100] * 20)) for _ in range(15)]  # 30 s of turns
+    assert len(futures) == 3
+    for future in futures[1:]:
+        future.cancel()
+    model.go.set()
+    scheduler.close()
+
+
 def test_cancelled_requests_are_not_computed(model: Model, work: Work, scheduler: Scheduler) -> None:
     running = scheduler.submit(work, Texts(0, [10]))
     assert model.begun.acquire(timeout=10)

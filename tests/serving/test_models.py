@@ -78,7 +78,7 @@ def test_a_full_queue_does_not_stop_a_reload(model: Path, monkeypatch: pytest.Mo
         replace(model)
 
         def full(*given: Any, **named: Any) -> None:
-            raise OverloadedError(10, 10, 1.0)
+            raise OverloadedError(10, 1.0)
 
         monkeypatch.setattr(Scheduler, "submit", full)
         assert service.models.reload() == (["topics"], [])

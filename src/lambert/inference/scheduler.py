@@ -34,15 +34,15 @@ _GPU_TOKENS = 16_384
 """Tokens of a batch on a GPU."""
 _TURN = 1024
 """Tokens of a request that may be computed before those of the next one."""
+_KEPT = 0.98
+"""Weight of the earlier batches in the estimate of the speed, after each batch."""
 
 
 class OverloadedError(MachineError):
     """The queue is full."""
 
-    def __init__(self, waiting: int, most: int, seconds: float) -> None:
-        super().__init__(
-            f"{waiting:,} tokens are waiting, and {most:,} is the most: try again in {math.ceil(seconds)} s."
-        )
+    def __init__(self, waiting: int, seconds: float) -> None:
+        super().__init__(f"{waiting:,} tokens are waiting, and no more can: try again in {math.ceil(seconds)} s.")
         self.seconds = seconds
         """Estimate of the time until the queue is empty."""
 
@@ -106,12 +106,13 @@ class Scheduler:
         workers: Number of threads; 0: one for each of torch's threads on a CPU, one on a GPU.
         batch_tokens: Most tokens of a batch, except for a single longer sequence; 0: the fastest for the device.
         most_tokens: Most tokens that wait, except for a first request.
+        most_seconds: Longest time until a request is begun, by estimate. A request that would wait longer is refused.
         observer: Is told what is computed.
     """
 
     def __init__(
         self, world: World, *, workers: int = 0, batch_tokens: int = 0, most_tokens: int = 1_000_000,
-        observer: Observer | None = None,
+        most_seconds: float = math.inf, observer: Observer | None = None,
     ) -> None:  # fmt: skip
         self._observer = observer or Observer()
         on_cpu = world.device.type == "cpu"
@@ -119,11 +120,11 @@ class Scheduler:
         self._workers = workers or (torch.get_num_threads() if on_cpu else 1)
         self._threads = torch.get_num_threads()
         self._batch_tokens = batch_tokens or (_CPU_TOKENS if on_cpu else _GPU_TOKENS)
-        self._most_tokens = most_tokens
+        self._most_tokens, self._most_seconds = most_tokens, most_seconds
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._active, self._closing = 0, False
-        self._tokens, self._computed, self._busy = 0, 0, 0.0
+        self._tokens, self._computed, self._busy = 0, 0.0, 0.0
         self._pool: list[threading.Thread] = []
 
     @property
@@ -143,7 +144,7 @@ class Scheduler:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens computed per second of all cores so far; 0 before the first batch."""
+        """Tokens computed per second of all cores, in the last batches; 0 before the first one."""
         return self._computed / self._busy if self._busy else 0.0
 
     def submit(self, work: Work, source: Source) -> "Future[list[Found]]":
@@ -163,9 +164,9 @@ class Scheduler:
         with self._changed:
             if self._closing:
                 raise RuntimeError("the scheduler is closed")
-            if self._tokens and self._tokens + sum(lengths) > self._most_tokens:
-                rate = self.tokens_per_second or 1000.0
-                raise OverloadedError(self._tokens, self._most_tokens, self._tokens / rate)
+            too_many = self._tokens > 0 and self._tokens + sum(lengths) > self._most_tokens
+            if too_many or self._wait() > self._most_seconds:
+                raise OverloadedError(self._tokens, self._tokens / (self.tokens_per_second or 1000.0))
             if not self._pool:
                 self._start()
             self._jobs.append(job)
@@ -173,6 +174,14 @@ class Scheduler:
             self._changed.notify()
         job.future.add_done_callback(lambda future: self._remove(job) if future.cancelled() else None)
         return job.future
+
+    def _wait(self) -> float:
+        """Estimates the seconds until a new request is begun, after a turn of each one that waits."""
+        rate = self.tokens_per_second
+        if not rate or self._tokens / rate <= self._most_seconds:
+            return 0.0
+        turns = (min(_TURN, sum(job.lengths[job.taken : job.taken + _TURN])) for job in self._jobs if not job.dropped)
+        return sum(turns) / rate
 
     def close(self, *, now: bool = False) -> None:
         """Ends the threads after they have computed what was accepted; `now`: after their present batches. A closed
@@ -203,8 +212,8 @@ class Scheduler:
             tokens = sum(sum(part.job.lengths[part.low : part.high]) for part in parts)
             with self._changed:
                 self._active -= 1
-                self._busy += seconds * threads / self._threads
-                self._computed += tokens
+                self._busy = _KEPT * self._busy + seconds * threads / self._threads
+                self._computed = _KEPT * self._computed + tokens
             self._observer.computed(tokens, sum(part.high - part.low for part in parts), seconds)
             for job in done:
                 with suppress(InvalidStateError):  # its caller has cancelled it

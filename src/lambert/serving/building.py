@@ -18,6 +18,8 @@ from lambert.serving.gate import Gate, Limits
 from lambert.serving.metrics import Metrics
 from lambert.serving.models import Models
 
+_WAIT = 0.75
+"""Share of the longest time of a request that it may wait to be begun. The estimate of that time is not exact."""
 WARM_TEXT = "The first batch takes longer, because memory is allocated and kernels are chosen. " * 4
 
 
@@ -26,7 +28,10 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
     world = World(device=device_named(config.device, 0))
     precision: Any = resolved(config.precision, world) if config.precision == "auto" else config.precision
     metrics = Metrics()
-    scheduler = Scheduler(world, workers=config.workers, most_tokens=config.max_waiting_tokens, observer=metrics)
+    scheduler = Scheduler(
+        world, workers=config.workers, most_tokens=config.max_waiting_tokens, most_seconds=_WAIT * config.seconds,
+        observer=metrics,
+    )  # fmt: skip
 
     def warm(model: TextModel) -> None:
         request = model.vectors([WARM_TEXT] * scheduler.workers)
