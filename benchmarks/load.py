@@ -53,13 +53,21 @@ class Client:
         self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self.sent = 0
 
+    async def connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """An idle connection that the service has not closed, or a new one."""
+        while self.idle:
+            pair = self.idle.pop()
+            if not pair[0].at_eof():
+                return pair
+            pair[1].close()
+        return await asyncio.open_connection(self.host, self.port, limit=2**24)
+
     async def ask(self) -> str:
         """Sends the next request and returns the status of its answer, or the name of an error."""
         request = self.requests[self.sent % len(self.requests)]
         self.sent += 1
         try:
-            pair = self.idle.pop() if self.idle else await asyncio.open_connection(self.host, self.port, limit=2**24)
-            reader, writer = pair
+            reader, writer = await self.connection()
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             lines = head.decode("latin-1").lower().split("\r\n")
@@ -68,7 +76,7 @@ class Client:
             if "connection: close" in lines:
                 writer.close()
             else:
-                self.idle.append(pair)
+                self.idle.append((reader, writer))
             return lines[0].split(" ")[1]
         except (OSError, asyncio.IncompleteReadError) as error:
             return type(error).__name__

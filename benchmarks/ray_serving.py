@@ -68,7 +68,7 @@ def killed(args: argparse.Namespace, url: str, rate: float) -> dict[str, Any]:
     name, namespace = names()[0]
     began = time.monotonic()
     ray.kill(ray.get_actor(name, namespace=namespace))
-    while (name, namespace) in names() or not running(serve):
+    while len(left := names()) < 2 or (name, namespace) in left or not running(serve):
         time.sleep(0.1)
     seconds = time.monotonic() - began
     thread.join()

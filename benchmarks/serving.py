@@ -11,7 +11,8 @@ direct    predictions of `--limit` texts in one call of the library, then the se
           connections with the same texts: answers per second of both, and the latencies at 70% of them
 peers     the largest rate at which 99% of the answers of a side take at most `--bound` ms, found by bisection; the
           sides in turn, `--rounds` times
-overload  requests at 5 times the capacity for `--seconds` seconds: statuses, latencies, memory before and after
+overload  requests at 5 times the capacity for `--overload-seconds`: statuses, latencies, and the memory before, in the
+          middle and after
 
 Appends a line of JSON for each run to `--out`.
 """
@@ -22,6 +23,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -153,6 +155,11 @@ def peers(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 }
 
 
+def sample(process: psutil.Process, memory: list[int]) -> None:
+    """Appends the memory of a process, in MiB."""
+    memory.append(process.memory_info().rss >> 20)
+
+
 def overload(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Five times the capacity."""
     for side in args.sides:
@@ -160,13 +167,14 @@ def overload(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             continue
         with server(args, side) as (url, process):
             most = load(args, url, connections=args.connections, seconds=args.seconds)["answers_per_second"]
-            before = process.memory_info().rss
+            memory: list[int] = []
+            sample(process, memory)
+            threading.Timer(args.overload_seconds / 2, sample, (process, memory)).start()
             found = load(args, url, rate=round(5 * most, 1), seconds=args.overload_seconds)
-            after = process.memory_info().rss
+            sample(process, memory)
             again = load(args, url, rate=round(0.5 * most, 1), seconds=args.seconds)
         yield {
-            "work": "overload", "side": side, "capacity": most, "memory_mb": [before >> 20, after >> 20], "run": found,
-            "afterwards": again,
+            "work": "overload", "side": side, "capacity": most, "memory_mb": memory, "run": found, "afterwards": again,
         }  # fmt: skip
 
 
