@@ -146,7 +146,7 @@ def test_too_much_work_is_refused_until_some_is_done(model: Model, work: Work, s
     scheduler.submit(work, Texts(0, [600]))
     assert model.begun.acquire(timeout=10)
     big = scheduler.submit(work, Texts(1, [600] * 5))  # more than the queue holds, but nothing waits
-    with pytest.raises(OverloadedError, match="tokens are waiting") as refused:
+    with pytest.raises(OverloadedError, match="Too much work is waiting") as refused:
         scheduler.submit(work, Texts(2, [10]))
     assert 0 < refused.value.seconds < math.inf
     model.go.set()
@@ -156,20 +156,47 @@ def test_too_much_work_is_refused_until_some_is_done(model: Model, work: Work, s
 
 def test_work_that_would_wait_too_long_is_refused(model: Model, work: Work) -> None:
     scheduler = Scheduler(World(), workers=1, most_tokens=10**7, most_seconds=30)
-    first = scheduler.submit(work, Texts(0, [100]))
-    time.sleep(0.2)
+    futures = [scheduler.submit(work, Texts(0, [10]))]
+    assert model.begun.acquire(timeout=10)
+    scheduler._speed = 100.0  # so that 3,000 tokens take 30 s
+    for lengths, accepted in [
+        ([100] * 1000, True),  # nothing waits
+        ([10], True),  # waits for 1,024 tokens of the first one
+        ([100] * 15, True),  # in two turns, for 2,048 tokens of it
+        ([100] * 15, False),  # for 2,048 and 1,510
+        ([100] * 9, True),  # for 1,024, 10 and 1,024
+        ([10], True),  # for 1,024, 10, 1,024 and 900
+        ([10] * 5, True),
+        ([10], False),  # for 3,018
+    ]:
+        if accepted:
+            futures.append(scheduler.submit(work, Texts(1, lengths)))
+        else:
+            with pytest.raises(OverloadedError, match="Too much work"):
+                scheduler.submit(work, Texts(1, lengths))
     model.go.set()
-    first.result(10)
-    model.go.clear()  # at most 500 tokens a second until now
-    futures = [scheduler.submit(work, Texts(1, [100] * 1000)) for _ in range(2)]  # 200 s or more of work
-    futures.append(scheduler.submit(work, Texts(2, [10])))  # waits for a turn of each
-    with pytest.raises(OverloadedError):
-        futures += [scheduler.submit(work, Texts(3, [100] * 20)) for _ in range(15)]  # 30 s of turns
-    assert len(futures) == 3
-    for future in futures[1:]:
-        future.cancel()
-    model.go.set()
+    for future in futures:
+        future.result(10)
     scheduler.close()
+
+
+def test_the_speed_follows_the_batches_that_are_not_small(model: Model, work: Work) -> None:
+    scheduler = Scheduler(World(), workers=1)
+    model.go.set()
+    scheduler.submit(work, Texts(0, [10])).result(10)
+    assert scheduler.tokens_per_second > 0
+    assert scheduler._speed == 0
+    scheduler.submit(work, Texts(0, [300])).result(10)
+    scheduler.submit(work, Texts(0, [10])).result(10)
+    speed = scheduler._speed
+    assert speed > 0
+    scheduler._speed = 2 * speed
+    scheduler.submit(work, Texts(0, [10])).result(10)
+    assert scheduler._speed == 2 * speed
+    scheduler._speed = 1e-9
+    scheduler.submit(work, Texts(0, [300])).result(10)
+    scheduler.close()
+    assert scheduler._speed > 1e-9
 
 
 def test_cancelled_requests_are_not_computed(model: Model, work: Work, scheduler: Scheduler) -> None:

@@ -28,23 +28,23 @@ from lambert.inference.outputs import Found, HasOutputs, computed
 _LEAST_TOKENS = 256
 """Tokens for which a worker starts beside others. At 256, reading the weights takes about a tenth of the time."""
 _CPU_TOKENS = 512
-"""Tokens of a batch on a CPU. A busy service answers as many questions with BERT-Base as with 1,024, and an answer
-waits a third less."""
+"""Tokens of a batch on a CPU. A busy service answers as many questions with BERT-Base as with 1,024, and the slowest
+answers wait a fifth less or better."""
 _GPU_TOKENS = 16_384
 """Tokens of a batch on a GPU."""
 _TURN = 1024
-"""Tokens of a request that may be computed before those of the next one."""
-_KEPT = 0.98
-"""Weight of the earlier batches in the estimate of the speed, after each batch."""
+"""Tokens of a request that may be computed before those of the next one, or a batch if that is more."""
+_NEW = 0.1
+"""Weight of a batch in the average that estimates the speed."""
 
 
 class OverloadedError(MachineError):
-    """The queue is full."""
+    """More work waits than is allowed, or than can be computed in time."""
 
     def __init__(self, waiting: int, seconds: float) -> None:
-        super().__init__(f"{waiting:,} tokens are waiting, and no more can: try again in {math.ceil(seconds)} s.")
+        super().__init__(f"Too much work is waiting ({waiting:,} tokens): try again in {math.ceil(seconds)} s.")
         self.seconds = seconds
-        """Estimate of the time until the queue is empty."""
+        """Estimate of the time until what waits is computed."""
 
 
 class Observer:
@@ -76,6 +76,8 @@ class _Job:
     future: "Future[list[Found]]" = field(default_factory=Future)
     taken: int = 0
     """Number of sequences that workers have taken; they are taken in order."""
+    left: int = 0
+    """Tokens of the other sequences."""
     turn: int = 0
     """Tokens of those that were taken since the request was at the end of the queue."""
     found: dict[int, Found] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class Scheduler:
         workers: Number of threads; 0: one for each of torch's threads on a CPU, one on a GPU.
         batch_tokens: Most tokens of a batch, except for a single longer sequence; 0: the fastest for the device.
         most_tokens: Most tokens that wait, except for a first request.
-        most_seconds: Longest time until a request is begun, by estimate. A request that would wait longer is refused.
+        most_seconds: Longest time that a request waits for others, by estimate. One that would wait longer is refused.
         observer: Is told what is computed.
     """
 
@@ -121,10 +123,13 @@ class Scheduler:
         self._threads = torch.get_num_threads()
         self._batch_tokens = batch_tokens or (_CPU_TOKENS if on_cpu else _GPU_TOKENS)
         self._most_tokens, self._most_seconds = most_tokens, most_seconds
+        self._turn = max(_TURN, self._batch_tokens)
+        self._speed = 0.0
+        """Average tokens per second of all cores in the last batches that were not small; 0 before the first one."""
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._active, self._closing = 0, False
-        self._tokens, self._computed, self._busy = 0, 0.0, 0.0
+        self._tokens, self._computed, self._busy = 0, 0, 0.0
         self._pool: list[threading.Thread] = []
 
     @property
@@ -144,7 +149,7 @@ class Scheduler:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens computed per second of all cores, in the last batches; 0 before the first one."""
+        """Tokens computed per second of all cores so far; 0 before the first batch."""
         return self._computed / self._busy if self._busy else 0.0
 
     def submit(self, work: Work, source: Source) -> "Future[list[Found]]":
@@ -157,31 +162,32 @@ class Scheduler:
         """
         indices_S = np.arange(source.size(0))
         lengths = source.lengths(np.zeros_like(indices_S), indices_S).tolist()
-        job = _Job(work, source, lengths)
+        job = _Job(work, source, lengths, left=sum(lengths))
         if not lengths:
             job.future.set_result([])
             return job.future
         with self._changed:
             if self._closing:
                 raise RuntimeError("the scheduler is closed")
-            too_many = self._tokens > 0 and self._tokens + sum(lengths) > self._most_tokens
-            if too_many or self._wait() > self._most_seconds:
-                raise OverloadedError(self._tokens, self._tokens / (self.tokens_per_second or 1000.0))
+            if self._tokens and self._tokens + job.left > self._most_tokens:
+                raise OverloadedError(self._tokens, self._tokens / (self._speed or self.tokens_per_second or 1000.0))
+            if (wait := self._wait(job.left)) > self._most_seconds:
+                raise OverloadedError(self._tokens, wait)
             if not self._pool:
                 self._start()
             self._jobs.append(job)
-            self._tokens += sum(lengths)
+            self._tokens += job.left
             self._changed.notify()
         job.future.add_done_callback(lambda future: self._remove(job) if future.cancelled() else None)
         return job.future
 
-    def _wait(self) -> float:
-        """Estimates the seconds until a new request is begun, after a turn of each one that waits."""
-        rate = self.tokens_per_second
-        if not rate or self._tokens / rate <= self._most_seconds:
+    def _wait(self, tokens: int) -> float:
+        """Estimates the seconds that a new request of so many tokens waits for those that wait now. They have as many
+        turns as it needs."""
+        if not self._speed or self._tokens / self._speed <= self._most_seconds:
             return 0.0
-        turns = (min(_TURN, sum(job.lengths[job.taken : job.taken + _TURN])) for job in self._jobs if not job.dropped)
-        return sum(turns) / rate
+        most = math.ceil(tokens / self._turn) * self._turn
+        return sum(min(job.left, most) for job in self._jobs if not job.dropped) / self._speed
 
     def close(self, *, now: bool = False) -> None:
         """Ends the threads after they have computed what was accepted; `now`: after their present batches. A closed
@@ -204,16 +210,20 @@ class Scheduler:
 
     def _work(self) -> None:
         while parts := self._take():
-            threads = max(1, self._threads // self._active)  # a batch that is alone has all cores
+            active = self._active
+            threads = max(1, self._threads // active)  # a batch that is alone has all cores
             torch.set_num_threads(threads)
             begin = time.perf_counter()
             done = self._compute(parts)
             seconds = time.perf_counter() - begin
+            busy = seconds * min(threads / self._threads, 1 / active)
             tokens = sum(sum(part.job.lengths[part.low : part.high]) for part in parts)
             with self._changed:
                 self._active -= 1
-                self._busy = _KEPT * self._busy + seconds * threads / self._threads
-                self._computed = _KEPT * self._computed + tokens
+                self._busy += busy
+                self._computed += tokens
+                if tokens >= min(_LEAST_TOKENS, self._batch_tokens):  # small batches do not show the speed
+                    self._speed += (_NEW if self._speed else 1.0) * (tokens / busy - self._speed)
             self._observer.computed(tokens, sum(part.high - part.low for part in parts), seconds)
             for job in done:
                 with suppress(InvalidStateError):  # its caller has cancelled it
@@ -257,13 +267,13 @@ class Scheduler:
                 if not full:
                     job.taken, total = job.taken + 1, total + length
                     full = total >= goal
-            job.turn += total - before
+            job.turn, job.left = job.turn + total - before, job.left - (total - before)
             if low < job.taken:
                 parts.append(_Part(job, low, job.taken))
                 if not low:
                     self._observer.taken(time.monotonic() - job.begin)
             if job.taken < len(job.lengths):
-                ended = job.turn >= _TURN
+                ended = job.turn >= self._turn
                 job.turn = 0 if ended else job.turn
                 (self._jobs if ended else others).append(job)
         self._jobs.extendleft(reversed(others))
@@ -274,7 +284,7 @@ class Scheduler:
         with self._changed:
             if not job.dropped:
                 job.dropped = True
-                self._tokens -= sum(job.lengths[job.taken :])
+                self._tokens -= job.left
 
     def _fail(self, job: _Job, error: Exception) -> None:
         self._remove(job)

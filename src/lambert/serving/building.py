@@ -19,8 +19,8 @@ from lambert.serving.metrics import Metrics
 from lambert.serving.models import Models
 
 _WAIT = 0.5
-"""Share of the longest time of a request that it may wait to be begun. The estimate of that time is not exact, and a
-long request waits a second time."""
+"""Share of the longest time of a request that it may wait for others. The estimate of that time is not exact, and
+others come while it waits."""
 WARM_TEXT = "The first batch takes longer, because memory is allocated and kernels are chosen. " * 4
 
 

@@ -17,7 +17,7 @@ OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics", "/openapi.json")
 """Paths that need no key: they tell nothing of texts. Bodies that are sent to them are not read."""
 LEFT = 499
 """The status in the metrics of a request whose client has left before the answer."""
-OVERLOADED = "262,000 tokens are waiting, and 262,144 is the most: try again in 5 s."
+OVERLOADED = "Too much work is waiting (262,000 tokens): try again in 5 s."
 TOO_LATE = "The request was not computed within 30 s: try again later, or send fewer texts."
 _DRAINED, _DRAINED_SECONDS = 100_000_000, 5.0
 """Bytes and seconds of a refused body that are still read."""
