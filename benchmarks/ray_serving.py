@@ -15,7 +15,6 @@ two replicas that share the cores, at half of the rate just found; one replica i
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -23,7 +22,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import serving
@@ -104,30 +102,16 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("squad", "classify", "embed"))
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="SQuAD's file, or a TSV with a column --text")
-    parser.add_argument("--text", default="sentence")
-    parser.add_argument("--limit", type=int, default=1000, help="texts, taken evenly")
-    parser.add_argument("--items", type=int, default=1, help="texts of a request")
+    parser = serving.arguments(__doc__)
     parser.add_argument("--precision", choices=("bfloat16", "int8"), default="bfloat16")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--kill-seconds", type=float, default=40.0)
-    parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--round", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.work = args.out.with_suffix(".bodies")
     if args.side:
         for row in measured(args):
-            line = json.dumps({"side": args.side, "round": args.round, "task": args.task, **row})
-            print(line, flush=True)
-            with args.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            serving.record(args, {"side": args.side, "round": args.round, **row})
         return
     args.work.write_bytes(b"\n".join(serving.bodies(args)) + b"\n")
     for number in range(args.rounds):

@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import experiment
 import psutil
 
 HERE = Path(__file__).parent
@@ -181,8 +182,9 @@ def overload(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 WORKS = {"direct": direct, "peers": peers, "overload": overload}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with what every benchmark of the service takes."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("squad", "classify", "embed"))
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="SQuAD's file, or a TSV with a column --text")
@@ -190,24 +192,33 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1000, help="texts, taken evenly")
     parser.add_argument("--items", type=int, default=1, help="texts of a request")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=[*WORKS])
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["lambert", "lambert-int8"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="of the bisection")
-    parser.add_argument("--bound", type=float, default=500.0, help="largest p99 in ms")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
-    parser.add_argument("--overload-seconds", type=float, default=60.0)
     parser.add_argument("--port", type=int, default=8765)
+    return parser
+
+
+def record(args: argparse.Namespace, row: dict[str, Any]) -> None:
+    """Prints a row and appends it to `--out`."""
+    row = {"task": args.task, "cores": os.cpu_count(), **row}
+    print(json.dumps(row), flush=True)
+    experiment.append(args.out, row)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=[*WORKS])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["lambert", "lambert-int8"])
+    parser.add_argument("--steps", type=int, default=6, help="of the bisection")
+    parser.add_argument("--bound", type=float, default=500.0, help="largest p99 in ms")
+    parser.add_argument("--overload-seconds", type=float, default=60.0)
     args = parser.parse_args()
     args.work = args.out.with_suffix(".bodies")
     args.work.write_bytes(b"\n".join(bodies(args)) + b"\n")
     for name in args.works:
         for row in WORKS[name](args):
-            line = json.dumps({"task": args.task, "cores": os.cpu_count(), **row})
-            print(line, flush=True)
-            with args.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            record(args, row)
     args.work.unlink()
 
 

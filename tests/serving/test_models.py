@@ -12,6 +12,7 @@ pytest.importorskip("fastapi")
 from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.scheduler import OverloadedError, Scheduler
+from lambert.serving import building
 from lambert.serving import models as module
 from lambert.serving.config import ServeConfig
 from lambert.serving.server import built
@@ -70,6 +71,19 @@ def test_a_broken_folder_does_not_stop_the_reload_of_others(
     assert message.startswith(f"first was not loaded again: {type(error).__name__}: ")
     assert models.get("first").version == before["first"]
     assert models.get("second").version != before["second"]
+
+
+def test_a_request_may_wait_for_half_of_the_longest_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    class Seen(Scheduler):
+        def __init__(self, world: World, **settings: Any) -> None:
+            given.update(settings)
+            super().__init__(world, **settings)
+
+    monkeypatch.setattr(building, "Scheduler", Seen)
+    built(ServeConfig((str(model),), precision="float32", seconds=8.0)).close(now=True)
+    assert given["most_seconds"] == 4.0
 
 
 def test_a_full_queue_does_not_stop_a_reload(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
