@@ -20,6 +20,7 @@ from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.lamb import Lamb
 from lambert.optim.optimizers import OPTIMIZERS, build
+from lambert.optim.stable_adamw import StableAdamW
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optim_vectors.json").read_text())
 
@@ -288,3 +289,14 @@ def test_stable_adamw_limits_the_step_of_a_sudden_gradient() -> None:
             optimizer.step()
         moved[name] = float((param.detach() - before).abs().max())
     assert moved["stable_adamw"] < 0.2 * moved["adamw"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", -1.0), ("betas", (0.9, 1.0)), ("eps", 0.0), ("weight_decay", float("inf"))]
+)
+def test_stable_adamw_refuses_an_option_out_of_range(name: str, value: Any) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match=f"Invalid {name}"):
+        StableAdamW([weight], **{name: value})
+    with pytest.raises(ValueError, match=f"Invalid {name}"):
+        StableAdamW([{"params": [weight], name: value}])

@@ -1,12 +1,15 @@
-"""Parameter groups: with and without weight decay, and with learning rates by depth."""
+"""Groups of parameters, by weight decay and by depth, and what the optimizers do with a group."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lambert.core.errors import UsageError
+
+_T = TypeVar("_T")
 
 _BLOCK = re.compile(r"(.*\.)?(?:blocks|layers?)\.(?=\d+\.)")
 """How the names of parameters of numbered blocks begin: `encoder.blocks.3.`, or `bert.encoder.layer.3.` in
@@ -58,6 +61,32 @@ def is_adapted(group: Mapping[str, Any]) -> bool:
     """Returns whether the tensors of a group have a trust ratio, by its `adapt` and `weight_decay`."""
     decayed: bool = group["weight_decay"] != 0
     return group["adapt"] == "all" or (group["adapt"] == "decayed" and decayed)
+
+
+def check_options(ranges: Mapping[str, bool], group: Mapping[str, Any]) -> None:
+    """Raises ValueError for the first option that is not in its range, in the words of torch's optimizers."""
+    for name, holds in ranges.items():
+        if not holds:
+            raise ValueError(f"Invalid {name}: {group[name]}.")
+
+
+def evaluate_closure(closure: Callable[[], _T] | None) -> _T | None:
+    """Returns what the closure of `Optimizer.step` returns; it computes gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def with_gradients(group: Mapping[str, Any], optimizer: str) -> list[Tensor]:
+    """Returns the parameters of a group that have a gradient.
+
+    Raises RuntimeError, which names the optimizer, if a gradient is sparse.
+    """
+    found = [param for param in group["params"] if param.grad is not None]
+    if any(param.grad.is_sparse for param in found):
+        raise RuntimeError(f"{optimizer} does not support sparse gradients: build the embedding with sparse=False.")
+    return found
 
 
 def _depths(names: Sequence[str]) -> list[tuple[str, int]]:

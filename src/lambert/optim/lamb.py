@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from lambert.core.errors import UsageError
 from lambert.optim.config import Adapt
-from lambert.optim.groups import is_adapted
+from lambert.optim.groups import check_options, evaluate_closure, is_adapted, with_gradients
 
 FUSED_DEVICES = ("cpu", "cuda")
 """Types of devices on which torch's fused Adam kernel is used."""
@@ -119,10 +119,7 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Updates every parameter that has a gradient. Returns what `closure`, if given, returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate_closure(closure)
         self._trust = {}
         for group in self.param_groups:
             for params in self._batches(group):
@@ -156,11 +153,7 @@ class Lamb(torch.optim.Optimizer):
         so that its norms are computed while it is in the cache."""
         one_by_one = is_adapted(group) or not group["fused"]
         together: dict[Any, list[Tensor]] = {}
-        for number, param in enumerate(group["params"]):
-            if param.grad is None:
-                continue
-            if param.grad.is_sparse:
-                raise RuntimeError("Lamb does not support sparse gradients: build the embedding with sparse=False.")
+        for number, param in enumerate(with_gradients(group, "Lamb")):
             state = self.state[param]
             if not state:
                 state["step"] = torch.zeros((), device=param.device if group["fused"] else "cpu")
@@ -236,9 +229,7 @@ def _check(group: dict[str, Any]) -> None:
         "adapt": group["adapt"] in get_args(Adapt),
         "trust": 0 <= low <= high,
     }
-    for name, holds in ranges.items():
-        if not holds:
-            raise ValueError(f"Invalid {name}: {group[name]}.")
+    check_options(ranges, group)
 
 
 def _many(batch: _Batch, steps_u: list[Tensor], group: dict[str, Any], decay: float, scaling: _Scaling) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lambert.optim.config import Adapt
-from lambert.optim.groups import is_adapted
+from lambert.optim.groups import check_options, evaluate_closure, is_adapted, with_gradients
 
 
 class Lars(torch.optim.Optimizer):
@@ -68,23 +68,15 @@ class Lars(torch.optim.Optimizer):
             "trust_coefficient": 0 < group["trust_coefficient"] < math.inf,
             "adapt": group["adapt"] in get_args(Adapt),
         }
-        for name, holds in ranges.items():
-            if not holds:
-                raise ValueError(f"Invalid {name}: {group[name]}.")
+        check_options(ranges, group)
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters that have a gradient. Returns what `closure` returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate_closure(closure)
         for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if any(param.grad.is_sparse for param in params):
-                raise RuntimeError("Lars does not support sparse gradients: build the embedding with sparse=False.")
-            if params:
+            if params := with_gradients(group, "Lars"):
                 self._update(params, group)
         return loss
 

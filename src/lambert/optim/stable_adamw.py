@@ -9,12 +9,15 @@ With the debiased running means m of the gradient g and v of its square,
 Adafactor's clipping of updates (Shazeer and Stern, 2018, section 6) in AdamW; it takes the place of clipping gradients.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+
+from lambert.optim.groups import check_options, evaluate_closure, with_gradients
 
 
 class StableAdamW(torch.optim.Optimizer):
@@ -43,26 +46,26 @@ class StableAdamW(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
     ) -> None:
-        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
-            raise ValueError(f"betas = {betas} must be in [0, 1).")
-        if eps <= 0 or lr < 0 or weight_decay < 0:
-            raise ValueError(f"eps = {eps} must be above 0, lr = {lr} and weight_decay = {weight_decay} at least 0.")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        group = {**self.defaults, **param_group}
+        ranges = {
+            "lr": 0 <= group["lr"] < math.inf,
+            "betas": len(group["betas"]) == 2 and all(0 <= beta < 1 for beta in group["betas"]),
+            "eps": 0 < group["eps"] < math.inf,
+            "weight_decay": 0 <= group["weight_decay"] < math.inf,
+        }
+        check_options(ranges, group)
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters that have a gradient. Returns what `closure` returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate_closure(closure)
         for group in self.param_groups:
             by_step: dict[float, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if parameter.grad.is_sparse:
-                    raise RuntimeError("StableAdamW does not support sparse gradients.")
+            for parameter in with_gradients(group, "StableAdamW"):
                 state = self.state[parameter]
                 if not state:
                     state["step"] = torch.zeros((), dtype=torch.float32)
