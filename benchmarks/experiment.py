@@ -89,9 +89,14 @@ def select(rows: Iterable[Row], **values: Any) -> list[Row]:
     return [row for row in rows if values.items() <= row.items()]
 
 
+def ended(values: Iterable[float | None]) -> list[float]:
+    """Returns the values of the runs that did not diverge, whose value is None."""
+    return [value for value in values if value is not None]
+
+
 def spread(values: Sequence[float | None], digits: int = 3) -> str:
     """Returns the mean, and with several values their standard deviation; says how many are None, which diverged."""
-    kept = [value for value in values if value is not None]
+    kept = ended(values)
     lost = "" if len(kept) == len(values) else f"{len(values) - len(kept)} of {len(values)} diverged"
     if not kept:
         return lost
@@ -105,9 +110,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
-def publish(out: Path, text: str) -> None:
-    """Prints the results, and writes them between the marks of the README beside `out`, if it has them."""
+def publish(out: Path, text: str, plot_alt: str = "") -> None:
+    """Prints the results, and writes them between the marks of the README beside `out`, if it has them: with
+    `plot_alt`, also the picture plot.svg."""
     print(text)
+    if plot_alt:
+        text = f"{text.strip()}\n\n![{plot_alt}](plot.svg)"
     page = out.parent / "README.md"
     whole = page.read_text(encoding="utf-8") if page.exists() else ""
     if BEGIN in whole and END in whole:
@@ -115,8 +123,8 @@ def publish(out: Path, text: str) -> None:
         page.write_text(f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
 
 
-Curves = Mapping[str, Sequence[tuple[float, Sequence[float]]]]
-"""The lines of a panel by name: their points, each with the values of all seeds."""
+Curves = Mapping[str, Sequence[tuple[float, Sequence[float | None]]]]
+"""The lines of a panel by name: their points, each with the values of all seeds, None of a run that diverged."""
 
 
 def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str], *, log: bool = True) -> None:
@@ -134,7 +142,8 @@ def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str
     )
     for number, (axes, (title, curves)) in enumerate(zip(plots[0], panels.items(), strict=True)):
         for (name, points), style in zip(curves.items(), _styles(), strict=False):
-            filled = [(at, values) for at, values in sorted(points, key=lambda point: point[0]) if values]
+            ordered = [(at, ended(values)) for at, values in sorted(points, key=lambda point: point[0])]
+            filled = [(at, values) for at, values in ordered if values]
             means = [statistics.fmean(values) for _, values in filled]
             bars = [
                 [mean - min(values) for mean, (_, values) in zip(means, filled, strict=True)],
@@ -146,7 +155,8 @@ def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str
         if number == 0 or not isinstance(y, str):
             axes.set_ylabel(labels[number])
         axes.grid(alpha=0.3)
-    plots[0][0].legend(fontsize="small")
+    if plots[0][0].has_data():
+        plots[0][0].legend(fontsize="small")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
@@ -188,6 +198,12 @@ def scores(run: Path) -> dict[str, float]:
     path = run / "scores.json"
     found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found
+
+
+def pretrained(flags: Mapping[str, Any], threads: int, recipe: Path | None = None) -> dict[str, float]:
+    """Runs `lambert pretrain` with these settings, `out` among them, and returns the scores; {} if it diverged."""
+    ended_with = lambert("pretrain", recipe, flags=flags, threads=threads, ends=(0, DIVERGED))
+    return {} if ended_with == DIVERGED else scores(flags["out"])
 
 
 def corpus(texts: Sequence[Path], work: Path, vocabulary: int | Path) -> Path:

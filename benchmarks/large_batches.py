@@ -86,11 +86,11 @@ def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         out = Path(folder) / "run"
         flags = {**settings(args, plan), "corpus": corpus, "out": out}
-        ended = experiment.lambert("pretrain", flags=flags, threads=args.threads, ends=(0, experiment.DIVERGED))
-        if ended == experiment.DIVERGED:
+        scores = experiment.pretrained(flags, args.threads)
+        if not scores:
             return {**plan, "mlm": None, "names": None}
         names = experiment.names(out, Path(folder) / "names", plan["seed"], args.threads)
-        return {**plan, "mlm": round(experiment.scores(out)["mlm"], 4), "names": round(names, 2)}
+        return {**plan, "mlm": round(scores["mlm"], 4), "names": round(names, 2)}
 
 
 BUILT: list[Any] = []
@@ -150,7 +150,7 @@ def show(args: argparse.Namespace) -> None:
     """Prints the tables and draws both scores over the batch size."""
     rows = experiment.read(args.out)
     text = [experiment.progress(partial(plans, args), rows), "", "BERT-tiny, at equal samples:", ""]
-    panels: dict[str, dict[str, list[tuple[float, list[float]]]]] = {"Held-out masked-LM loss": {}, "Names": {}}
+    panels: dict[str, dict[str, list[tuple[float, list[float | None]]]]] = {"Held-out masked-LM loss": {}, "Names": {}}
     lines = []
     for arm in (*RATES, *TUNED):
         for batch in args.batches:
@@ -161,7 +161,9 @@ def show(args: argparse.Namespace) -> None:
             lr = experiment.best(first)["lr"]
             kept = experiment.select(found, lr=lr)
             losses, names = ([row[name] for row in kept] for name in ("mlm", "names"))
-            tried = "" if len(first) == 1 else f", best of {len(first)}"
+            rates = sorted(row["lr"] for row in first)
+            edge = ", at the edge" if lr in (rates[0], rates[-1]) else ""
+            tried = "" if len(first) == 1 else f", best of {len(first)}{edge}"
             lines.append(
                 [
                     arm,
@@ -174,7 +176,7 @@ def show(args: argparse.Namespace) -> None:
                 ]
             )
             for panel, values in zip(panels.values(), (losses, names), strict=True):
-                panel.setdefault(arm, []).append((batch, [value for value in values if value is not None]))
+                panel.setdefault(arm, []).append((batch, values))
     text.append(
         experiment.table(["arm", "batch", "updates", "learning rate", "held-out loss", "names, F1", "seeds"], lines)
     )
@@ -188,7 +190,7 @@ def show(args: argparse.Namespace) -> None:
             layers(trust_file(args)),
         ]
     experiment.plot(args.out.with_name("plot.svg"), panels, "sequences per update", ["nats", "F1"])
-    experiment.publish(args.out, "\n".join(text))
+    experiment.publish(args.out, "\n".join(text), "Held-out loss and F1 of names over the batch size")
 
 
 def main() -> None:

@@ -68,9 +68,8 @@ def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
             "train.micro-tokens": plan["micro_tokens"], "train.device": plan["device"], "train.threads": args.threads,
             "train.evaluate-sequences": 256, "log.every": 1, "log.seconds": 60,
         }  # fmt: skip
-        experiment.lambert("pretrain", flags=flags, threads=args.threads)
+        heldout = experiment.pretrained(flags, args.threads).get("mlm")
         losses = [row["loss"] for row in experiment.metrics(out) if "loss" in row]
-        heldout = experiment.scores(out)["mlm"]
     return {**plan, "heldout": heldout, "losses": [round(loss, 6) for loss in losses]}
 
 
@@ -80,7 +79,7 @@ def relative(value: npt.ArrayLike, reference: npt.ArrayLike) -> float:
 
 
 def differences(row: Row, reference: Row) -> dict[str, float]:
-    """What a run differs by from that in float32."""
+    """What a run differs by from that in float32; neither diverged."""
     train, expected = np.array(row["losses"]), np.array(reference["losses"])
     values = (
         relative(train[:FIRST], expected[:FIRST]),
@@ -91,10 +90,10 @@ def differences(row: Row, reference: Row) -> dict[str, float]:
 
 
 def reference_of(row: Row, rows: Sequence[Row]) -> Row | None:
-    """The run in float32 of the same seed, length, size and dropout."""
+    """The run in float32 of the same seed, length, size and dropout; None if one of both is missing or diverged."""
     same = {name: row[name] for name in ("seed", "steps", "dropout", "size", "batch_size")}
     found = experiment.select(rows, precision=REFERENCE, **same)
-    return found[0] if found else None
+    return found[0] if found and None not in (row["heldout"], found[0]["heldout"]) else None
 
 
 def missed(row: Row, reference: Row) -> bool:
@@ -137,7 +136,7 @@ def show(args: argparse.Namespace) -> bool:
     if panels:
         experiment.plot(args.out.with_name("plot.svg"), panels, "updates", "loss, nats", log=False)
     text = f"{experiment.progress(partial(plans, args), rows)}\n\n{experiment.table(header, lines)}"
-    experiment.publish(args.out, text)
+    experiment.publish(args.out, text, "Loss over updates in each precision")
     return any(missed(row, reference) for row in rows if (reference := reference_of(row, rows)))
 
 

@@ -87,16 +87,17 @@ def operations(model: Path, length: int, sequences: int) -> float:
     return sequences * training(config, [length], {"mlm": round(MASKED * length)}, {}, 0)
 
 
-def stage(args: argparse.Namespace, plan: Row, out: Path, length: int, batch: int, steps: int, **more: Any) -> float:
-    """Runs a stage and returns its held-out loss."""
+def stage(
+    args: argparse.Namespace, plan: Row, out: Path, length: int, batch: int, steps: int, **more: Any
+) -> float | None:
+    """Runs a stage and returns its held-out loss; None if it diverged."""
     flags = {
         **OPTIM, "corpus": args.corpus, "out": out, "packing.sequence-length": length, "train.batch-size": batch,
         "train.steps": steps, "train.threads": args.threads, "train.precision": args.precision, "seed": plan["seed"],
         "optim.lr": plan["lr"] * (batch / args.batch) ** 0.5, "optim.warmup-ratio": 0.1,
         "log.every": max(1, steps // 64), **more,
     }  # fmt: skip
-    experiment.lambert("pretrain", flags=flags, threads=args.threads)
-    return experiment.scores(out)["mlm"]
+    return experiment.pretrained(flags, args.threads).get("mlm")
 
 
 def run(args: argparse.Namespace, plan: Row) -> Row:
@@ -119,14 +120,15 @@ def run(args: argparse.Namespace, plan: Row) -> Row:
                 left = plan["lr"] * (1 - FIRST) / (1 - 0.1)
                 one = {"optim.warmup-ratio": warmup, "optim.end-lr": left}
                 begin = {"optim.warmup-ratio": 0.0, "optim.lr": left}
-            stage(args, plan, first, SHORT, sizes[0], steps_of[0], init=args.base, **one)
-            more = {"init": first, **begin, **({"keep-moments": True} if arm.keep_moments else {})}
-            loss = stage(args, plan, second, LONG, sizes[1], steps_of[1], **more)
+            loss = stage(args, plan, first, SHORT, sizes[0], steps_of[0], init=args.base, **one)
+            if loss is not None:
+                more = {"init": first, **begin, **({"keep-moments": True} if arm.keep_moments else {})}
+                loss = stage(args, plan, second, LONG, sizes[1], steps_of[1], **more)
             spent = sum(
                 operations(args.base, length, count * size)
                 for length, count, size in zip((SHORT, LONG), steps_of, sizes, strict=True)
             )
-    return {**plan, "mlm": round(loss, 4), "operations": spent}
+    return {**plan, "mlm": None if loss is None else round(loss, 4), "operations": spent}
 
 
 def equal_loss(curve: list[tuple[float, float]], loss: float) -> float | None:
@@ -140,37 +142,30 @@ def equal_loss(curve: list[tuple[float, float]], loss: float) -> float | None:
 def show(args: argparse.Namespace) -> None:
     """Prints the table and draws loss over compute."""
     rows = experiment.read(args.out)
-    long = [experiment.select(rows, arm="long", share=share) for share in SHARES]
+    groups = {f"long, {share:.0%}": experiment.select(rows, arm="long", share=share) for share in SHARES}
+    losses_of = {name: [row["mlm"] for row in found] for name, found in groups.items()}
     curve = [
-        (found[0]["operations"], statistics.fmean(row["mlm"] for row in found)) for found in long if found
-    ]  # fmt: skip
+        (found[0]["operations"], statistics.fmean(experiment.ended(losses_of[name])))
+        for name, found in groups.items()
+        if experiment.ended(losses_of[name])
+    ]
     whole = curve[-1][0] if curve else 1.0
-    lines, drawn = [], {"long": [(found[0]["operations"], [row["mlm"] for row in found]) for found in long if found]}
-    for found in long:
-        if found:
-            share = f"long, {found[0]['share']:.0%}"
-            lines.append(
-                [
-                    share,
-                    f"{found[0]['operations'] / whole:.2f}",
-                    experiment.spread([r["mlm"] for r in found]),
-                    "",
-                    len(found),
-                ]
-            )
-    for arm in ARMS:
-        found = experiment.select(rows, arm=arm)
-        if found:
-            values = [row["mlm"] for row in found]
-            spent = found[0]["operations"]
-            needed = equal_loss(curve, statistics.fmean(values))
+    lines, drawn = [], {"long": [(found[0]["operations"], losses_of[name]) for name, found in groups.items() if found]}
+    groups |= {arm: experiment.select(rows, arm=arm) for arm in ARMS}
+    for name, found in groups.items():
+        if not found:
+            continue
+        losses, spent, saved = [row["mlm"] for row in found], found[0]["operations"], ""
+        if name in ARMS:
+            kept = experiment.ended(losses)
+            needed = equal_loss(curve, statistics.fmean(kept)) if kept else None
             saved = f"{1 - spent / needed:+.0%}" if needed else "outside of the curve"
-            lines.append([arm, f"{spent / whole:.2f}", experiment.spread(values), saved, len(found)])
-            drawn[arm] = [(spent, values)]
+            drawn[name] = [(spent, losses)]
+        lines.append([name, f"{spent / whole:.2f}", experiment.spread(losses), saved, len(found)])
     text = [experiment.progress(partial(plans, args), rows), ""]
     text.append(experiment.table(["arm", "compute", "held-out loss at 64", "saved at equal loss", "seeds"], lines))
     experiment.plot(args.out.with_name("plot.svg"), {"": drawn}, "operations", "held-out loss at 64 tokens, nats")
-    experiment.publish(args.out, "\n".join(text))
+    experiment.publish(args.out, "\n".join(text), "Held-out loss over compute")
 
 
 def main() -> None:

@@ -169,13 +169,21 @@ def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> No
     assert two_stages.equal_loss([], 3.0) is None
 
 
-@pytest.mark.parametrize(("name", "runs"), [("large_batches", 82), ("two_stages", 36), ("precision", 15)])
-def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: ModuleType, name: str, runs: int) -> None:
+PLANNED = [("large_batches", 82), ("two_stages", 36), ("precision", 15), ("block", 50)]
+
+
+@pytest.mark.parametrize(("name", "runs"), PLANNED)
+def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(
+    experiment: ModuleType, tmp_path: Path, name: str, runs: int
+) -> None:
     study = importlib.import_module(name)
+    rates = tmp_path / "rates.jsonl"
+    for arm in study.ARMS if name == "block" else ():
+        experiment.append(rates, {"arm": arm, "updates_per_second": 1.0})
     args = argparse.Namespace(
         seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=65_536, batch=32, lr=4e-3, steps=200, long=2000,
         dropouts=[0.0], precisions=["float32", "bfloat16", "float16"], micro_tokens=[1 << 14], size="tiny",
-        batch_size=16, device="cpu",
+        batch_size=16, device="cpu", rates=rates, lrs=[1e-3, 2e-3, 4e-3], seconds=240.0,
     )  # fmt: skip
     assert experiment.progress(lambda rows: study.plans(args, rows), []) == f"Runs so far: 0 of {runs}."
     page = BENCHMARKS / "studies" / name.replace("_", "-") / "README.md"
@@ -190,3 +198,25 @@ def test_the_study_of_budgets_refuses_what_it_does_not_read(
         with pytest.raises(SystemExit, match="2"):
             importlib.import_module("budgets").main()
         assert f"unrecognized arguments: {name}" in capsys.readouterr().err
+
+
+def test_a_run_that_diverged_has_a_row_without_scores(
+    experiment: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverged(verb: str, recipe: Path | None, *, ends: tuple[int, ...], **more: object) -> int:
+        assert experiment.DIVERGED in ends
+        return int(experiment.DIVERGED)
+
+    monkeypatch.setattr(experiment, "lambert", diverged)
+    two_stages = importlib.import_module("two_stages")
+    monkeypatch.setattr(two_stages, "operations", lambda *given: 1.0)
+    args = argparse.Namespace(
+        work=tmp_path, corpus=tmp_path, base=tmp_path, samples=64, batch=32, threads=1, precision="float32",
+        out=tmp_path / "runs.jsonl", seeds=[1], lr=4e-3,
+    )  # fmt: skip
+    plans = [*two_stages.plans(args, [])]
+    rows = [two_stages.run(args, plan) for plan in plans]
+    assert [row["mlm"] for row in rows] == [None] * len(rows)
+    for row in rows:
+        experiment.append(args.out, row)
+    two_stages.show(args)
