@@ -2,6 +2,7 @@
 
     python benchmarks/budgets.py score --model MODEL --data DATA --work WORK
     python benchmarks/budgets.py run --budget cpu-10-minutes --text WIKIPEDIA... --data DATA --work WORK [--peer]
+    python benchmarks/budgets.py sizes --budget cpu-10-minutes --text WIKIPEDIA... --work WORK
     python benchmarks/budgets.py table
 
 `score` fine-tunes any model folder that Lambert reads on five tasks with each of `--seeds`, and prints the scores, in
@@ -15,11 +16,16 @@ pre-trains and scores. `--peer` pre-trains a BERT of the same sizes with transfo
 before, and fine-tuning is the same for all. A CPU budget is processor time of all threads, so other work on the machine
 disturbs it little; a GPU budget is time.
 
+`sizes` pre-trains models of other sizes (SIZES) in a quarter of the budget each, with the recipe's other settings, and
+appends their held-out loss to sizes.jsonl beside `--out`: the search for the size of the recipe.
+
 DATA is the folder with squad/ and glue/ (trust.py says which files). WORK keeps what is under way: a command that was
-killed continues. A run appends a line of JSON to `--out`; a run that is there is omitted.
+killed continues. A run appends a line of JSON to `--out`, with the device and the version of torch; a run that is there
+is omitted. The log of Lambert's pre-training goes to logs/ beside `--out`.
 """
 
 import argparse
+import gzip
 import json
 import resource
 import statistics
@@ -40,6 +46,12 @@ from finetune import thinned
 BUDGETS = {"cpu-10-minutes": 600.0, "cpu-2-hours": 7200.0, "gpu-30-minutes": 1800.0}
 """Seconds. The recipes are studies/budgets/NAME.toml."""
 HERE = STUDIES / "budgets"
+SIZES = {
+    "cpu-10-minutes": ((2, 128), (4, 128), (2, 192), (3, 192), (2, 256)),
+    "cpu-2-hours": ((4, 256), (6, 256), (3, 384), (5, 384)),
+    "gpu-30-minutes": ((8, 512), (12, 512), (6, 768), (12, 768)),
+}
+"""Layers and width that `sizes` tries; heads have 64 elements, the layers' inner width is four times the width."""
 
 
 @dataclass(frozen=True)
@@ -131,27 +143,36 @@ def recipe_of(args: argparse.Namespace) -> Path:
     return args.recipe or HERE / f"{args.budget}.toml"
 
 
-def pretrain(args: argparse.Namespace, corpus: Path, out: Path, steps: int) -> tuple[float, list[Row]]:
+Shape = dict[str, int]
+"""Settings of the size of the model."""
+
+
+def pretrain(
+    args: argparse.Namespace, corpus: Path, out: Path, steps: int, shape: Shape | None = None
+) -> tuple[float, list[Row]]:
     """Runs the recipe for so many updates. Returns the processor seconds of the command, and the rows of its log."""
-    flags = {"corpus": corpus, "out": out, "train.steps": steps, "seed": args.seed, "train.threads": args.threads}
+    common = {"corpus": corpus, "out": out, "train.steps": steps, "seed": args.seed, "train.threads": args.threads}
+    flags = {**common, **(shape or {})}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     experiment.lambert("pretrain", recipe_of(args), flags=flags, threads=args.threads)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, experiment.metrics(out)
 
 
-def updates_within(args: argparse.Namespace, corpus: Path, folder: Path) -> int:
+def updates_within(
+    args: argparse.Namespace, corpus: Path, folder: Path, seconds: float, shape: Shape | None = None
+) -> int:
     """The updates that the budget allows, from two short runs, of which the longer one is a third of a minute."""
     known = experiment.select(experiment.read(folder / "rate.jsonl"), budget=args.budget)
     if not known:
         wall = args.budget.startswith("gpu")
         spent = []
         for steps in (args.pilot, 3 * args.pilot):
-            seconds, rows = pretrain(args, corpus, folder / f"pilot-{steps}", steps)
+            used, rows = pretrain(args, corpus, folder / f"pilot-{steps}", steps, shape)
             times = [row["time"] for row in rows if "time" in row and "loss" in row]
-            spent.append(times[-1] - times[0] if wall else seconds)
+            spent.append(times[-1] - times[0] if wall else used)
         cost = (spent[1] - spent[0]) / (2 * args.pilot)
-        known = [{"budget": args.budget, "seconds_per_update": cost, "updates": round(args.seconds / cost)}]
+        known = [{"budget": args.budget, "seconds_per_update": cost, "updates": round(seconds / cost)}]
         experiment.append(folder / "rate.jsonl", known[0])
     return int(known[0]["updates"])
 
@@ -189,10 +210,22 @@ def entry(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     if args.peer:
         found = peer(args, corpus, out)
     else:
-        steps = updates_within(args, corpus, folder)
+        steps = updates_within(args, corpus, folder, args.seconds)
         pretrain(args, corpus, out, steps)
         found = {"steps": steps, "mlm": round(experiment.scores(out)["mlm"], 4)}
-    return {**plan, **found, "seeds": len(args.seeds), **scored(args, out / "model", folder / "tasks")}
+    scores = scored(args, out / "model", folder / "tasks")
+    row = {**plan, **found, "seeds": len(args.seeds), **scores, **machine(folder / "tasks" / f"names-{args.seeds[0]}")}
+    if not args.peer:
+        kept = args.out.parent / "logs" / f"{folder.name}.jsonl.gz"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(gzip.compress((out / "metrics.jsonl").read_bytes(), mtime=0))
+    return row
+
+
+def machine(run: Path) -> Row:
+    """The processor or GPU of a run, its threads and the version of torch."""
+    found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    return {"device": found["device_name"], "threads": found["threads"], "torch": found["packages"]["torch"]}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -209,6 +242,31 @@ def run(args: argparse.Namespace) -> None:
     experiment.continued(args.out, lambda rows: iter([plan]), partial(entry, args, corpus))
 
 
+def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
+    """Pre-trains a model of another size, and returns the plan with the held-out loss."""
+    folder = args.work / f"size-{args.budget}-{plan['layers']}-{plan['hidden']}-{args.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = {
+        "model.layers": plan["layers"], "model.hidden": plan["hidden"], "model.heads": plan["hidden"] // 64,
+        "model.intermediate": 4 * plan["hidden"],
+    }  # fmt: skip
+    steps = updates_within(args, corpus, folder, plan["seconds"], shape)
+    pretrain(args, corpus, folder / "run", steps, shape)
+    return {**plan, "steps": steps, "mlm": round(experiment.scores(folder / "run")["mlm"], 4)}
+
+
+def sizes(args: argparse.Namespace) -> None:
+    if not (args.budget and args.text):
+        raise SystemExit("sizes needs --budget and --text")
+    corpus = experiment.corpus(args.text, args.work, args.vocabulary)
+    seconds = (args.seconds or BUDGETS[args.budget]) / 4
+    common = {"budget": args.budget, "seconds": seconds, "seed": args.seed}
+    wanted = [{**common, "layers": layers, "hidden": hidden} for layers, hidden in SIZES[args.budget]]
+    out = args.out.with_name("sizes.jsonl")
+    found = experiment.continued(out, lambda rows: iter(wanted), partial(sized, args, corpus))
+    print("best:", json.dumps(experiment.best(experiment.select(found, **common))))
+
+
 def score(args: argparse.Namespace) -> None:
     if args.model is None:
         raise SystemExit("score needs --model")
@@ -220,6 +278,7 @@ def table(args: argparse.Namespace) -> None:
     """Prints the table, and draws the scores over the budget."""
     rows = experiment.read(args.out)
     names = ("score", "names", *TASKS)
+    tried = experiment.read(args.out.with_name("sizes.jsonl"))
     text, lines = [f"Runs so far: {len(rows)}.", ""], []
     drawn: dict[str, list[tuple[float, list[float]]]] = {}
     for budget, seconds in BUDGETS.items():
@@ -234,12 +293,18 @@ def table(args: argparse.Namespace) -> None:
             lines.append([budget, side, name, own[0]["steps"], *scores, len(own)])
             drawn.setdefault(side, []).append((seconds / 60, [row["score"] for row in own]))
     text.append(experiment.table(["budget", "side", "recipe", "updates", *names, "runs"], lines))
+    if tried:
+        sized = [
+            [r["budget"], f"{r['seconds']:g}", r["layers"], r["hidden"], r["steps"], f"{r['mlm']:.3f}"] for r in tried
+        ]
+        header = ["budget", "seconds", "layers", "width", "updates", "held-out loss"]
+        text += ["", "Sizes that were tried in a quarter of the budget, one seed:", "", experiment.table(header, sized)]
     if drawn:
         experiment.plot(args.out.with_name("plot.svg"), {"": drawn}, "minutes", "score, per cent")
-    experiment.publish(args.out, "\n".join(text))
+    experiment.publish(args.out, "\n".join(text), "Score over the budget" if drawn else "")
 
 
-WORKS = {"score": score, "run": run, "table": table}
+WORKS = {"score": score, "run": run, "sizes": sizes, "table": table}
 
 
 def main() -> None:
@@ -259,8 +324,10 @@ def main() -> None:
     parser.add_argument("--peer-lr", type=float, default=1e-3)
     parser.add_argument("--peer-batch", type=int, default=32)
     args = parser.parse_args()
-    if args.verb != "table" and not (args.data and args.work):
-        parser.error("--data and --work are needed")
+    if args.verb in ("score", "run") and not args.data:
+        parser.error("--data is needed")
+    if args.verb != "table" and not args.work:
+        parser.error("--work is needed")
     WORKS[args.verb](args)
 
 
