@@ -10,14 +10,15 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from lambert import __version__
 
@@ -42,11 +43,10 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a new environment with the wheel.
+    """The programs of a new environment with the wheel and what it requires, without extras, and nothing else.
 
-    Its dependencies are those of the environment that runs the tests: installing torch again would take a minute. A
-    .pth file adds their folder to the path. Python does not read the .pth files in that folder, one of which leads to
-    the checkout, so `lambert` is the wheel's.
+    The files of the requirements are those of the environment that runs the tests, by links: fetching torch again would
+    take a minute.
     """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
@@ -54,8 +54,26 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = dist.glob("*.whl")
     run([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel])
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (installed,) = metadata.distributions(name="lambert-bert", path=[str(site)])
+    for name in required(installed.requires or []):
+        files = metadata.distribution(name).files or []
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(metadata.distribution(name).locate_file(top))
     return python.parent
+
+
+def required(requirements: Iterable[str]) -> set[str]:
+    """The names of the distributions of these requirements and of theirs, without extras."""
+    found: set[str] = set()
+    waiting = [*requirements]
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found.add(requirement.name)
+        waiting += metadata.requires(requirement.name) or []
+    return found
 
 
 def run(words: Iterable[object], folder: Path | None = None) -> str:
@@ -85,10 +103,10 @@ def test_the_wheel_has_every_file_but_the_sources_of_the_kernels(dist: Path) -> 
     (path,) = dist.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
-        metadata = {name.partition("/")[2] for name in names if ".dist-info/" in name}
+        about = {name.partition("/")[2] for name in names if ".dist-info/" in name}
     expected = {name for name in sources() if not name.endswith((".cpp", ".h"))}
     assert {name for name in names if ".dist-info/" not in name} == expected | ({COMPILED} if COMPILES else set())
-    assert {"licenses/LICENSE", "entry_points.txt"} <= metadata
+    assert {"licenses/LICENSE", "entry_points.txt"} <= about
     assert "lambert/verbs/demo/data/README.md" in names  # the sources of the texts
     assert path.name.startswith(f"lambert_bert-{__version__}-py3-none-")
     assert path.stat().st_size < MEGABYTES * 1e6
