@@ -111,12 +111,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def publish(out: Path, text: str, plot_alt: str = "") -> None:
-    """Prints the results, and writes them between the marks of the README beside `out`, if it has them: with
-    `plot_alt`, also the picture plot.svg."""
+    """Prints the results, and writes them between the marks of `out`, if it is a page, or else of the README beside it,
+    if they have them: with `plot_alt`, also the picture plot.svg."""
     print(text)
     if plot_alt:
         text = f"{text.strip()}\n\n![{plot_alt}](plot.svg)"
-    page = out.parent / "README.md"
+    page = out if out.suffix == ".md" else out.parent / "README.md"
     whole = page.read_text(encoding="utf-8") if page.exists() else ""
     if BEGIN in whole and END in whole:
         before, rest = whole.split(BEGIN, 1)

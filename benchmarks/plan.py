@@ -1,40 +1,64 @@
-"""Predictions of `lambert plan` beside published runs: a row each of benchmarks/plan/rows.jsonl, as a Markdown table.
+"""Predictions of `lambert plan` beside published and own runs: a row each of benchmarks/plan/rows.jsonl.
 
     python benchmarks/plan.py [--json]
 
-A row has the devices, what an update computed, and what was published: sequences or tokens per second, or hours. The
+A row has the devices, what an update computed, and what was published: sequences or tokens per second, or the time. The
 constants of the model (planning/steps.py) were fitted on the rows that say so. The others are the test. The error is
-predicted time over published time, less 1.
+predicted time over published time, less 1. Prints the tables, and writes them into docs/plan.md.
 """
 
 import argparse
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lambert.model.config import SIZES, EncoderConfig
-from lambert.planning.devices import DEVICES, Cluster, Device, cluster
+import experiment
+
+from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
+from lambert.planning.devices import ALONE, DEVICES, LINKS, Cluster, Device, Link, cluster
 from lambert.planning.steps import SOFTWARE, Work, predict
 
 ROWS = Path(__file__).parent / "plan" / "rows.jsonl"
-_HEADS = {"span": {"span": 2.0}, "classify": {"label": 1.0}}
-_LABELS = {"classify": {"label": 2}}
+PAGE = experiment.ROOT / "docs" / "plan.md"
+CLOSE = 0.2
+"""An error that is not larger counts as close."""
+SHAPES: dict[str, dict[str, Any]] = {
+    **SIZES,
+    **{f"modernbert-{name}": shape for name, shape in MODERN_SIZES.items()},
+    "minilm-l6": {"layers": 6, "hidden": 384, "heads": 12, "intermediate": 1536},  # all-MiniLM-L6-v2
+    "demo": {**SIZES["tiny"], "heads": 4},  # the recipes of `lambert demo`
+}
+"""Fields of EncoderConfig by the name of a stage's size."""
+_HEADS = {"span": {"span": 2.0}, "classify": {"label": 1.0}, "tag": {"tag": 1.0}}
+_LABELS = {"classify": {"label": 2}, "tag": {"tag": 3}}
+_SECONDS = {"seconds": 1, "hours": 3600}
+"""Seconds of each unit of time."""
 
 
 def rows() -> list[dict[str, Any]]:
     """Returns all rows."""
-    return [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    return experiment.read(ROWS)
+
+
+def groups(some: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Returns the rows of published runs, of own runs on one device, and of own runs on two ranks, by title."""
+    titles = ("Published runs", "Own runs, one device", "Own runs, two ranks")
+    found: dict[str, list[Mapping[str, Any]]] = {title: [] for title in titles}
+    for row in some:
+        own = row["publication"].startswith("Lambert,")
+        found[titles[own + (own and row["devices"] > 1)]].append(row)
+    return found
 
 
 def predicted(row: Mapping[str, Any]) -> float:
     """Returns what the model predicts for a row, in its unit."""
     seconds, sequences, tokens = _run(row)
-    if row["unit"] == "hours":
-        return seconds / 3600
+    if row["unit"] in _SECONDS:
+        return seconds / _SECONDS[row["unit"]]
     if row["unit"] == "times":
         return seconds / _run({**row, **row["versus"]})[0]
     return (sequences if row["unit"] == "sequences/s" else tokens) / seconds
@@ -43,7 +67,7 @@ def predicted(row: Mapping[str, Any]) -> float:
 def error(row: Mapping[str, Any]) -> float:
     """Returns the predicted time over the published time, less 1."""
     ratio = predicted(row) / float(row["published"])
-    return ratio - 1 if row["unit"] in ("hours", "times") else 1 / ratio - 1
+    return ratio - 1 if row["unit"] in ("times", *_SECONDS) else 1 / ratio - 1
 
 
 def median_error(some: Iterable[Mapping[str, Any]]) -> float:
@@ -65,9 +89,9 @@ def _run(row: Mapping[str, Any]) -> tuple[float, float, float]:
 
 def work_of(row: Mapping[str, Any], stage: Mapping[str, Any]) -> Work:
     """Returns what a stage of a row trains."""
-    config = EncoderConfig(**SIZES[stage["size"]], vocabulary=30_522)
+    config = EncoderConfig(**SHAPES[stage["size"]], vocabulary=stage.get("vocabulary", 30_522))
     task = stage.get("task", "")
-    targets = _HEADS.get(task) or {"mlm": stage["predictions"], "nsp": 1.0}
+    targets = _HEADS.get(task) or {"mlm": stage["predictions"]} | ({} if task == "mlm" else {"nsp": 1.0})
     software = SOFTWARE[row["software"]]
     mean = sum(stage["lengths"]) / len(stage["lengths"])
     return Work(
@@ -87,12 +111,17 @@ def devices_of(row: Mapping[str, Any]) -> Cluster:
     measured = Device(
         device["name"], peak, device["bandwidth"], 24e9, 0.0, "measured", "cpu", False, "memory", measured=True
     )
-    return cluster(measured, 1)
+    network = row["network"]
+    link = Link(network["name"], network["bandwidth"], network["latency"], "its limit", True) if network else ALONE
+    inside = LINKS["memory"] if row["devices"] > row["nodes"] else ALONE
+    return Cluster(measured, row["devices"], row["nodes"], inside, link)
 
 
 def line(row: Mapping[str, Any]) -> str:
     """Returns a row of the table."""
     device = row["device"] if isinstance(row["device"], str) else row["device"]["name"]
+    network = row["network"]
+    device += f", {network['name']}" if isinstance(network, dict) else ""
     digits = ",.3g" if row["published"] < 100 else ",.0f"
     cells = [
         row["id"], row["publication"], f"{row['devices']} {device}", row["unit"], format(row["published"], digits),
@@ -101,21 +130,36 @@ def line(row: Mapping[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def verdict(some: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the errors of the rows that are a test, in words."""
+    tested = [row for row in some if not row["fitted"]]
+    errors = [error(row) for row in tested]
+    close = sum(abs(found) <= CLOSE for found in errors)
+    return (
+        f"{len(tested)} rows of the test: median error {median_error(tested):.0%}, {close} within {CLOSE:.0%}, from "
+        f"{min(errors):+.0%} to {max(errors):+.0%}."
+    )
+
+
+def tables() -> str:
+    """Returns a table for each group of rows, with its errors in words."""
+    found = rows()
+    text = [f"All: {verdict(found)}"]
+    for title, some in groups(found).items():
+        header = "| row | published by | devices | unit | published | predicted | error of the time | | assumed |"
+        text += [f"\n### {title}\n", verdict(some), f"\n{header}\n|{'---|' * 9}", *map(line, some)]
+    return "\n".join(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="an object a row instead of the table")
+    parser.add_argument("--json", action="store_true", help="an object a row instead of the tables")
     args = parser.parse_args()
-    found = rows()
     if args.json:
-        for row in found:
+        for row in rows():
             print(json.dumps({"id": row["id"], "predicted": predicted(row), "error": error(row)}))
         return
-    print("| row | published by | devices | unit | published | predicted | error of the time | | assumed |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for row in found:
-        print(line(row))
-    tested = [row for row in found if not row["fitted"]]
-    print(f"\n{len(tested)} rows of the test: median error {median_error(tested):.0%}")
+    experiment.publish(PAGE, tables())
 
 
 if __name__ == "__main__":
