@@ -129,7 +129,8 @@ Curves = Mapping[str, Sequence[tuple[float, Sequence[float | None]]]]
 
 def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str], *, log: bool = True) -> None:
     """Draws a panel for each title: means over seeds, with bars from the least to the largest value. `y` is the label
-    of all panels, which share an axis, or has one for each panel."""
+    of all panels, which share an axis, or has one for each panel. Panels with other lines than the first have a legend
+    too."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -155,8 +156,8 @@ def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str
         if number == 0 or not isinstance(y, str):
             axes.set_ylabel(labels[number])
         axes.grid(alpha=0.3)
-    if plots[0][0].has_data():
-        plots[0][0].legend(fontsize="small")
+        if axes.has_data() and (number == 0 or [*curves] != [*next(iter(panels.values()))]):
+            axes.legend(fontsize="small")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 

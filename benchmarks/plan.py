@@ -96,7 +96,8 @@ def work_of(row: Mapping[str, Any], stage: Mapping[str, Any]) -> Work:
     mean = sum(stage["lengths"]) / len(stage["lengths"])
     return Work(
         config, stage["lengths"], stage["batch"], targets, _LABELS.get(task, {"nsp": 2}), row["optimizer"],
-        row["precision"], round(stage["micro"] * mean), row["method"],
+        row["precision"], round(stage["micro"] * mean), row["method"], row.get("rank", 32),
+        sync_every=row.get("sync_every", 1),
         own_shares=not row["software"].startswith("lambert"), shard_optimizer=row.get("shard", False),
         software=dataclasses.replace(software, overlapped=row["overlap"]), synchronised=row.get("synchronised", False),
     )  # fmt: skip

@@ -1,149 +1,130 @@
-"""Weak and strong scaling: what was measured here on two ranks and slow links, and what the planner says of the
-published numbers of devices.
+"""Weak and strong scaling: what was measured here on two ranks and limited links, and what others published, beside the
+planner's predictions, which go on to 4,096 devices.
 
     python benchmarks/scaling_published.py
 
 Runs nothing: reads cpu-2-cores/scaling.jsonl (`scaling.py`), cpu-2-cores/shared.jsonl (`shared.py`),
-network/speed.jsonl and calibration.json (network/README.md), and plan/rows.jsonl (`plan.py`), and writes the tables
-into studies/scaling/README.md and its plot. Efficiency is the rate of all devices over that of the baseline, divided by
-the ratio of their numbers.
+network/speed.jsonl (network/README.md) and plan/rows.jsonl (`plan.py`), and writes the tables into
+studies/scaling/README.md and its plot.
 """
 
 import argparse
-import json
 import statistics
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import experiment
 import plan
-from experiment import STUDIES, Row
+import scaling_extrapolated as extrapolated
+from experiment import STUDIES
+from lab import bits_per_second
+from model import step
+from scaling_extrapolated import Series, by_chips, chip_hours, efficiency, on, rate, row_of
 
 from lambert.planning.steps import predict
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "network"))
-from lab import bits_per_second  # noqa: E402
-from model import predict as predict_link  # noqa: E402
-
-BASE = 16
-"""Chips of the run that the LAMB paper's efficiencies refer to."""
-LAMB = (
-    (16, 512, 82.8), (32, 1024, 43.2), (64, 2048, 21.4), (128, 4096, 693.6 / 60), (256, 8192, 390.5 / 60),
-    (512, 16_384, 200.0 / 60), (1024, 32_768, 101.2 / 60),
-)  # fmt: skip
-"""Chips, batch and hours of BERT-Large (You et al., 2020, table 1): 32 sequences a chip, the same 512 M sequences."""
-MIXED = (1024, 76.19 / 60)
-"""Chips and hours of the run with batches of 64k and 32k."""
-
-
-def efficiency(hours: float, chips: int, base: float) -> float:
-    """The share of perfect scaling from the run on BASE chips, which took `base` hours."""
-    return base * BASE / (hours * chips)
-
-
-def scaled(batch: int, chips: int) -> Row:
-    """The published run with 512 sequences, at another batch size and number of chips."""
-    (row,) = (row for row in plan.rows() if row["id"] == "lamb-512-x16")
-    factor = 512 / batch
-    stages = [{**stage, "batch": batch, "steps": stage["steps"] * factor} for stage in row["stages"]]
-    return {**row, "devices": chips, "stages": stages}
+MIXED = "lamb-64k-x1024"
+"""The run of the LAMB paper with batches of 64k and 32k."""
 
 
 def published() -> Iterator[list[Any]]:
     """Lines of chips, batch, sequences a chip, hours, and efficiency, published and predicted."""
-    base, first = LAMB[0][2], plan.predicted(scaled(512, BASE))
-    for chips, batch, hours in LAMB:
-        found = plan.predicted(scaled(batch, chips))
-        measured, expected = efficiency(hours, chips, base), efficiency(found, chips, first)
-        yield [chips, batch, batch // chips, f"{hours:.2f}", f"{found:.2f}", f"{measured:.1%}", f"{expected:.1%}"]
-    (row,) = (row for row in plan.rows() if row["id"] == "lamb-64k-x1024")
-    chips, hours = MIXED
-    found = plan.predicted(row)
-    shares = [f"{efficiency(hours, chips, base):.1%}", f"{efficiency(found, chips, first):.1%}"]
-    yield [chips, "64k, then 32k", "64, then 32", f"{hours:.2f}", f"{found:.2f}", *shares]
+    chips = by_chips()
+    base = chips[min(chips)]
+    for number, row in [*chips.items(), (row_of(MIXED)["devices"], row_of(MIXED))]:
+        batches = [stage["batch"] for stage in row["stages"]]
+        batch, each = batches[0], batches[0] // number
+        shown = [batch, each] if batches[0] == batches[1] else ["64k, then 32k", "64, then 32"]
+        share = chip_hours(base) / chip_hours(row)
+        expected = plan.predicted(base) * base["devices"] / (plan.predicted(row) * number)
+        hours = [f"{row['published']:.2f}", f"{plan.predicted(row):.2f}"]
+        yield [number, *shown, *hours, f"{share:.1%}", f"{expected:.1%}"]
 
 
 def derived() -> str:
     """What the published times alone say, in words."""
-    _, _, base = LAMB[0]
-    perfect, large, mixed = base * 3600 * BASE / MIXED[0], LAMB[-1][2] * 3600, MIXED[1] * 3600
-    per_update = (large - perfect) / 15_625
+    chips, mixed = by_chips(), row_of(MIXED)
+    base, large = chips[min(chips)], chips[max(chips)]
+    perfect, found, seconds = (3600 * hours for hours in (
+        chip_hours(base) / large["devices"], large["published"], mixed["published"]
+    ))  # fmt: skip
+    updates = sum(stage["steps"] for stage in large["stages"])
     return (
-        f"1,024 chips that lost nothing would take {perfect:,.0f} s. The run with 32k took {large:,.0f} s for 15,625 "
-        f"updates: {1000 * per_update:.0f} ms more for each update than the {3.6 * base:.0f} ms of 16 chips. The mixed "
-        f"run took {mixed:,.0f} s for 8,599 updates, which is less than without any loss."
+        f"1,024 chips that lost nothing would take {perfect:,.0f} s. The run with 32k took {found:,.0f} s for "
+        f"{updates:,} updates: {1000 * (found - perfect) / updates:.0f} ms more for each update than the "
+        f"{3.6 * base['published']:.0f} ms of 16 chips. The mixed run took {seconds:,.0f} s for 8,599 updates, which "
+        "is less than without any loss."
     )
 
 
 def updates() -> Iterator[list[Any]]:
     """The parts of an update of 128 tokens by sequences a chip, in milliseconds, and a chip's sequences a second."""
-    for chips, batch in ((16, 512), (1024, 32_768), (1024, 65_536)):
-        row = scaled(batch, chips)
-        # The micro-batch of a chip is all its sequences.
-        stage = {**row["stages"][0], "micro": batch // chips}
-        step = predict(plan.work_of(row, stage), plan.devices_of(row))
-        parts = [f"{1000 * value:.1f}" for value in step.parts.values()]
-        yield [
-            chips,
-            batch,
-            batch // chips,
-            *parts,
-            f"{1000 * step.seconds:.1f}",
-            f"{batch / chips / step.seconds:.0f}",
-        ]
+    chips = by_chips()
+    for row in (chips[min(chips)], chips[max(chips)], row_of(MIXED)):
+        number, stage = row["devices"], row["stages"][0]
+        found = predict(plan.work_of(row, stage), plan.devices_of(row))
+        each = stage["batch"] // number
+        parts = [f"{1000 * value:.1f}" for value in (*found.parts.values(), found.seconds)]
+        yield [number, stage["batch"], each, *parts, f"{each / found.seconds:.0f}"]
 
 
 def two_ranks() -> Iterator[list[Any]]:
-    """Weak and strong scaling of two ranks of one core each."""
-    together = {
-        (row["aggregate"], row.get("method", "float32")): row
-        for row in experiment.read(HERE / "cpu-2-cores" / "scaling.jsonl")
-        if row["work"] == "together" and "rounds" in row
-    }
-    alone = {key: row["sequences_per_second"] / row["efficiency"] for key, row in together.items()}
-    for (aggregate, method), row in sorted(together.items()):
+    """Weak and strong scaling of two ranks of one core each, beside the planner."""
+    together = extrapolated.together()
+    alone = together[1, "float32"]["sequences_per_second"] / together[1, "float32"]["efficiency"]
+    for (aggregate, method), row in together.items():
         low, high = row["efficiency_range"]
-        lamb = row["sequences_per_second"] / alone[1, "float32"]
+        planned = extrapolated.ranks_row(aggregate, method)
         shown = f"{row['efficiency']:.1%} ({low:.1%} to {high:.1%})"
-        yield ["weak", f"{16 * aggregate} sequences a rank, {method}", shown, f"{lamb:.1%}"]
-    shared = experiment.read(HERE / "cpu-2-cores" / "shared.jsonl")
-    kept = [row for row in shared if row["load"] == "ranks" and row["work"] == "mini" and not row["variables"]]
-    values = [row["share_of_quiet"] for row in kept]
-    low, high = min(values), max(values)
-    yield [
-        "strong",
-        "32 sequences in all, beside one process with both cores",
-        f"{statistics.median(values):.1%} ({low:.1%} to {high:.1%})",
-        "",
-    ]
+        expected = efficiency(on(planned, 1, weak=True), planned)
+        work = f"mini, {16 * aggregate} x 128 tokens a rank, {method}"
+        yield ["weak", work, shown, f"{expected:.1%}", f"{row['sequences_per_second'] / alone:.1%}"]
+    shared = experiment.select(experiment.read(HERE / "cpu-2-cores" / "shared.jsonl"), load="ranks", variables={})
+    for name, work, ranks, threads in (
+        ("mini", "mini, 32 x 128 tokens in all", "ranks-mini-128-full", "zen5-mini-128-full"),
+        ("names", "names of the demo, 8 x 36 tokens in all", "ranks-demo-names", "zen5-demo-names"),
+    ):
+        values = [row["share_of_quiet"] for row in experiment.select(shared, work=name)]
+        shown = f"{statistics.median(values):.1%} ({min(values):.1%} to {max(values):.1%})"
+        yield ["strong", f"{work}, beside one process with both cores", shown,
+               f"{rate(row_of(ranks)) / rate(row_of(threads)):.1%}", ""]  # fmt: skip
 
 
 def links() -> Iterator[list[Any]]:
-    """Efficiency of two ranks on links, by method: seconds of an update without an exchange over its seconds."""
+    """Lines of a method, and for each rate the share of an update that does not wait, measured and predicted."""
     speed = experiment.read(HERE / "network" / "speed.jsonl")
-    calibration = json.loads((HERE / "network" / "calibration.json").read_text(encoding="utf-8"))
     rates = sorted({row["rate"] for row in speed}, key=bits_per_second, reverse=True)
     yield ["method", *rates]
     for method in dict.fromkeys(row["method"] for row in speed):
         cells = []
-        for rate in rates:
-            seconds = [row["seconds"] for row in experiment.select(speed, method=method, rate=rate)]
-            computing = predict_link(calibration, method, bits_per_second(rate)).computing
-            expected = computing / predict_link(calibration, method, bits_per_second(rate)).seconds
-            cells.append(f"{computing / statistics.median(seconds):.0%} [{expected:.0%}]" if seconds else "")
+        for limit in rates:
+            found = step(speed[0], method, bits_per_second(limit))
+            measured = statistics.median(extrapolated.computing(speed, method, limit))
+            cells.append(f"{measured:.0%} [{1 - found.exchange / found.seconds:.0%}]")
         yield [method, *cells]
 
 
 def others() -> Iterator[list[Any]]:
     """Published runs on more than one device, beside the planner."""
-    for row in plan.rows():
-        if row["devices"] > 1 and not row["publication"].startswith("Lambert"):
+    for row in plan.groups(plan.rows())["Published runs"]:
+        if row["devices"] > 1:
             digits = ",.3g" if row["published"] < 100 else ",.0f"
             figures = [format(row["published"], digits), format(plan.predicted(row), digits)]
             yield [row["publication"], row["id"], row["devices"], row["unit"], *figures, f"{plan.error(row):+.0%}"]
+
+
+def curves(series: Iterable[tuple[Series, Mapping[int, float]]], words: str = "") -> experiment.Curves:
+    """Returns the lines of a panel, what was measured and what is predicted, of the works whose names have `words`."""
+    found: dict[str, list[tuple[float, list[float]]]] = {}
+    for one, predicted in series:
+        if words in one.work:
+            for kind, shares in (("measured", one.measured), ("predicted", predicted)):
+                if shares:
+                    name = f"{one.short}, {kind}"
+                    found[name] = [(devices, [100 * share]) for devices, share in shares.items()]
+    return found
 
 
 def main() -> None:
@@ -151,11 +132,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=STUDIES / "scaling", help="folder of README.md and plot.svg")
     args = parser.parse_args()
     header, *rates = links()
-    lamb = [*published()]
+    large, ranks, slow = (
+        [(one, one.predicted()) for one in some]
+        for some in (extrapolated.published(), extrapolated.ranks(), extrapolated.links())
+    )
     text = [
         "## BERT-Large with LAMB\n",
         experiment.table(
-            ["TPUv3 chips", "batch", "a chip", "hours", "predicted", "efficiency, published", "predicted"], lamb
+            ["TPUv3 chips", "batch", "a chip", "hours", "predicted", "efficiency, published", "predicted"], published()
         ),
         f"\n{derived()}",
         "\nAn update of 128 tokens, in milliseconds, predicted:\n",
@@ -164,23 +148,26 @@ def main() -> None:
              "sequences/s of a chip"], updates()
         ),
         "\n## Two ranks\n",
-        experiment.table(
-            ["scaling", "BERT-mini, 128 tokens", "efficiency", "against 16 sequences a rank"], two_ranks()
-        ),
-        "\n## Slow links\n",
+        experiment.table(["scaling", "work", "measured", "predicted", "against 16 sequences a rank"], two_ranks()),
+        "\n## Limited links\n",
         experiment.table(header, rates),
+        "\n## Continued to 4,096 devices\n",
+        experiment.table(
+            ["work", "scaling", "100% on", "measured", *(f"{devices:,}" for devices in extrapolated.SHOWN)],
+            [extrapolated.line(*one) for one in (*large, *ranks, *slow)],
+        ),
         "\n## Others\n",
         experiment.table(
             ["published by", "row", "devices", "unit", "published", "predicted", "error of the time"], others()
         ),
     ]  # fmt: skip
-    shares: dict[str, list[tuple[float, list[float]]]] = {"published": [], "predicted": []}
-    for line in lamb[:-1]:
-        for name, cell in zip(shares, line[-2:], strict=True):
-            shares[name].append((line[0], [float(cell.rstrip("%"))]))
-    shares["64k, then 32k"] = [(MIXED[0], [float(lamb[-1][-2].rstrip("%"))])]
-    experiment.plot(args.out / "plot.svg", {"BERT-Large, LAMB": shares}, "TPUv3 chips", "efficiency, per cent")
-    experiment.publish(args.out / "tables", "\n".join(text))
+    panels = {
+        "BERT-Large": curves(large),
+        "BERT-mini, 128 tokens, float32, 10 Gbit/s": curves(ranks, "float32"),
+        "BERT-mini, 4 x 64 tokens a core, 1 Gbit/s": curves(slow, "1gbit"),
+    }
+    experiment.plot(args.out / "plot.svg", panels, "devices", "efficiency, per cent")
+    experiment.publish(args.out / "README.md", "\n".join(text))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""Sequences a second over the bandwidth of the link: measured points, and the cost model's curves.
+"""Sequences a second over the bandwidth of the link: measured points, and the planner's curves (model.py).
 
-    python benchmarks/network/plot.py --speed speed.jsonl --calibration calibration.json --out bandwidth
+    python benchmarks/network/plot.py --speed speed.jsonl --out bandwidth
 
 Writes bandwidth.svg and bandwidth.png. The unlimited link stands at the bandwidth at which bytes pass the kernel.
 Methods differ in their marker and dashes, so that the plot can be read without its colours.
 """
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
@@ -22,32 +21,31 @@ from matplotlib import pyplot as plt
 
 DASHES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 3)))
 MARKERS = "osD^vP*X"
+UNLIMITED = 9_019
+"""Mbit/s of a link without a limit (README.md, by allreduce.py)."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speed", type=Path, required=True)
-    parser.add_argument("--calibration", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", help="those shown; all that were measured")
     parser.add_argument("--out", type=Path, required=True, help="name of the files, without their ending")
     args = parser.parse_args()
-    calibration = json.loads(args.calibration.read_text(encoding="utf-8"))
     rows = done(args.speed)
     seconds = by_round(rows)
     methods = args.methods or list(dict.fromkeys(row["method"] for row in rows))
-    batch_size = calibration["batch_size"]
-    unlimited = 8e-6 / calibration["byte"]
-    lowest = min(unlimited / 10, *(bits_per_second(rate) / 1e6 for rate, _ in seconds))
-    curve = np.geomspace(lowest / 2, unlimited, 100)
+    batch_size = rows[0]["batch_size"]
+    lowest = min(UNLIMITED / 10, *(bits_per_second(rate) / 1e6 for rate, _ in seconds))
+    curve = np.geomspace(lowest / 2, UNLIMITED, 40)
 
     figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
     for number, method in enumerate(methods):
         shade = plt.get_cmap("viridis")(0.85 * number / max(1, len(methods) - 1))
         dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
-        predicted = [expected(calibration, method, megabits * 1e6) for megabits in curve]
+        predicted = [expected(rows[0], method, megabits * 1e6) for megabits in curve]
         axes.plot(curve, [batch_size / value for value in predicted], linestyle=dashes, color=shade, linewidth=1.2)
         points = [
-            (min(bits_per_second(rate) / 1e6, unlimited), batch_size / statistics.median(rounds.values()))
+            (min(bits_per_second(rate) / 1e6, UNLIMITED), batch_size / statistics.median(rounds.values()))
             for (rate, name), rounds in seconds.items()
             if name == method
         ]
@@ -56,7 +54,7 @@ def main() -> None:
         axes.plot([], [], linestyle=dashes, marker=marker, color=shade, markeredgecolor="black", label=method)
     axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="sequences a second")
     axes.set_title(
-        f"BERT-mini, {calibration['ranks']} ranks, updates of {batch_size} x {calibration['length']} tokens:\n"
+        f"BERT-mini, {rows[0]['ranks']} ranks, updates of {batch_size} x {rows[0]['length']} tokens:\n"
         "measured (points) and predicted (lines)",
         fontsize=10,
     )

@@ -1,16 +1,15 @@
 """The tables of the slow-network study, in Markdown, from what study.py wrote.
 
-    python benchmarks/network/table.py --speed speed.jsonl --loss loss.jsonl [--calibration calibration.json]
+    python benchmarks/network/table.py --speed speed.jsonl --loss loss.jsonl
 
 Times as fast: seconds of an update by the baseline, over the method's, in the same round; the median over the rounds
 with their range. The baseline is whichever was faster at that rate, horovod (Horovod's method, uncompressed) or float32
 (the same bytes by Lambert's exchange). Updates that a method sends in int8 at the beginning are counted in, with
 their share of the run. Losses are means over seeds with the standard deviation; the difference is that of the held-out
-loss to float32's, seed by seed. With a calibration, what the cost model predicts stands behind each figure.
+loss to float32's, seed by seed. What the planner predicts (model.py) stands behind each speed.
 """
 
 import argparse
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import bits_per_second
-from model import predict
+from model import step
 from study import BEGIN_DENSE, METHODS, done
 
 from lambert.distributed.config import ExchangeConfig
@@ -41,10 +40,10 @@ def blended(method: str, seconds: float, dense: float) -> float:
     return (1 - share) * seconds + share * dense
 
 
-def expected(calibration: Mapping[str, Any], method: str, rate: float) -> float:
-    """Predicted seconds of the mean update of a whole run, at so many bits a second."""
-    seconds = predict(calibration, method, rate).seconds
-    dense = predict(calibration, EARLY, rate).seconds if dense_share(method) else seconds
+def expected(measured: Mapping[str, Any], method: str, rate: float) -> float:
+    """Predicted seconds of the mean update of a whole run with the work of a measured row, at so many bits a second."""
+    seconds = step(measured, method, rate).seconds
+    dense = step(measured, EARLY, rate).seconds if dense_share(method) else seconds
     return blended(method, seconds, dense)
 
 
@@ -82,7 +81,7 @@ def deviation(values: Sequence[float]) -> str:
     return f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
 
 
-def speed_table(rows: Sequence[Mapping[str, Any]], calibration: Mapping[str, Any] | None) -> list[str]:
+def speed_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     seconds = by_round(rows)
     batch_size = rows[0]["batch_size"]
     rates = sorted({rate for rate, _ in seconds}, key=bits_per_second, reverse=True)
@@ -100,8 +99,7 @@ def speed_table(rows: Sequence[Mapping[str, Any]], calibration: Mapping[str, Any
             cell = f"{batch_size / rate_seconds:.1f}"
             if found:
                 cell += f", {statistics.median(found):.2f}x ({min(found):.2f} to {max(found):.2f})"
-            if calibration is not None:
-                cell += f" [{batch_size / expected(calibration, method, bits_per_second(rate)):.1f}]"
+            cell += f" [{batch_size / expected(rows[0], method, bits_per_second(rate)):.1f}]"
             cells.append(cell)
         lines.append(f"| {method} | {sent[method] / 1e6:.2f} | " + " | ".join(cells) + " |")
     return lines
@@ -125,11 +123,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speed", type=Path)
     parser.add_argument("--loss", type=Path)
-    parser.add_argument("--calibration", type=Path)
     args = parser.parse_args()
-    calibration = json.loads(args.calibration.read_text(encoding="utf-8")) if args.calibration else None
     if args.speed:
-        print("\n".join([*speed_table(done(args.speed), calibration), ""]))
+        print("\n".join([*speed_table(done(args.speed)), ""]))
     if args.loss:
         print("\n".join(loss_table(done(args.loss))))
 
