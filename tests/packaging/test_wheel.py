@@ -43,7 +43,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a new environment with the wheel and what it requires, without extras, and nothing else.
+    """The programs of a new environment with the wheel, what it requires, the extra `report`, and nothing else.
 
     The files of the requirements are those of the environment that runs the tests, by links: fetching torch again would
     take a minute.
@@ -55,7 +55,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel])
     (site,) = folder.glob("lib/python*/site-packages")
     (installed,) = metadata.distributions(name="lambert-bert", path=[str(site)])
-    for name in required(installed.requires or []):
+    for name in required(installed.requires or [], extra="report"):
         files = metadata.distribution(name).files or []
         for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
             if not (site / top).exists():
@@ -63,16 +63,12 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
-def required(requirements: Iterable[str]) -> set[str]:
-    """The names of the distributions of these requirements and of theirs, without extras."""
+def required(requirements: Iterable[str], extra: str = "") -> set[str]:
+    """The names of the distributions of these requirements, those of `extra` among them, and of theirs."""
     found: set[str] = set()
-    waiting = [*requirements]
-    while waiting:
-        requirement = Requirement(waiting.pop())
-        if requirement.name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        found.add(requirement.name)
-        waiting += metadata.requires(requirement.name) or []
+    for requirement in map(Requirement, requirements):
+        if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
+            found |= {requirement.name} | required(metadata.requires(requirement.name) or [])
     return found
 
 
