@@ -1,6 +1,8 @@
 """SQuAD as a task: its files, their versions, scores, predictions files and rows of questions."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from squads import SETTINGS, one, outputs_of, write
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from lambert.core.errors import DataError, UsageError
+from lambert.corpus.tokens.vocabulary import train_bytes
 from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict
 from lambert.tasks.formulas import value
 from lambert.tasks.squad_answers import Answer, Candidate
@@ -37,6 +40,59 @@ def test_a_perfect_model_scores_a_hundred(golden: dict[str, Any], tokenizer: Tok
         if file["version"] == "2.0":
             assert scores["best_f1"] >= scores["f1"]
             assert scores["no_answer_exact_match"] == 100.0
+
+
+TEXT = "他说他来了。 In Rome, near Rome (Rome-rome)\tand\n Rome\u3000 他了。"
+"""Answers that are parts of words, that occur several times in a word, and among several kinds of white space."""
+
+
+def xlm_r() -> Tokenizer:
+    """A tokenizer of XLM-R's kind, in which "来了" has the mark of a word's beginning if it is encoded alone."""
+    pieces = ["▁", "来了", "▁in", "Rome", "▁near", *sorted({*TEXT} - {" "})]
+    scores = [("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((piece, -9.0 - len(piece)) for piece in pieces)]
+    tokenizer = Tokenizer(models.Unigram(scores, 2))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return tokenizer
+
+
+UNUSUAL = {
+    "unigram": xlm_r,
+    "bytes": lambda: train_bytes(["in Rome, in Rome"] * 9, vocabulary=270, lowercase=False),
+    "lower": lambda: train_bytes(["in Rome, in Rome"] * 9, vocabulary=270, lowercase=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", *UNUSUAL])
+@pytest.mark.parametrize("answer", ["他", "来了", "Rome", "rome", "说他", "Rome (", "near Rome", "。"])
+def test_answers_are_learnt_and_found_where_they_are(
+    kind: str, answer: str, wordpiece: Callable[[list[str]], Tokenizer], tmp_path: Path
+) -> None:
+    pieces = ["[UNK]", "[CLS]", "[SEP]", *"他说来了。,()-", "in", "near", "rome", "and"]
+    tokenizer = wordpiece(pieces) if kind == "wordpiece" else UNUSUAL[kind]()
+    starts = [match.start() for match in re.finditer(re.escape(answer), TEXT)]
+    assert starts
+    for start in starts:
+        path = write(tmp_path, one(TEXT, [{"text": answer, "answer_start": start}]))
+        task, train = learn(TaskConfig(name="squad", max_length=160), tokenizer, path)
+        batch = train.collate(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        first, last = batch.targets["span"].labels_N[0].tolist()
+        logits = torch.zeros(batch.tokens, 2)
+        logits[first, 0] = logits[last, 1] = 10.0
+        (row,) = task.rows(train, task.predictions(train, [{"span": logits}]))
+        assert (row["answer"], row["start"], row["end"]) == (answer, start, start + len(answer))
+
+
+def test_a_span_of_white_space_is_no_answer() -> None:
+    task = create(TaskConfig(name="squad", max_length=160), UNUSUAL["bytes"]())
+    for context, answer in ((" \n ", "empty"), ("  Rome \n", "Rome")):
+        data = task.parse([{"question": "?", "context": context}], ["line 1"])
+        logits = torch.zeros(int(data.lengths_S[0]), 2)
+        logits[int(data.first.lengths_S[0]) + 2] = 10.0  # the space at the beginning
+        assert task.rows(data, task.predictions(data, [{"span": logits}]))[0]["answer"] == answer
 
 
 def test_writes_the_official_file_and_rows(golden: dict[str, Any], tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.corpus.tokens.vocabulary import train_bytes
 from lambert.tasks import texts as module
-from lambert.tasks.texts import SPACES, TextEncoder, word_numbers
+from lambert.tasks.texts import SPACES, TextEncoder, token_characters, word_numbers
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/tokenization.json").read_text(encoding="utf-8"))
 HARD = [*"aéßİÅж가国。😀≠–’.,(-'$ \t\r\n\u202f\u2003\u00a0", "\u0301", "\u200d", "\U00020000", "\x01", "\x85", "\0"]
@@ -87,3 +87,24 @@ def test_words_of_pieces_that_begin_with_a_space(text: str, count: int) -> None:
     assert {word for piece, word in pieces if piece} == set(range(7))
     joined = ["".join(piece for piece, word in pieces if word == number) for number in range(7)]
     assert joined == text.split()
+
+
+@pytest.mark.parametrize("trim", [None, False, True])
+def test_characters_of_byte_level_pieces(trim: bool | None) -> None:
+    tokenizer = train_bytes(["In Rome, in Rome"] * 9, vocabulary=300, lowercase=False)
+    if trim is not None:
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim)
+    text = " In Rome,  in\n中 "
+    (found_T2,) = token_characters(tokenizer, [text])
+    tokens = tokenizer.encode(text, add_special_tokens=False).tokens
+    pieces = [text[begin:end] for begin, end in found_T2.tolist()]
+    assert [piece for piece in pieces if piece] == ["In", "Rome", ",", "in", *"中中中"]  # 3 bytes
+    assert [begin < end for begin, end in found_T2.tolist()] == [token not in ("Ġ", "Ċ") for token in tokens]
+
+
+def test_a_mark_of_the_beginning_of_a_word_has_no_characters() -> None:
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), *((piece, -3.0) for piece in ["▁", "▁a", *"他说"])], 0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    assert tokenizer.encode("他 a").offsets == [(0, 1), (0, 1), (1, 3)]
+    assert token_characters(tokenizer, ["他 a 说", "", " "])[0].tolist() == [[0, 0], [0, 1], [2, 3], [4, 3], [4, 5]]
+    assert [len(found) for found in token_characters(tokenizer, ["", "他"])] == [0, 2]

@@ -14,8 +14,9 @@ from lambert.core.batch import Ints
 from lambert.corpus.tokens import roles
 from lambert.tasks.config import SquadConfig
 from lambert.tasks.metrics import Floats, softmax
-from lambert.tasks.squad_text import basic_tokenizer, final_text, joined, word_spans
+from lambert.tasks.squad_text import basic_tokenizer, final_text, joined, word_spans, words_of
 from lambert.tasks.squad_windows import Windows
+from lambert.tasks.texts import token_characters
 
 Span = tuple[int, int, float, float]
 """First and last token in the paragraph, -1 for no answer, and their logits."""
@@ -158,21 +159,29 @@ class _Texts:
             self.context = self.data.squad.contexts[paragraph]
             self.begin = int(self.data.paragraphs.bounds[paragraph])
             self.words = word_spans(self.context)
+            (self.characters_T2,) = token_characters(self.tokenizer, [self.context])
 
     def __call__(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
         """Returns the text of a span of tokens, and its first character and end in the paragraph."""
         if (first, last) not in self.made:
-            ids = self.data.paragraphs.ids[self.begin + first : self.begin + last + 1].tolist()
-            first_word, last_word = (int(self.data.words_T[self.begin + token]) for token in (first, last))
-            spans = self.words[first_word : last_word + 1]
-            original = " ".join(self.context[begin:end] for begin, end in spans)
-            if self.marked:
-                text = final_text(joined([self.piece(token) or "" for token in ids]), original, self.basic)
-            else:  # these pieces are parts of the text itself, unless the tokenizer normalizes it
-                decoded = self.tokenizer.decode(ids, skip_special_tokens=False).strip()
-                text = decoded if decoded and decoded in original else original
-            self.made[first, last] = text, self._characters(text, original, spans)
+            self.made[first, last] = self._made(first, last)
         return self.made[first, last]
+
+    def _made(self, first: int, last: int) -> tuple[str, tuple[int, int]]:
+        """In WordPiece the text is the original's, if it is not at another place than the span. With other tokenizers
+        it is that from the first to the last character of the span, "" for a span of white space."""
+        begin, end = int(self.characters_T2[first, 0]), int(self.characters_T2[last, 1])
+        if not self.marked:
+            return (self.context[begin:end], (begin, end)) if begin < end else ("", (0, 0))
+        ids = self.data.paragraphs.ids[self.begin + first : self.begin + last + 1].tolist()
+        first_word, last_word = (int(self.data.words_T[self.begin + token]) for token in (first, last))
+        spans = self.words[first_word : last_word + 1]
+        original = " ".join(self.context[a:b] for a, b in spans)
+        text = final_text(joined([self.piece(token) or "" for token in ids]), original, self.basic)
+        exact = " ".join(words_of(self.context[begin:end]))
+        if exact and (exact == text or self.basic(exact) == self.basic(text)):
+            return exact, (begin, end)
+        return text, self._characters(text, original, spans)
 
     def _characters(self, text: str, original: str, spans: list[tuple[int, int]]) -> tuple[int, int]:
         """Returns the first character and end of `text` in the paragraph. `text` is part of `original`, whose words are
@@ -192,7 +201,7 @@ def _unique(
     seen = set()
     for first, last, start, end in spans:
         text, at = text_of(first, last) if first >= 0 else ("", (0, 0))
-        if first < 0 or text not in seen:
+        if first < 0 or (text and text not in seen):
             seen.add(text)
             yield text, start, end, at
 

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.corpus.tokens.roles import template
+from lambert.corpus.tokens import roles
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import SpanTeacher
 from lambert.tasks.features import Later
 from lambert.tasks.segments import Cuts, Segments
 from lambert.tasks.squad_text import Question, Questions, nearest_offset, words_of
-from lambert.tasks.texts import Numbers, TextEncoder, Texts, word_numbers
+from lambert.tasks.texts import Numbers, TextEncoder, Texts, token_characters, word_numbers
 
 _CHUNK = 4096  # questions whose answers are looked up at once
 _MOST_WINDOWS = 10_000_000  # about 100 bytes each; SQuAD 2.0 has 130,000
@@ -70,7 +70,7 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     """Returns all windows of a file. With `training`, the tokens of the answers are determined, and questions whose
     answer is not in the paragraph are left out. `counts` has questions, windows, impossible, offsets_corrected,
     answers_not_found and questions_cut."""
-    special = template(tokenizer).pair
+    special = roles.template(tokenizer).pair
     room = config.max_length - config.squad.max_query - special
     if room < 1:
         raise UsageError(
@@ -83,7 +83,7 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     counts = {"offsets_corrected": 0, "answers_not_found": 0}
     spans_Q2, notes = None, []
     if training:
-        spans_Q2 = _spans(encoder, squad, paragraphs, words_T, counts)
+        spans_Q2 = _spans(tokenizer, encoder, squad, paragraphs, words_T, counts)
         kept = spans_Q2[:, 0] != _LOST
         notes = _lost([q for q, k in zip(squad.questions, kept, strict=True) if not k], config.squad.bad_answers)
         squad = Questions(squad.contexts, [q for q, k in zip(squad.questions, kept, strict=True) if k], squad.version)
@@ -140,19 +140,43 @@ def _check_count(windows_Q: Ints, beyond_Q: Ints, questions: Sequence[Question],
         )
 
 
-def _spans(encoder: TextEncoder, squad: Questions, paragraphs: Texts, words_T: Numbers, counts: dict[str, int]) -> Ints:
-    """Returns the first and last token [questions, 2] of the first answer: -1 for no answer, -2 if it was not found."""
-    golds = encoder([question.answers[0][0] if question.answers else "" for question in squad.questions])
-    found = [of for low in range(0, len(squad.questions), _CHUNK) for of in _answer_words(squad, low, counts)]
-    number_A, first_A, last_A = np.array(found, dtype=np.int64).reshape(-1, 3).T
+def _spans(
+    tokenizer: Tokenizer, encoder: TextEncoder, squad: Questions, paragraphs: Texts, words_T: Numbers,
+    counts: dict[str, int],
+) -> Ints:  # fmt: skip
+    """Returns the first and last token [questions, 2] of the first answer: -1 for no answer, -2 if it was not found.
+
+    In WordPiece they are those of the original: in the words of the answer, the tokens that equal the tokenised answer,
+    or else all tokens of these words. Where that does not say which tokens are meant, and with other tokenizers, they
+    are the tokens of the answer's characters.
+    """
+    chunks = range(0, len(squad.questions), _CHUNK)
+    found = np.array([of for low in chunks for of in _answer_words(squad, low, counts)], dtype=np.int64)
+    number_A, first_A, last_A, begin_A, end_A = found.reshape(-1, 5).T
     owner_A = np.array([squad.questions[number].paragraph for number in number_A], dtype=np.int64)
     order_T = np.repeat(np.arange(len(squad.contexts)) << 32, paragraphs.lengths) | words_T
     tokens_A2 = np.searchsorted(order_T, np.stack([owner_A << 32 | first_A, owner_A << 32 | last_A + 1], 1)) - [0, 1]
-    for at, number in enumerate(number_A.tolist()):
-        first, last = tokens_A2[at].tolist()
-        tokens_A2[at] = _improved(paragraphs.ids, first, last, golds[number])
+    unclear_A = np.full(len(tokens_A2), True)
+    if roles.prefix(tokenizer):
+        texts = [squad.questions[number].answers[0][0] for number in number_A]
+        golds = encoder(texts)
+        for at, text in enumerate(texts):
+            first, last = tokens_A2[at].tolist()
+            equal = _occurrences(paragraphs.ids[first : last + 1], golds[at])
+            unclear_A[at] = len(equal) > 1 or (not equal and roles.UNSPACED.search(text))
+            if len(equal) == 1:
+                tokens_A2[at] = first + equal[0] + np.array([0, len(golds[at]) - 1])
     tokens_A2[tokens_A2[:, 1] < tokens_A2[:, 0]] = _LOST
     tokens_A2 -= np.where(tokens_A2 == _LOST, 0, paragraphs.bounds[owner_A][:, None])
+    unclear = np.flatnonzero(unclear_A & (tokens_A2[:, 0] != _LOST))
+    for low in range(0, len(unclear), _CHUNK):
+        some = unclear[low : low + _CHUNK]
+        owners, of = np.unique(owner_A[some], return_inverse=True)
+        places = token_characters(tokenizer, [squad.contexts[owner] for owner in owners])
+        for at, owner in zip(some.tolist(), of.tolist(), strict=True):
+            begin_T, end_T = places[owner].T
+            inside = np.flatnonzero((begin_T < np.minimum(end_A[at], end_T)) & (end_T > begin_A[at]))
+            tokens_A2[at] = inside[[0, -1]] if len(inside) else tokens_A2[at]
     impossible_Q1 = np.array([[question.impossible] for question in squad.questions])
     spans_Q2 = np.where(impossible_Q1, _NONE, np.full((len(squad.questions), 2), _LOST))
     spans_Q2[number_A] = tokens_A2
@@ -160,9 +184,9 @@ def _spans(encoder: TextEncoder, squad: Questions, paragraphs: Texts, words_T: N
     return spans_Q2
 
 
-def _answer_words(squad: Questions, low: int, counts: dict[str, int]) -> Iterator[tuple[int, int, int]]:
-    """Yields (question, first word, last word) of the first answers of `_CHUNK` questions from number `low`, if these
-    words of the paragraph contain the answer (the original's check)."""
+def _answer_words(squad: Questions, low: int, counts: dict[str, int]) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yields (question, first word, last word, first character, character after the last one) of the first answers of
+    `_CHUNK` questions from number `low`, if these words of the paragraph contain the answer (the original's check)."""
     asked = squad.questions[low : low + _CHUNK]
     owners = sorted({question.paragraph for question in asked})
     text = "\n".join(squad.contexts[owner] for owner in owners)
@@ -184,14 +208,16 @@ def _answer_words(squad: Questions, low: int, counts: dict[str, int]) -> Iterato
         first = max(int(numbers[offset + start]), before)
         last = int(numbers[offset + min(start + len(answer), len(context)) - 1])
         if " ".join(answer.split()) in " ".join(words_of(text[begins[first] : begins[last + 1]])):
-            yield number, first - before, last - before
+            yield number, first - before, last - before, start, start + len(answer)
 
 
-def _improved(ids: Numbers, first: int, last: int, gold: Numbers) -> tuple[int, int]:
-    """Returns the first part of tokens [first, last] that equals the tokenised answer, such as "1895" in
-    "(1895-1943).", or first and last if there is none (`_improve_answer_span`)."""
-    held, wanted, size = ids[first : last + 1].tobytes(), gold.tobytes(), ids.itemsize
-    at = held.find(wanted) if wanted else -1
-    while at % size and at > 0:
+def _occurrences(ids: Numbers, gold: Numbers) -> list[int]:
+    """Returns where the tokenised answer begins in these tokens, such as at the token 1 of "(1895-1943)." for "1895"
+    (`_improve_answer_span`, which takes the first)."""
+    held, wanted, size = ids.tobytes(), gold.tobytes(), ids.itemsize
+    found, at = [], held.find(wanted) if wanted else -1
+    while at >= 0:
+        if at % size == 0:
+            found.append(at // size)
         at = held.find(wanted, at + 1)
-    return (first + at // size, first + at // size + len(gold) - 1) if at >= 0 else (first, last)
+    return found

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.words import WordEncoder, scheme
 
 SPACES = " \t\r\n\u202f"
@@ -92,6 +93,25 @@ class TextEncoder:
 def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> Texts:
     """Returns the ids of the texts, as `TextEncoder` does."""
     return TextEncoder(tokenizer)(texts, limit)
+
+
+def token_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ints]:
+    """Returns for each text the first character of each of its tokens and the character after it [T, 2], without white
+    space at the edges. Tokens that are bytes of one character have this character. A token without characters (white
+    space, or the mark of the beginning of a word alone) has the first character after it and the end of the last one
+    before it."""
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [_characters(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+
+
+def _characters(text: str, encoding: Any) -> Ints:
+    blank = np.array([character.isspace() for character in text], dtype=np.bool_)
+    places = np.arange(len(text) + 1)
+    following = np.minimum.accumulate(np.append(np.where(blank, len(text), places[:-1]), len(text))[::-1])[::-1]
+    ends = np.maximum.accumulate(np.append(0, np.where(blank, 0, places[1:])))
+    first_T, end_T = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    marks_T = np.array([token in (roles.SPACE, roles.BYTE_SPACE) for token in encoding.tokens], dtype=np.bool_)
+    return np.stack([following[first_T], ends[np.where(marks_T, first_T, end_T)]], 1)
 
 
 def word_numbers(text: str) -> Numbers:
