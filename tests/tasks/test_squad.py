@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus.tokens.vocabulary import train_bytes
-from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict
+from lambert.tasks import SquadConfig, TaskConfig, create, described, learn, predict, tuned
+from lambert.tasks.examples import shortened
 from lambert.tasks.formulas import value
 from lambert.tasks.squad_answers import Answer, Candidate
 from lambert.tasks.squad_text import read_squad
@@ -104,7 +106,7 @@ def test_writes_the_official_file_and_rows(golden: dict[str, Any], tokenizer: To
     assert all(is_predictions(file.read_bytes()) for file in files)
     assert [file.name for file in files] == ["predictions.json", "predictions.nbest.json", "predictions.null_odds.json"]
     assert list(json.loads(out.read_text(encoding="utf-8")).items()) == [
-        (question.id, answer.text) for question, answer in zip(data.questions, predictions, strict=True)
+        (question.id, answer.chosen(-30.0).text) for question, answer in zip(data.questions, predictions, strict=True)
     ]
     odds = json.loads(files[2].read_text(encoding="utf-8"))
     texts = json.loads(out.read_text(encoding="utf-8"))
@@ -117,7 +119,7 @@ def test_predicts_rows_like_the_file(golden: dict[str, Any], tokenizer: Tokenize
     stored = learn(SETTINGS["narrow"], tokenizer, write(tmp_path, file))[0].model_config()
     task = create(described(json.loads(json.dumps(stored))), tokenizer)
     data = task.read(write(tmp_path, file))
-    texts = [answer.text for answer in task.predictions(data, outputs_of(data))]
+    texts = [answer.chosen(-30.0).text for answer in task.predictions(data, outputs_of(data))]
     lines = [
         json.dumps({"id": qa["id"], "question": qa["question"], "context": paragraph["context"]})
         for paragraph in file["data"][0]["paragraphs"]
@@ -129,6 +131,39 @@ def test_predicts_rows_like_the_file(golden: dict[str, Any], tokenizer: Tokenize
     for row, line in zip(rows, lines, strict=True):
         assert json.loads(line)["context"][row["start"] : row["end"]].split() == row["answer"].split()
         assert 0.0 < row["probability"] <= 1.0
+
+
+def test_a_threshold_found_on_dev_stays_with_the_model(
+    golden: dict[str, Any], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = write(tmp_path, golden["files"][1])
+    squad = SquadConfig(stride=32, max_query=24, null_threshold="best")
+    task, _ = learn(TaskConfig(name="squad", max_length=96, squad=squad), tokenizer, path)
+    data = task.read(path)
+    predictions = task.predictions(data, outputs_of(data))
+    scores = task.score(data, predictions)
+    again = create(described(json.loads(json.dumps(tuned(task, data, predictions).model_config()))), tokenizer)
+    assert again.config.squad.null_threshold == scores["best_f1_threshold"] != 0.0
+    assert again.score(data, predictions) == scores
+    assert scores["f1"] == pytest.approx(scores["best_f1"])
+    assert tuned(again, data, predictions) is again
+    texts = [row["answer"] for row in again.rows(data, predictions)]
+    assert [row["prediction"] for row in again.examples(data, predictions).rows] == [shortened(text) for text in texts]
+    files = again.write(tmp_path / "out.json", data, predictions)
+    assert list(json.loads(files[0].read_text()).values()) == texts
+    fixed = create(replace(again.config, squad=replace(squad, version="2.0", null_threshold=0.0)), tokenizer)
+    assert fixed.score(data, predictions)["f1"] < scores["f1"]
+    assert [row["answer"] for row in task.rows(data, predictions)] == [
+        row["answer"] for row in fixed.rows(data, predictions)
+    ]
+
+
+def test_the_best_threshold_needs_questions_without_an_answer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    best = SquadConfig(null_threshold="best")
+    with pytest.raises(
+        UsageError, match=r"task\.squad\.null_threshold = .best. is for version 2\.0, and .*squad\.json"
+    ):
+        learn(TaskConfig(name="squad", squad=best), tokenizer, write(tmp_path, one("1895", [GOOD])))
 
 
 GOOD = {"text": "1895", "answer_start": 0}
@@ -200,6 +235,8 @@ def test_settings_that_cannot_be() -> None:
         {"version": "3"},
         {"bad_answers": "no"},
         {"language": "fr"},
+        {"null_threshold": "bets"},
+        {"null_threshold": float("nan")},
     ):
         with pytest.raises(UsageError, match=rf"task\.squad\.{next(iter(wrong))} = "):
             SquadConfig(**wrong)
@@ -284,7 +321,7 @@ def test_scores_of_another_language(tokenizer: Tokenizer, tmp_path: Path) -> Non
         config = TaskConfig(name="squad", squad=SquadConfig(language=language))
         task, data = learn(config, tokenizer, path)
         candidate = Candidate("成都市", 1.0, 0.0, 0.0, (5, 8))
-        answers = [Answer("成都市", candidate, None, [candidate])]
+        answers = [Answer(candidate, None, [candidate])]
         assert task.score(data, answers)["f1"] == pytest.approx(f1)
         kept = task.examples(data, answers)
         assert value(kept.rows, kept.formulas["f1"]) == pytest.approx(f1)

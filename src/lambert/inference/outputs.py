@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 from lambert.tasks import Task, TaskConfig, create, described, needed_roles, sentence_transformers
-from lambert.tasks.config import Columns, Language, OtherColumns
+from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.files import digest
 
 _PARTS = 8
@@ -46,7 +47,7 @@ def load_task(
     name: str,
     code: Collection[str] = (),
     columns: Columns | OtherColumns | None = None,
-    language: Language | None = None,
+    squad: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Model, Any, Task[Any, Any], str]:
     """Loads a model that was fine-tuned for a task, or a Hugging Face folder with a task head.
 
@@ -55,7 +56,7 @@ def load_task(
         name: The expected task; empty: the task that the folder describes.
         code: Names of code from outside that the folder may import.
         columns: Columns of the data; OtherColumns: where they differ from those that the model was fine-tuned on.
-        language: Language of the answers of the data, where it differs from that of the model's task.
+        squad: Settings of question answering that replace those of the model's task, such as the language.
 
     Returns:
         The model, its tokenizer, the task, and an error message, empty if the folder has a head for the task. Without
@@ -72,8 +73,9 @@ def load_task(
     check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
     if columns is not None:
         config = replace(config, columns=columns.over(config.columns))
-    if language is not None:
-        config = replace(config, squad=replace(config.squad, language=language))
+    if squad and config.name != "squad":
+        raise UsageError(f"{' and '.join(squad)} is for squad, not for {config.name!r}, the task of {folder}.")
+    config = replace(config, squad=replace(config.squad, **squad))
     positions = layout.encoder_config(settings, folder, code).positions
     length = min(config.resolved(positions).max_length, positions)
     task = create(replace(config, max_length=length), tokenizer)

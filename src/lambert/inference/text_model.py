@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
 import numpy as np
@@ -31,7 +32,7 @@ from lambert.model.objectives import first_vectors, mean_vectors
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored, with_top
 from lambert.tasks.bad_rows import readable
-from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, Language, OtherColumns
+from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.mismatch import using_a_model
 from lambert.tasks.segments import concatenated
 from lambert.tasks.sentences import tokenised
@@ -91,17 +92,18 @@ class TextModel:
         inference: InferenceConfig,
         world: World,
         columns: Columns | OtherColumns | None = None,
-        language: Language | None = None,
+        squad: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Loads the model. `columns` and `language` are those of the data; of OtherColumns, those that are not set are
-        the model's. With several ranks (`world`), each computes a share, and all ranks must call every method."""
+        """Loads the model. `columns` are those of the data; of OtherColumns, those that are not set are the model's.
+        `squad` replaces settings of question answering. With several ranks (`world`), each computes a share, and all
+        ranks must call every method."""
         self.path, self.folder = path, model_folder(path)
         """The given path, and the model folder that it names or contains."""
         self.tokenizer: Any
         """The `tokenizers.Tokenizer` of the model."""
         self._model: Model
         self._precision: Precision
-        model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns, language)
+        model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns, squad)
         self._model, self._precision = ready(model, inference.precision, world.device)
         self._inference, self._world = inference, world
         self._work = Work(self._model, self._precision)

@@ -112,9 +112,9 @@ class SquadConfig:
     language: Language = "en"
     """Language of the answers, for the scores. en: the official rules of SQuAD. Others: the rules of MLQA, which ignore
     the articles of that language and compare Chinese by characters."""
-    null_threshold: float = 0.0
-    """Version 2.0: "no answer" is predicted where its score minus that of the best answer exceeds this threshold.
-    `evaluate` reports the threshold with the best scores."""
+    null_threshold: float | Literal["best"] = 0.0
+    """Version 2.0: "no answer" is predicted where its score minus that of the best answer exceeds this threshold. best:
+    the threshold with the best F1 on `dev`, which the model folder keeps."""
 
     def __post_init__(self) -> None:
         count = "[1, inf)"
@@ -127,6 +127,8 @@ class SquadConfig:
                 raise UsageError(f"task.squad.{name} = {getattr(self, name)!r} must be one of {', '.join(known)}.")
         if self.version not in ("", "1.1", "2.0"):
             raise UsageError(f'task.squad.version = {self.version!r}: give "1.1", "2.0" or "" (as the file says).')
+        if isinstance(self.null_threshold, str) and self.null_threshold != "best":
+            raise UsageError(f'task.squad.null_threshold = {self.null_threshold!r} must be a number or "best".')
 
 
 SCHEMES = ("", "none", "IOB1", "IOB2", "IOE1", "IOE2", "IOBES", "BILOU", "BMES", "BMEWO")

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import Tokenizer
 
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
@@ -20,6 +20,8 @@ from lambert.tasks.squad_score import answer_examples, best_threshold, pairs_v2,
 from lambert.tasks.squad_text import Question, Questions, read_squad
 from lambert.tasks.squad_windows import Windows, windows
 from lambert.tasks.task import Outputs, Row, stored, text_of
+
+_NEVER_SEARCHED = 0.0  # the threshold of a model whose threshold was to be searched and was not
 
 
 class Squad:
@@ -41,6 +43,11 @@ class Squad:
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Windows]:
         squad = read_squad(path)
         version = config.squad.version or squad.version
+        if version == "1.1" and config.squad.null_threshold == "best":
+            raise UsageError(
+                f'task.squad.null_threshold = "best" is for version 2.0, and {path} is trained on as version 1.1, in '
+                "which every question has an answer: leave it out."
+            )
         task = cls(replace(config, squad=replace(config.squad, version=version)), tokenizer)
         return task, task._windows(squad, training=True)
 
@@ -79,25 +86,52 @@ class Squad:
 
     def score(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, float]:
         language = self.config.squad.language
-        golds = {question.id: [text for text, _ in question.answers] for question in data.questions}
-        texts = {question.id: answer.text for question, answer in zip(data.questions, predictions, strict=True)}
+        texts = self.tuned(data, predictions)._texts(data, predictions)
         if data.squad.version == "1.1":
-            return score_v1(golds, texts, language)
-        found = score_v2(golds, texts, language)
-        odds = [answer.null_odds for answer in predictions if answer.null_odds is not None]
-        if len(odds) == len(predictions):
-            best = {question.id: answer.best.text for question, answer in zip(data.questions, predictions, strict=True)}
-            answered_N2 = np.array(list(pairs_v2(golds, best, language).values()))
-            unanswered_N2 = np.array(list(pairs_v2(golds, dict.fromkeys(golds, ""), language).values()))
-            for side, name in enumerate(("exact_match", "f1")):
-                score, threshold = best_threshold(np.array(odds), answered_N2[:, side], unanswered_N2[:, side])
-                found |= {f"best_{name}": score, f"best_{name}_threshold": threshold}
+            return score_v1(_golds(data), texts, language)
+        found = score_v2(_golds(data), texts, language)
+        for name, (score, threshold) in self._best_thresholds(data, predictions).items():
+            found |= {f"best_{name}": score, f"best_{name}_threshold": threshold}
         return found
+
+    def _best_thresholds(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, tuple[float, float]]:
+        """Returns the best exact_match and f1 in per cent, each with the threshold of "no answer" that gives it; none
+        if "no answer" is not possible."""
+        odds = [answer.null_odds for answer in predictions if answer.null_odds is not None]
+        if len(odds) < len(predictions):
+            return {}
+        golds, language = _golds(data), self.config.squad.language
+        best = {question.id: answer.best.text for question, answer in zip(data.questions, predictions, strict=True)}
+        answered_N2 = np.array(list(pairs_v2(golds, best, language).values()))
+        unanswered_N2 = np.array(list(pairs_v2(golds, dict.fromkeys(golds, ""), language).values()))
+        return {
+            name: best_threshold(np.array(odds), answered_N2[:, side], unanswered_N2[:, side])
+            for side, name in enumerate(("exact_match", "f1"))
+        }
+
+    def tuned(self, data: Windows, predictions: Sequence[Answer]) -> Self:
+        """Returns the task with the threshold of the best F1 on these labelled data, if its settings choose it
+        (`null_threshold` = "best")."""
+        if self.config.squad.null_threshold != "best":
+            return self
+        _, threshold = self._best_thresholds(data, predictions).get("f1", (0.0, _NEVER_SEARCHED))
+        found = replace(self.config, squad=replace(self.config.squad, null_threshold=threshold))
+        return type(self)(found, self.tokenizer)
+
+    @property
+    def _threshold(self) -> float:
+        given = self.config.squad.null_threshold
+        return _NEVER_SEARCHED if given == "best" else given
+
+    def _texts(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, str]:
+        """Returns the predicted texts by question id, "" for no answer."""
+        chosen = (answer.chosen(self._threshold).text for answer in predictions)
+        return dict(zip((question.id for question in data.questions), chosen, strict=True))
 
     def examples(self, data: Windows, predictions: Sequence[Answer]) -> Examples:
         """Returns rows with id, truth (the texts of the gold answers), prediction, exact_match and f1 from 0 to 1, and
         the length of the paragraph in tokens."""
-        texts = {question.id: answer.text for question, answer in zip(data.questions, predictions, strict=True)}
+        texts = self._texts(data, predictions)
         lengths = data.paragraphs.lengths.tolist()
         found = answer_examples(data.questions, texts, data.squad.version, self.config.squad.language)
         for row, question in zip(found.rows, data.questions, strict=True):
@@ -108,8 +142,8 @@ class Squad:
         """Returns rows with answer, its probability among the candidates, start and end in the context (characters),
         and for version 2.0 null_odds; with `top`, also the candidates."""
         if not self.top:
-            return [_row(answer) for answer in predictions]
-        return [_row(answer) | {"candidates": _candidates(answer, self.top)} for answer in predictions]
+            return [_row(answer, self._threshold) for answer in predictions]
+        return [_row(answer, self._threshold) | {"candidates": _candidates(answer, self.top)} for answer in predictions]
 
     def with_top(self, top: int) -> Self:
         """Returns the task with rows that list the `top` most probable candidates, of at most `squad.best`."""
@@ -123,7 +157,7 @@ class Squad:
         nbest = {name: [asdict(candidate) for candidate in answer.candidates] for name, answer in named}
         odds = {name: answer.null_odds for name, answer in named if answer.null_odds is not None}
         written = [
-            _write_json(path, {name: answer.text for name, answer in named}),
+            _write_json(path, self._texts(data, predictions)),
             _write_json(path.with_suffix(".nbest.json"), nbest),
         ]
         return [*written, _write_json(path.with_suffix(".null_odds.json"), odds)] if odds else written
@@ -132,10 +166,15 @@ class Squad:
         return stored(self.config)
 
 
-def _row(answer: Answer) -> Row:
-    chosen = next((candidate for candidate in answer.candidates if candidate.text == answer.text), answer.best)
-    found: Row = {"answer": answer.text, "probability": chosen.probability}
-    if answer.text:
+def _golds(data: Windows) -> dict[str, list[str]]:
+    """Returns the texts of the gold answers by question id."""
+    return {question.id: [text for text, _ in question.answers] for question in data.questions}
+
+
+def _row(answer: Answer, null_threshold: float) -> Row:
+    chosen = answer.chosen(null_threshold)
+    found: Row = {"answer": chosen.text, "probability": chosen.probability}
+    if chosen.text:
         found |= {"start": chosen.characters[0], "end": chosen.characters[1]}
     return found if answer.null_odds is None else {**found, "null_odds": answer.null_odds}
 

@@ -41,13 +41,17 @@ class Candidate:
 class Answer:
     """The answer of a model to one question."""
 
-    text: str
-    """The prediction, "" for no answer."""
     best: Candidate
     """The best candidate that is not "no answer"."""
     null_odds: float | None
-    """Version 2.0: score of no answer minus that of `best`. Above the threshold, no answer is predicted."""
+    """Version 2.0: score of no answer minus that of `best`."""
     candidates: list[Candidate]
+
+    def chosen(self, null_threshold: float) -> Candidate:
+        """Returns what is predicted: "no answer" if its odds are above the threshold, else `best`."""
+        if self.null_odds is None or self.null_odds <= null_threshold:
+            return self.best
+        return next(candidate for candidate in self.candidates if not candidate.text)
 
 
 _EMPTY = ("empty", 0.0, 0.0, (0, 0))  # the original's answer if no window has a valid span
@@ -228,5 +232,4 @@ def _answer(
     ]
     best = next(candidate for candidate in candidates if candidate.text)
     odds = (start + end) - best.start_logit - best.end_logit if null else None
-    text = "" if odds is not None and odds > config.null_threshold else (best if null else candidates[0]).text
-    return Answer(text, best, odds, candidates)
+    return Answer(best, odds, candidates)

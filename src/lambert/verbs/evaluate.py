@@ -36,7 +36,7 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
     with detect(config.inference.device) as world:
         with world.together("reading the model and the data"):
             model = TextModel(
-                config.model, config.task, config.code, config.inference, world, config.columns, config.language
+                config.model, config.task, config.code, config.inference, world, config.columns, config.squad()
             )
             task = model.task
             if config.predictions is not None and ":" not in task.config.name:  # a task from outside has its own format

@@ -79,7 +79,7 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
     with detect(config.inference.device) as world:
         with world.together("reading the model"):
             columns = replace(config.columns, label="")  # not needed, and `text` may have its name
-            model = TextModel(config.model, config.task, config.code, config.inference, world, columns)
+            model = TextModel(config.model, config.task, config.code, config.inference, world, columns, config.squad())
             task = with_top(model.task, config.top)
         compare_ranks(world, config.model)
         if world.is_first:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from lambert.core.settings import check
 from lambert.inference.config import InferenceConfig
 from lambert.tasks.config import Language, OtherColumns
 
@@ -22,6 +23,8 @@ class EvaluateConfig:
     """classify, multilabel, regress, choice, squad, tag or embed. Empty: the task that the model folder describes."""
     language: Language | None = None
     """squad: the language of the answers, if it is not that of the training data (task.squad.language)."""
+    null_threshold: float | None = None
+    """squad: the threshold of "no answer", if it is not that of the model (task.squad.null_threshold)."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that the model folder may import (docs/security.md)."""
     predictions: Path | None = None
@@ -35,3 +38,11 @@ class EvaluateConfig:
         default_factory=OtherColumns
     )
     inference: InferenceConfig = field(default_factory=InferenceConfig)
+
+    def __post_init__(self) -> None:
+        check(self, null_threshold="(-inf, inf)")
+
+    def squad(self) -> dict[str, Any]:
+        """Returns the settings of question answering that replace those of the model."""
+        given = {"language": self.language, "null_threshold": self.null_threshold}
+        return {name: value for name, value in given.items() if value is not None}

@@ -72,9 +72,13 @@ class FinetuneConfig:
 
     def check_dev(self) -> None:
         """Raises UsageError if a setting needs dev data and there are none. `dev` is that of `training_and_dev`."""
-        if not self.task.threshold and self.dev is None:
+        if self.dev is not None:
+            return
+        if not self.task.threshold:
             raise UsageError("task.threshold = 0 is chosen by the scores on dev: name the dev file, or a threshold.")
-        if self.task.label_thresholds == "best" and self.dev is None:
+        if self.task.label_thresholds == "best":
             raise UsageError('task.label_thresholds = "best" is chosen on dev: name the dev file, or the thresholds.')
-        if self.train.keep_best and self.dev is None:
+        if self.task.name == "squad" and self.task.squad.null_threshold == "best":
+            raise UsageError('task.squad.null_threshold = "best" is chosen on dev: name the dev file, or a threshold.')
+        if self.train.keep_best:
             raise UsageError(f"train.keep_best = {self.train.keep_best!r} needs dev, the labelled file to score.")

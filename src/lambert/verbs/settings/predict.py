@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -37,6 +37,8 @@ class PredictConfig:
     top: int = 0
     """Number of the most probable labels (classify, multilabel), candidate answers (squad) or pieces (mask) that are
     listed. 0: all labels, no candidate answers, five pieces."""
+    null_threshold: float | None = None
+    """squad: the threshold of "no answer", if it is not that of the model (task.squad.null_threshold)."""
     errors: Literal["write", "stop"] = "write"
     """What becomes of a row that cannot be predicted. write: its error is written in place of its prediction, the work
     goes on, and the command ends with exit code 3; in .npy the row is NaN. stop: it ends the work."""
@@ -48,7 +50,7 @@ class PredictConfig:
     inference: InferenceConfig = field(default_factory=InferenceConfig)
 
     def __post_init__(self) -> None:
-        check(self, chunk="[1, inf)", top="[0, inf)")
+        check(self, chunk="[1, inf)", top="[0, inf)", null_threshold="(-inf, inf)")
         choose(dict.fromkeys(("write", "stop")), self.errors, "errors")
         names = [entry.rpartition("=")[2] for entry in self.keep]
         if wrong := next(
@@ -59,3 +61,7 @@ class PredictConfig:
             raise UsageError("keep: .npy has vectors only. Write .jsonl or .parquet, or leave keep out.")
         if self.out is not None and self.out in self.input:
             raise UsageError(f"{self.out} is input and out: name another file.")
+
+    def squad(self) -> dict[str, Any]:
+        """Returns the settings of question answering that replace those of the model."""
+        return {} if self.null_threshold is None else {"null_threshold": self.null_threshold}
