@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from lambert.tasks.calibration import BINS, COLDEST, HOTTEST, reliability, temperature
+from lambert.tasks.calibration import BINS, COLDEST, HOTTEST, at_temperature, reliability, temperature
 from lambert.tasks.metrics import softmax
 
 
@@ -42,6 +42,14 @@ def test_the_temperature_minimises_the_loss(heat: float) -> None:
     found = temperature(softmax(logits * heat), truth)
     assert found == pytest.approx(best, rel=1e-4)
     assert found == pytest.approx(heat, rel=0.06)
+
+
+def test_probabilities_at_a_temperature_are_those_of_the_divided_logits() -> None:
+    logits = np.random.default_rng(3).normal(0, 5, (50, 3))
+    for heat in (0.05, 1.0, 1.7, 20.0):
+        assert at_temperature(softmax(logits), heat) == pytest.approx(softmax(logits / heat), rel=1e-9)
+    assert at_temperature(np.array([[1.0, 0.0]]), 20.0).sum() == 1.0
+    assert at_temperature(np.zeros((0, 3)), 2.0).shape == (0, 3)
 
 
 def test_the_temperature_is_bounded() -> None:

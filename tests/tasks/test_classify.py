@@ -9,7 +9,8 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks import Columns, TaskConfig, create, described, learn, predict
+from lambert.tasks import Columns, TaskConfig, create, described, learn, predict, tuned
+from lambert.tasks.metrics import softmax
 from lambert.tasks.task import is_predictions
 
 Build = Callable[[list[str]], Tokenizer]
@@ -69,6 +70,38 @@ def test_learns_scores_and_predicts(words: Tokenizer, tmp_path: Path) -> None:
     assert [json.loads(line)["label"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [
         label for _, label in ROWS
     ]
+
+
+def test_a_temperature_found_on_dev_stays_with_the_model(words: Tokenizer, tmp_path: Path) -> None:
+    path = table(tmp_path / "x.tsv", [*ROWS, ("good good good", "neg")])
+    task, _ = learn(TaskConfig(temperature="best"), words, path)
+    data = task.read(path)
+    predictions = task.predictions(data, told(data))
+    scores = task.score(data, predictions)
+    again = create(described(json.loads(json.dumps(tuned(task, data, predictions).model_config()))), words)
+    assert again.config.temperature == scores["temperature"] > 1.0
+    assert again.score(data, predictions) == scores
+    assert tuned(again, data, predictions) is again
+    plain = create(TaskConfig(labels=("neg", "pos")), words)
+    raw = plain.score(data, predictions)
+    assert raw["loss"] > scores["loss"]
+    assert {name: raw[name] for name in ("accuracy", "temperature")} == {
+        name: scores[name] for name in ("accuracy", "temperature")
+    }
+    chances = softmax(np.log(np.stack(predictions)) / again.config.temperature)
+    assert [row["probability"] for row in again.rows(data, predictions)] == pytest.approx(chances.max(1).tolist())
+    rows = again.examples(data, predictions).rows
+    assert np.mean([row["loss"] for row in rows]) == pytest.approx(scores["loss"])
+    assert again.soft(data, told(data)) == pytest.approx(np.stack(predictions))  # what a student learns from
+    assert task.rows(data, predictions) == plain.rows(data, predictions)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.04, 21.0, float("nan"), "hot"])
+def test_temperatures_that_cannot_be(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"task\.temperature = .* must be"):
+        TaskConfig(temperature=value)
+    with pytest.raises(UsageError, match=r"task\.temperature = 2\.0 is for classify, not for 'regress'"):
+        TaskConfig(name="regress", temperature=2.0)
 
 
 def test_the_model_folder_says_what_hugging_face_reads(words: Tokenizer, tmp_path: Path) -> None:

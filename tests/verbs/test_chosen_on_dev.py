@@ -1,6 +1,8 @@
 """Settings that fine-tuning chooses on dev and keeps in the model folder, for evaluate and predict."""
 
 import json
+import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,42 @@ def test_the_threshold_of_no_answer(pretrained: Path, labelled: Labelled, tmp_pa
     (scored,) = lines(lambert("evaluate", "--json", model=out, data=dev, null_threshold=-1e6))
     assert scored["no_answer_f1"] == 100.0
     assert scored["has_answer_f1"] == 0.0
+
+
+def test_the_temperature(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    draw, texts = random.Random(7), {"a": "the old king", "b": "a green bird"}
+    for part, noise in (("train", 0.0), ("dev", 0.3)):  # with wrong labels on dev, the model is too sure
+        labels = [label if draw.random() >= noise else "ab"[label == "a"] for label in "ab" * 30]
+        rows = [f"{texts[text]}\t{label}\n" for text, label in zip("ab" * 30, labels, strict=True)]
+        (tmp_path / f"{part}.tsv").write_text("text\tlabel\n" + "".join(rows))
+    flags = {**FLAGS, "train__steps": 30, "task__temperature": "best", "data": tmp_path / "train.tsv"}
+    flags |= {"init": pretrained, "out": tmp_path / "run"}
+    one_line(lambert("finetune", **flags), 2, 'task.temperature = "best" is chosen on dev: name the dev file')
+    dev, out = tmp_path / "dev.tsv", tmp_path / "run"
+    assert lambert("finetune", dev=dev, **flags).code == 0
+    scores = json.loads((out / "scores.json").read_text())
+    config = json.loads((out / "model" / "config.json").read_text())
+    heat = config["lambert"]["task"]["temperature"]
+    assert heat == scores["temperature"] > 1.2
+    (again,) = lines(lambert("evaluate", "--json", model=out, data=dev))
+    assert again == pytest.approx(scores, rel=1e-5, abs=1e-5)
+    kept = [json.loads(line) for line in (out / "examples.jsonl").read_text().splitlines()[1:]]
+    assert sum(row["loss"] for row in kept) / len(kept) == pytest.approx(scores["loss"])
+    asked = '{"text": "the old king"}\n'
+    (found,) = lines(lambert("predict", model=out, stdin=asked))
+    other = shutil.copytree(out / "model", tmp_path / "other")
+    config["lambert"]["task"]["temperature"] = 1.0
+    (other / "config.json").write_text(json.dumps(config))
+    (other / "SHA256SUMS").unlink()
+    (raw,) = lines(lambert("predict", model=other, stdin=asked))
+    powers = {label: chance ** (1 / heat) for label, chance in raw["probabilities"].items()}
+    expected = {label: power / sum(powers.values()) for label, power in powers.items()}
+    assert found["probabilities"] == pytest.approx(expected, rel=1e-5)
+    assert found["probability"] == max(found["probabilities"].values()) < raw["probability"]
+    (hot,) = lines(lambert("evaluate", "--json", model=other, data=dev))
+    assert hot["temperature"] == pytest.approx(heat, rel=1e-4)
+    assert hot["accuracy"] == scores["accuracy"]
+    assert hot["loss"] > scores["loss"]
 
 
 def test_a_threshold_of_no_answer_for_another_task(tuned: Callable[[str], Path], lambert: Lambert) -> None:

@@ -80,6 +80,6 @@ def learn(config: TaskConfig, tokenizer: "Tokenizer", path: Path) -> tuple[Task[
 
 def tuned(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> Task[Any, Any]:
     """Returns the task with the settings that are chosen by its predictions for the dev data: the thresholds of
-    multilabel and squad. A task may have a method `tuned(data, predictions)`."""
+    multilabel and squad, and the temperature of classify. A task may have a method `tuned(data, predictions)`."""
     found: Task[Any, Any] = task.tuned(data, predictions) if hasattr(task, "tuned") else task
     return found

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from lambert.tasks.metrics import Floats, softmax
 
 BINS = 15
 """Bins of equal width of the confidence; Guo et al., section 4.1."""
@@ -42,6 +42,11 @@ def reliability(confidence_N: npt.NDArray[Any], correct_N: npt.NDArray[Any]) -> 
     return Reliability(counts_B[filled], means[0], means[1])
 
 
+def at_temperature(chances_NL: Floats, temperature: float) -> Floats:
+    """Returns the probabilities [N, L] of the logits divided by the temperature, from those at the temperature 1."""
+    return chances_NL if temperature == 1.0 else softmax(_logits(chances_NL) / temperature)
+
+
 def temperature(chances_NL: npt.NDArray[Any], truth_N: npt.NDArray[Any]) -> float:
     """Returns the temperature T, from 0.05 to 20, by which dividing the logits minimises the mean cross-entropy
     (section 4.2 of Guo et al.). Above 1 the model is too sure of its predictions.
@@ -50,7 +55,7 @@ def temperature(chances_NL: npt.NDArray[Any], truth_N: npt.NDArray[Any]) -> floa
         chances_NL: Probabilities at the temperature 1; their logarithms are logits.
         truth_N: Numbers of the true labels.
     """
-    logits_NL = np.log(np.maximum(chances_NL, np.finfo(np.float64).tiny))
+    logits_NL = _logits(chances_NL)
     gaps_NL = logits_NL - logits_NL[np.arange(len(truth_N)), truth_N][:, None]
 
     def slope(scale: float) -> float:
@@ -63,3 +68,8 @@ def temperature(chances_NL: npt.NDArray[Any], truth_N: npt.NDArray[Any]) -> floa
         middle = (low + high) / 2.0
         low, high = (middle, high) if slope(float(np.exp(middle))) <= 0.0 else (low, middle)
     return float(np.exp(-(low + high) / 2.0))
+
+
+def _logits(chances_NL: npt.NDArray[Any]) -> Floats:
+    """Returns logits of these probabilities."""
+    return np.asarray(np.log(np.maximum(chances_NL, np.finfo(np.float64).tiny)), dtype=np.float64)

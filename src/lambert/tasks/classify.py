@@ -22,11 +22,14 @@ from lambert.tasks.table import label_cell, labelled_rows, numbered, text_cell, 
 from lambert.tasks.task import Outputs, Row, label_names, most_probable, stored
 from lambert.tasks.templates import is_template
 
+_NEVER_SEARCHED = 1.0  # the temperature of a model whose temperature was to be searched and was not
+
 
 class Classify(SentenceTask):
     """One label for each sentence or pair. Scores: accuracy, f1 (with two labels, of the second one), f1_macro,
-    matthews, loss (mean cross-entropy in nats), ece (expected calibration error), temperature (that minimises the loss;
-    it is not applied); with groups (`Columns.group`) exact_match, the share of them in which all examples are right."""
+    matthews, loss (mean cross-entropy in nats), ece (expected calibration error), temperature (by which dividing the
+    logits would minimise the loss on these data); with groups (`Columns.group`) exact_match, the share of them in which
+    all examples are right."""
 
     head = "label"
 
@@ -82,12 +85,12 @@ class Classify(SentenceTask):
         return label_cell(row, name, place) if name else ""
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
-        """Returns the probabilities of all labels [L] for each example."""
+        """Returns the probabilities of all labels [L] for each example, at the temperature 1."""
         return list(metrics.softmax(self._logits(data, outputs)))
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"
-        truth_N, chances_NL = data.truth_N.astype(np.int64), np.stack(predictions)
+        truth_N, chances_NL = data.truth_N.astype(np.int64), self.tuned(data, predictions)._calibrated(predictions)
         predicted_N = chances_NL.argmax(1)
 
         def scores(rows_N: Ints) -> dict[str, float]:
@@ -100,7 +103,7 @@ class Classify(SentenceTask):
         losses_N = -np.log(np.maximum(chances_NL[rows_N, truth_N], np.finfo(np.float64).tiny))
         found = {"accuracy": right, **scores(rows_N), "loss": float(losses_N.mean())}
         found["ece"] = calibration.reliability(chances_NL.max(1), predicted_N == truth_N).error
-        found["temperature"] = calibration.temperature(chances_NL, truth_N)
+        found["temperature"] = calibration.temperature(np.stack(predictions), truth_N)
         errors = {"accuracy": metrics.binomial_error(right, len(rows_N)), "loss": metrics.mean_error(losses_N)}
         errors |= metrics.bootstrap_errors(scores, len(rows_N))
         if data.groups_N is not None:
@@ -110,12 +113,27 @@ class Classify(SentenceTask):
             errors["exact_match"] = metrics.binomial_error(found["exact_match"], groups)
         return {**found, **{f"{name}_se": error for name, error in errors.items()}, "examples": float(len(rows_N))}
 
+    def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
+        """Returns the task with the temperature that minimises the loss on these labelled data, if its settings choose
+        it (`temperature` = "best")."""
+        if self.config.temperature != "best":
+            return self
+        assert data.truth_N is not None, "choosing the temperature needs labels"
+        found = calibration.temperature(np.stack(predictions), data.truth_N.astype(np.int64))
+        return type(self)(replace(self.config, temperature=found), self.tokenizer)
+
+    def _calibrated(self, predictions: Sequence[Floats]) -> Floats:
+        """Returns the probabilities [N, L] at the temperature of the task."""
+        given = self.config.temperature
+        chances_NL = np.array(predictions, dtype=np.float64).reshape(-1, self.labels)
+        return calibration.at_temperature(chances_NL, _NEVER_SEARCHED if given == "best" else given)
+
     def examples(self, data: Sentences, predictions: Sequence[Floats]) -> Examples:
         """Returns rows with truth, prediction, its probability, correct, loss (nats) and brier, the squared distance
         of the probabilities from the truth (Brier 1950)."""
         assert data.truth_N is not None, "scoring needs labels"
         labels, rows = self.config.labels, beginnings(self.tokenizer, data)
-        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), predictions, strict=True):
+        for row, truth, chances_L in zip(rows, data.truth_N.tolist(), self._calibrated(predictions), strict=True):
             chosen = int(chances_L.argmax())
             row |= {"truth": labels[truth], "prediction": labels[chosen], "correct": int(chosen == truth)}
             row |= {"probability": float(chances_L[chosen])}
@@ -141,7 +159,7 @@ class Classify(SentenceTask):
                 "probability": float(chances_L.max()),
                 "probabilities": most_probable(dict(zip(labels, chances_L.tolist(), strict=True)), self.top),
             }
-            for chances_L in predictions
+            for chances_L in self._calibrated(predictions)
         ]
 
     def model_config(self) -> dict[str, Any]:

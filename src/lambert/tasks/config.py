@@ -24,6 +24,7 @@ _ONLY = {
     "stride": (0, ("classify", "multilabel", "regress")),
     "class_weights": ((), ("classify", "tag")),
     "label_smoothing": (0.0, ("classify", "tag")),
+    "temperature": (1.0, ("classify",)),
     "threshold": (0.5, ("multilabel",)),
     "label_thresholds": ((), ("multilabel",)),
 }
@@ -210,6 +211,9 @@ class TaskConfig:
     label_smoothing: float = 0.0
     """classify, tag: share of the target probability that is spread evenly over all labels in training, in [0, 1)
     (Szegedy et al., 2016, section 7)."""
+    temperature: float | Literal["best"] = 1.0
+    """classify: what divides the logits before they become probabilities, from 0.05 to 20. It changes no label. best:
+    what minimises the loss on `dev` (Guo et al., 2017, section 4.2), which the model folder keeps."""
     threshold: float = 0.5
     """multilabel: probability from which a text has a label. 0: the threshold with the best f1_micro on `dev`, which
     the model folder keeps."""
@@ -229,7 +233,10 @@ class TaskConfig:
     def __post_init__(self) -> None:
         length = {"max_length": f"[{SHORTEST}, inf)"} if self.max_length else {}
         ranges = {"class_weights": f"[{LEAST_WEIGHT}, inf)", "label_smoothing": "[0, 1)", "threshold": "[0, 1)"}
+        ranges["temperature"] = "[0.05, 20]"  # the range that is searched
         check(self, "task.", top="[1, inf)", label_thresholds="[0, 1]", **ranges, **length)
+        if isinstance(self.temperature, str) and self.temperature != "best":
+            raise UsageError(f'task.temperature = {self.temperature!r} must be a number or "best".')
         self._check_kinds()
         if len(set(self.labels)) < len(self.labels):
             raise UsageError("task.labels names a label twice.")

@@ -78,6 +78,8 @@ class FinetuneConfig:
             raise UsageError("task.threshold = 0 is chosen by the scores on dev: name the dev file, or a threshold.")
         if self.task.label_thresholds == "best":
             raise UsageError('task.label_thresholds = "best" is chosen on dev: name the dev file, or the thresholds.')
+        if self.task.temperature == "best":
+            raise UsageError('task.temperature = "best" is chosen on dev: name the dev file, or a temperature.')
         if self.task.name == "squad" and self.task.squad.null_threshold == "best":
             raise UsageError('task.squad.null_threshold = "best" is chosen on dev: name the dev file, or a threshold.')
         if self.train.keep_best:
