@@ -13,7 +13,7 @@ PLAIN_SECONDS = 10.0
 """Interval between two plain lines."""
 TASK_SHARE = 0.1
 """Share of the time that a task has taken, after which `update` prints its next plain line: long tasks print few."""
-COUNTS = ("examples", "words", "questions", "update")
+COUNTS = ("examples", "words", "questions", "queries", "texts", "update")
 """Endings of the names of scores that are counts."""
 
 

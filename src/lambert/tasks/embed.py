@@ -138,10 +138,8 @@ class Embed:
         and the first result (prediction). The relevant text is decoded by the tokenizer of this model, so it is no
         truth that another model must have too."""
         if data.scores_N is not None:
-            rows = [
-                {**self._shown(data, int(texts_G[0])), "text_b": self._shown(data, int(texts_G[1]))["text"]}
-                for texts_G in data.texts_NG
-            ]
+            sides = ([self._shown(data, text) for text in texts_G] for texts_G in data.texts_NG[:, :2].tolist())
+            rows = [{**a, "text_b": b["text"], "tokens": a["tokens"] + b["tokens"]} for a, b in sides]
             for row, truth, found_GD in zip(rows, data.scores_N.tolist(), predictions, strict=True):
                 row |= {"truth": truth, "prediction": _cosine(found_GD)}
             return ScoredExamples(rows, {"spearman": Formula("spearman"), "pearson": Formula("pearson")})

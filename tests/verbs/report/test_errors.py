@@ -1,6 +1,7 @@
 """The error analysis of a fine-tuning run."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from run_folders import Outline, folder, page, row
+from scipy.stats import rankdata
 from sklearn.metrics import precision_recall_fscore_support
 
 from lambert.tasks import examples
@@ -142,6 +144,55 @@ def test_a_run_of_finetune(tuned: Callable[[str], Path], tmp_path: Path) -> None
         assert part in text
 
 
+def test_a_search(tuned: Callable[[str], Path], tmp_path: Path) -> None:
+    run = shutil.copytree(tuned("embed"), tmp_path / "run")
+    kept = examples.read(run / EXAMPLES)
+    text = text_of(page(run))
+    header = "By length Tokens Examples ndcg 10 mrr 10 recall 10 recall 100 accuracy 1 map 100"
+    assert f"{len(kept.rows)} examples {header} " in text
+    name, group = by_length(kept.rows)[0]
+    means = [np.mean([one[score] for one in group]) for score in kept.formulas]
+    assert f"{header} {name} {len(group)} {' '.join(f'{mean:.3f}' for mean in means)}" in text
+    worst = text.partition("Lowest nDCG@10")[2]
+    poor = [one for one in kept.rows if one["ndcg_10"] < 1.0]
+    assert 0 < len(poor) < len(kept.rows)
+    assert worst.count("first result: ") == min(10, len(poor))
+    values = [float(part.split()[0]) for part in worst.split("ndcg 10: ")[1:]]
+    assert values == sorted(round(one["ndcg_10"], 3) for one in poor)[:10]
+    lowest = min(poor, key=lambda one: (one["ndcg_10"], one["map_100"]))
+    found = f"{lowest['text']} example: {kept.rows.index(lowest) + 1} relevant: {lowest['relevant']} first result: "
+    assert found + lowest["prediction"] in worst
+    assert "truth: " not in worst
+    assert f"Held out, queries {len(kept.rows)} Held out, texts " in text
+
+
+def test_scored_pairs(tuned: Callable[[str], Path], tmp_path: Path, lambert: Callable[..., Any]) -> None:
+    scores = [3.0, 1.0, 2.0, 0.5, 1.5, 0.0]
+    texts = ["the king", "the bird", "the green house", "a window near the road", "the old stone", "the boat"]
+    rows = [f"the king\t{text}\t{score}\n" for text, score in zip(texts, scores, strict=True)]
+    data, run = tmp_path / "pairs.tsv", folder(tmp_path / "run", [row(10)])
+    data.write_text("text\ttext_b\tscore\n" + "".join(rows))
+    flags = {"data": data, "examples": run / EXAMPLES, "columns__label": "score"}
+    done = lambert("evaluate", model=tuned("embed"), **flags)
+    assert done.code == 0, done.err
+    kept = examples.read(run / EXAMPLES).rows
+    assert kept[0]["tokens"] == 8  # both texts, with their special tokens
+    cosines = [one["prediction"] for one in kept]
+    text = text_of(page(run))
+    ranks_N, true_N = (rankdata([-number for number in of]) for of in (cosines, scores))
+    apart_N = np.abs(ranks_N - true_N) / 5
+    worst = int(apart_N.argmax())
+    first = text.partition("Largest differences of ranks the king ")[2]
+    assert first.startswith(f"{texts[worst]} example: {worst + 1} truth: ")
+    assert f"rank by cosine: {ranks_N[worst]:g} rank by truth: {true_N[worst]:g}" in first.partition("example: ")[2]
+    assert first.count("rank by truth: ") == (apart_N > 0).sum()
+    table = text.partition("By length Tokens Examples rank difference ")[2].partition("Largest")[0].split()
+    counts, means = [int(part) for part in table[1::3]], [float(part) for part in table[2::3]]
+    assert sum(counts) == 6
+    assert np.average(means, weights=counts) == pytest.approx(apart_N.mean(), abs=1e-3)
+    assert "Predicted and true values" in text
+
+
 def test_damage_is_a_notice_and_a_missing_file_is_silent(tmp_path: Path) -> None:
     assert "Errors" not in text_of(page(folder(tmp_path / "none", [row(10)])))
     rows = classified(["a", "b"], 10)
@@ -153,11 +204,32 @@ def test_damage_is_a_notice_and_a_missing_file_is_silent(tmp_path: Path) -> None
     assert "examples.jsonl is damaged: 'scores' is missing" in text_of(page(run))
 
 
+def test_several_labels_have_the_precision_and_recall_of_scikit_learn(tmp_path: Path) -> None:
+    draw, names = np.random.default_rng(3), np.array(["joy", "fear", "rage", "never"])
+    truth_NL, found_NL = (draw.random((60, 4)) < share for share in ([0.6, 0.4, 0.2, 0.0], [0.5, 0.5, 0.2, 0.1]))
+    rows = [
+        {
+            "text": "x", "tokens": 3, "truth": names[truth_L].tolist(), "prediction": names[found_L].tolist(),
+            "labels_correct": int((truth_L & found_L).sum()), "labels_true": int(truth_L.sum()),
+            "labels_predicted": int(found_L.sum()), "correct": 0, "loss": 1.0,
+        }
+        for truth_L, found_L in zip(truth_NL, found_NL, strict=True)
+    ]  # fmt: skip
+    f1 = Formula("f1_of_sums", ("labels_correct", "labels_true", "labels_predicted"))
+    text = text_of(shown(tmp_path / "run", rows, {"f1_micro": f1}, "multilabel"))
+    expected = precision_recall_fscore_support(truth_NL, found_NL, zero_division=0.0)
+    listed = text.partition("By label Label Examples Precision Recall F1 ")[2]
+    for label, precision, recall, value, count in zip(names, *expected, strict=True):
+        assert f"{label} {count} {precision:.3f} {recall:.3f} {value:.3f} " in listed
+    assert listed.startswith("joy ")
+
+
 def test_the_labels_of_a_text_are_listed(tmp_path: Path) -> None:
     row = {"text": "x", "tokens": 3, "labels_correct": 0, "labels_predicted": 0, "correct": 0, "loss": 1.0}
     rows = [{**row, "truth": ["war", "sea"], "prediction": [], "labels_true": 2}]
     f1 = Formula("f1_of_sums", ("labels_correct", "labels_true", "labels_predicted"))
     text = text_of(shown(tmp_path / "run", rows, {"f1_micro": f1}, "multilabel"))
+    assert "By label Label Examples Precision Recall F1 " in text
     assert "truth: war, sea" in text
     assert "prediction: no label" in text
     assert "wrong tags" not in text

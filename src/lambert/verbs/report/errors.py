@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from lambert.tasks import calibration
+from lambert.tasks import calibration, metrics
 from lambert.tasks.examples import EXAMPLES, Examples
 from lambert.tasks.formulas import Formula, numbers, value
 from lambert.verbs.report.cells import cell, table
@@ -14,6 +15,8 @@ from lambert.verbs.report.curves import INK, RUNS, svg
 from lambert.verbs.report.folders import Run
 
 Rows = Sequence[Mapping[str, Any]]
+Counts = tuple[Counter[str], Counter[str], Counter[str]]
+"""How often each label is right, true and predicted."""
 
 MATRIX_LABELS = 12
 """Maximum number of labels of a confusion matrix; of more labels the largest confusions are listed."""
@@ -32,10 +35,26 @@ def pages(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
     for run in runs:
         if run.examples is not None and run.examples.rows:
             try:
-                found.append(_page(run.name, run.examples))
+                found.append(_page(run.name, _ranked(run.examples)))
             except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
                 notices.append(f"{run.name}: the rows of {EXAMPLES} are damaged ({error}).")
     return found, notices
+
+
+def _ranked(found: Examples) -> Examples:
+    """Returns scored pairs of texts with the ranks of their cosine and of their truth, 1 for the most similar pair, and
+    the difference of the ranks, 1 if the most similar pair is taken for the least similar one. Returns other examples
+    as they are."""
+    if found.task != "embed" or "spearman" not in found.formulas:
+        return found
+    found_N, truth_N = (metrics.ranks(-numbers(found.rows, key)) for key in ("prediction", "truth"))
+    apart_N = np.abs(found_N - truth_N) / max(1, len(truth_N) - 1)
+    rows = [
+        {**row, "rank_by_cosine": rank, "rank_by_truth": true, "rank_difference": apart}
+        for row, rank, true, apart in zip(found.rows, found_N.tolist(), truth_N.tolist(), apart_N.tolist(), strict=True)
+    ]
+    formula = Formula("mean", ("rank_difference",), lower_is_better=True)
+    return replace(found, rows=rows, formulas={**found.formulas, "rank_difference": formula})
 
 
 def _page(name: str, found: Examples) -> dict[str, Any]:
@@ -48,7 +67,7 @@ def _page(name: str, found: Examples) -> dict[str, Any]:
         "data": found.data,
         "count": f"{len(rows):,}",
         "matrix": _matrix(pairs),
-        "charts_title": "Predicted and true values" if _has(rows, "squared_error") else "Calibration",
+        "charts_title": "Calibration" if _has(rows, "probability") else "Predicted and true values",
         "charts": list(_charts(rows)),
         "tables": [block for block in _tables(found, pairs) if block["rows"]],
         **_worst(found),
@@ -93,8 +112,8 @@ def _tables(found: Examples, pairs: Counter[tuple[str, str]]) -> Iterator[dict[s
         wrong = Counter({pair: count for pair, count in pairs.items() if pair[0] != pair[1]})
         rows = [[*pair, f"{count:,}"] for pair, count in wrong.most_common(CONFUSIONS)]
         yield table("Largest confusions", ["Truth", "Prediction", "Count"], rows)
-    if labels:
-        yield table("By label", ["Label", "Examples", "Precision", "Recall", "F1"], list(_by_label(pairs)))
+    counts = _counts_of_sets(found.rows) if _has(found.rows, "labels_true") else _counts(pairs)
+    yield table("By label", ["Label", "Examples", "Precision", "Recall", "F1"], list(_by_label(*counts)))
     groups: dict[str, Callable[[Mapping[str, Any]], str]] = {}
     if found.task == "squad":
         groups = {"Question word": lambda row: question_word(row["text"])}
@@ -110,17 +129,32 @@ def _tables(found: Examples, pairs: Counter[tuple[str, str]]) -> Iterator[dict[s
         yield _scores("By length", "Tokens", by_length(found.rows), found.formulas)
 
 
-def _by_label(pairs: Counter[tuple[str, str]]) -> Iterator[list[str]]:
-    """Yields label, number, precision, recall and F1 of the most frequent labels."""
-    true, predicted = Counter[str](), Counter[str]()
+def _counts(pairs: Counter[tuple[str, str]]) -> Counts:
+    """Returns the counts of the labels of (true, predicted) pairs."""
+    right, true, predicted = Counter[str](), Counter[str](), Counter[str]()
     for (label, found), count in pairs.items():
         true[label] += count
         predicted[found] += count
+        right[label] += count if label == found else 0
+    return right, true, predicted
+
+
+def _counts_of_sets(rows: Rows) -> Counts:
+    """Returns the counts of the labels of examples with several labels. A label that is only predicted is 0 times
+    true."""
+    right, true, predicted = Counter[str](), Counter[str](), Counter[str]()
+    for row in rows:
+        right.update({*row["truth"]} & {*row["prediction"]})
+        true.update({label: int(label in row["truth"]) for label in (*row["truth"], *row["prediction"])})
+        predicted.update(row["prediction"])
+    return right, true, predicted
+
+
+def _by_label(right: Counter[str], true: Counter[str], predicted: Counter[str]) -> Iterator[list[str]]:
+    """Yields label, number, precision, recall and F1 of the most frequent labels."""
     for label, count in true.most_common(LABELS):
-        right = pairs[label, label]
-        shares = (right / predicted[label] if predicted[label] else 0.0, right / count)
-        f1 = 2 * right / (count + predicted[label])
-        yield [label, f"{count:,}", *(f"{share:.3f}" for share in (*shares, f1))]
+        under = (predicted[label], count, (count + predicted[label]) / 2)
+        yield [label, f"{count:,}", *(f"{right[label] / number if number else 0.0:.3f}" for number in under)]
 
 
 def question_word(text: str) -> str:
@@ -162,7 +196,8 @@ def _number(number: float, formula: Formula) -> str:
 
 
 def _charts(rows: Rows) -> Iterator[dict[str, str]]:
-    """Yields the reliability diagram of a classifier, or the true and predicted values of a regression."""
+    """Yields the reliability diagram of a classifier, or the true and predicted values of a regression or of scored
+    pairs."""
     if _has(rows, "probability", "correct"):
         confidence_N, correct_N = numbers(rows, "probability"), numbers(rows, "correct")
         bins = calibration.reliability(confidence_N, correct_N)
@@ -180,13 +215,14 @@ def _charts(rows: Rows) -> Iterator[dict[str, str]]:
 
         caption = f"expected calibration error {bins.error:.3f}{brier}"
         yield {"title": "Reliability", "value": caption, "svg": svg("Reliability", plot)}
-    elif _has(rows, "squared_error"):
+    elif _has(rows, "squared_error") or _has(rows, "rank_difference"):
         truth_N, found_N = numbers(rows, "truth"), numbers(rows, "prediction")
         chosen_N = np.linspace(0, len(truth_N) - 1, min(len(truth_N), 1000)).astype(np.int64)
 
         def scatter(axes: Any) -> None:
-            ends = [float(truth_N.min()), float(truth_N.max())]
-            axes.plot(ends, ends, color=INK, linewidth=1, linestyle="--", alpha=0.6)
+            if _has(rows, "squared_error"):  # a cosine has another scale than the truth
+                ends = [float(truth_N.min()), float(truth_N.max())]
+                axes.plot(ends, ends, color=INK, linewidth=1, linestyle="--", alpha=0.6)
             axes.scatter(truth_N[chosen_N], found_N[chosen_N], s=9, color=RUNS[0], alpha=0.5, linewidth=0)
             axes.set_xlabel("truth", color=INK)
             axes.set_ylabel("prediction", color=INK)
@@ -201,6 +237,10 @@ def _worst(found: Examples) -> dict[str, Any]:
         title, order = "Largest losses", [-float(row["loss"]) for row in rows]
     elif _has(rows, "squared_error"):
         title, order = "Largest errors", [-float(row["squared_error"]) for row in rows]
+    elif _has(rows, "rank_difference"):
+        title, order = "Largest differences of ranks", [-float(row["rank_difference"]) for row in rows]
+    elif _has(rows, "ndcg_10", "map_100"):  # most queries of a poor model have an nDCG@10 of 0
+        title, order = "Lowest nDCG@10", [float(row["ndcg_10"] + row["map_100"] * 1e-6) for row in rows]
     elif _has(rows, "words", "correct"):
         title, order = "Most wrong words", [float(row["correct"] - row["words"]) for row in rows]
     elif _has(rows, "f1"):
@@ -215,7 +255,8 @@ def _worst(found: Examples) -> dict[str, Any]:
 
 
 def _wrong(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("truth") != row.get("prediction") and row.get("f1") != 1.0)
+    right = row.get("truth") == row.get("prediction")
+    return not (right or row.get("f1") == 1.0 or row.get("ndcg_10") == 1.0 or row.get("rank_difference") == 0.0)
 
 
 def _shown(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,10 +267,17 @@ def _shown(number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         facts = [("wrong tags", ", ".join(wrong))]
     elif isinstance(truth, list) and isinstance(found, list):
         facts = [(name, ", ".join(labels) or "no label") for name, labels in (("truth", truth), ("prediction", found))]
+    elif "relevant" in row:
+        facts = [("relevant", str(row["relevant"])), ("first result", str(found))]
     else:
         answers = (" / ".join(truth) or "no answer") if isinstance(truth, list) else cell(truth)
         facts = [("truth", answers), ("prediction", cell(found) or "no answer")]
-    keys = [key for key in ("probability", "loss", "f1") if isinstance(row.get(key), int | float)]
-    facts += [(key, f"{row[key]:.3f}") for key in keys]
+    shares = ("probability", "loss", "f1", "ndcg_10", "recall_100")
+    facts += [(key.replace("_", " "), f"{row[key]:.3f}") for key in shares if isinstance(row.get(key), int | float)]
+    facts += [
+        (key.replace("_", " "), f"{row[key]:,.1f}".removesuffix(".0"))
+        for key in ("rank_by_cosine", "rank_by_truth")
+        if key in row
+    ]
     texts = [str(row[key]) for key in ("text", "text_b") if row.get(key)]
     return {"texts": texts, "facts": [("example", f"{number + 1:,}"), *facts]}
