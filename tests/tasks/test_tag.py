@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gemma import gemma
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, UsageError
@@ -110,6 +111,19 @@ def test_spans_of_words_and_of_characters(words: Tokenizer, tmp_path: Path) -> N
     ]
     assert empty == {"tokens": [], "offsets": [], "tags": [], "spans": []}
     assert is_predictions(json.dumps(of_tokens).encode())
+
+
+def test_texts_are_divided_alike_whatever_the_tokenizer() -> None:
+    """A tokenizer of Gemma's kind does not divide a text, and its spaces belong to its pieces."""
+    text = "Ann  lives\tin 北京, 3rd-rate."
+    tokenizer = gemma([text], 300)
+    task = create(TaskConfig(name="tag", labels=("O", "X")), tokenizer)
+    data = task.parse([{"text": text}], ["line 1"])
+    words = ["Ann", "lives", "in", "北", "京", ",", "3rd", "-", "rate", "."]
+    assert data.sentences == [words] == [[text[begin:end] for begin, end in data.texts[0][1]]]
+    of_words = task.parse([{"tokens": words}], ["line 1"])
+    assert data.first.ids.tolist() == of_words.first.ids.tolist()
+    assert data.words_N.tolist() == [*range(len(words))]
 
 
 def test_spans_are_scored_if_the_tags_mark_spans(words: Tokenizer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import transformers
 from gemma import gemma
 from processors import needs_fast
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 import lambert
 from lambert.core.errors import UsageError
@@ -27,38 +27,6 @@ KINDS = {
     "modernbert": "bpe", "roberta": "bpe", "xlm-roberta": "unigram", "camembert": "unigram", "distilbert": "wordpiece",
     "electra": "wordpiece", "nomic_bert": "wordpiece", "gte": "unigram", "eurobert": "bpe", "mpnet": "mpnet",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def corpora(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The documents of the fixture `texts` prepared with a tokenizer of each kind."""
-    folder = tmp_path_factory.mktemp("corpora")
-    for kind, pieces in {"bpe": 300, "unigram": 120, "wordpiece": 160}.items():
-        lambert.prepare(
-            input=(texts,), out=folder / kind, documents="line", tokenizer_kind=kind, vocabulary=pieces, heldout=0.2,
-            workers=1,
-        )  # fmt: skip
-    of_mpnet(folder / "wordpiece", folder / "mpnet-tokenizer")
-    lambert.prepare(
-        input=(texts,), out=folder / "mpnet", documents="line", tokenizer=str(folder / "mpnet-tokenizer"), heldout=0.2,
-        workers=1,
-    )  # fmt: skip
-    return {kind: folder / kind for kind in ("bpe", "unigram", "wordpiece", "mpnet")}
-
-
-def of_mpnet(corpus: Path, out: Path) -> None:
-    """A tokenizer with MPNet's names, template and first ids, of the pieces of another one."""
-    values = tokenizers.described(tokenizers.load(corpus))
-    names = {"[PAD]": "<s>", "[UNK]": "<pad>", "[CLS]": "</s>", "[SEP]": "[UNK]", "[MASK]": "<mask>"}
-    for token in values["added_tokens"]:
-        token["content"] = names[token["content"]]
-    values["model"]["vocab"] = {names.get(piece, piece): n for piece, n in values["model"]["vocab"].items()}
-    tokenizer = Tokenizer.from_str(tokenizers._serialised(values))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s>:0 $A:0 </s>:0", pair="<s>:0 $A:0 </s>:0 </s>:0 $B:1 </s>:1",
-        special_tokens=[("<s>", 0), ("</s>", 2)],
-    )  # fmt: skip
-    tokenizers.save(tokenizer, out)
 
 
 def of_roberta(corpus: Path, out: Path) -> Path:

@@ -145,7 +145,7 @@ class TextModel:
         (docs/predict.md).
 
         A text is a string or a row, a dict with the keys of the training data. Text pairs and questions are rows. For a
-        tagging model a string is divided into words by the tokenizer; for a pre-trained model it must contain [MASK].
+        tagging model a string is divided into words; for a pre-trained model it must contain [MASK].
 
         Args:
             texts: A text or several texts.

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
+from lambert.corpus.tokens import roles
 from lambert.tasks import metrics
 from lambert.tasks.config import TagConfig, TaskConfig
 from lambert.tasks.conll import Sentence, read_sentences, tokens_of, word_column
@@ -30,6 +31,11 @@ from lambert.tasks.words import NONE, Offsets, Words, tokenised
 
 _LISTED = 100
 """Unknown tags that an error lists; ours. More are mostly words of a wrong column."""
+_WORDS = pre_tokenizers.Sequence(
+    [pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated"), pre_tokenizers.BertPreTokenizer()]
+)
+"""Divides text at white space, punctuation and Chinese characters, as BERT's tokenizer does (Devlin et al.,
+google-research/bert, tokenization.py, BasicTokenizer)."""
 
 
 class Tag:
@@ -83,7 +89,7 @@ class Tag:
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
-        """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which the tokenizer divides into words."""
+        """Reads rows {"tokens": [...]} to predict, or {"text": ...}, which is divided into words."""
         column = word_column(self.config.columns)
         texts = {
             number: text_of(row, "text", place)
@@ -101,8 +107,11 @@ class Tag:
         return data
 
     def _offsets(self, texts: Sequence[str]) -> list[Offsets]:
-        """Returns the offsets of the words of each text, divided as the tokenizer divides text before it finds
-        pieces."""
+        """Returns the offsets of the words of each text: WordPiece divides text into words before it finds pieces.
+        Tokenizers of other kinds divide text otherwise (XLM-R's at spaces only, RoBERTa's with the spaces, Gemma's not
+        at all), so for them it is divided as by BERT's."""
+        if not roles.prefix(self.tokenizer):
+            return [[offsets for _, offsets in _WORDS.pre_tokenize_str(text)] for text in texts]
         found = []
         for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False):
             words = np.array(encoding.word_ids, dtype=np.int64)
