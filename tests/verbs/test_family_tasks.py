@@ -15,7 +15,7 @@ import lambert as library
 
 Lambert = Callable[..., Any]
 Labelled = Callable[[str, str], Path]
-KINDS = {"modernbert": "bpe", "xlm-roberta": "unigram"}
+KINDS = {"modernbert": "bpe", "xlm-roberta": "xlm-r"}
 SHAPE = {
     "model__layers": 2, "model__hidden": 32, "model__heads": 2, "model__intermediate": 48, "model__positions": 64,
     "packing__sequence_length": 48, "packing__mode": "full", "train__steps": 1, "train__batch_size": 8,
