@@ -37,7 +37,7 @@ def test_transformers_reads_half_the_size(tmp_path: Path, lambert: object) -> No
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("kind", "head"), [("bert", "vector"), ("modernbert", "first_vector")])
+@pytest.mark.parametrize(("kind", "head"), [("bert", "vector"), ("modernbert", "first_vector"), ("gte", "vector")])
 def test_equal_vectors(kind: str, head: str, precision: str, tmp_path: Path, lambert: object) -> None:
     from sentence_transformers import SentenceTransformer
 

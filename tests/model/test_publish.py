@@ -15,8 +15,9 @@ from lambert.core.errors import DataError
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import publish as module
 from lambert.model import weights
+from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
-from lambert.model.heads import Model
+from lambert.model.heads import Model, built
 from lambert.model.publish import publish
 from lambert.runs.publish import card
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -115,6 +116,15 @@ def test_a_card_loads_the_model_with_its_heads(heads: dict[str, int], name: str,
         assert hasattr(pytest.importorskip("transformers"), name)
         assert f"{name}.from_pretrained" in code
     assert f"library_name: {'transformers' if name.startswith('Auto') else 'sentence-transformers'}\n" in text
+
+
+def test_a_card_says_which_head_transformers_cannot_read() -> None:
+    config = FinetuneConfig(data=Path("d"), out=Path("o"), init=Path("i"))
+    shape = EncoderConfig(vocabulary=40, hidden=32, layers=1, heads=2, intermediate=48, block="eurobert")
+    text = card(built(shape, {"span": 0}), config, {})
+    assert "transformers has no EuroBertForQuestionAnswering" in text
+    assert "```python" not in text
+    assert "AutoModelForTokenClassification" in card(built(shape, {"tag": 3}), config, {})
 
 
 def test_the_card_of_a_fine_tuned_model_states_its_facts(

@@ -65,7 +65,7 @@ def tokenizer() -> Tokenizer:
 def saved(kind: str, head: str, folder: Path, *, normalize: bool = True, **shape: Any) -> Path:
     """A model folder of a family with a head."""
     words = tokenizer()
-    given = EncoderConfig(block=kind, vocabulary=words.get_vocab_size(), **{**SHAPE, **KINDS[kind], **shape})
+    given = EncoderConfig(block=kind, vocabulary=words.get_vocab_size(), **{**SHAPE, **KINDS.get(kind, {}), **shape})
     config = family_of(given).completed(given)
     model = weights.fresh(config, HEADS[head], seed=1)
     generator = torch.Generator().manual_seed(2)

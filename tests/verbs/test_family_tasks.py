@@ -105,6 +105,21 @@ def test_answers(tuned: Callable[[str], Path], lambert: Lambert) -> None:
     assert CONTEXT[answer["start"] : answer["end"]] == answer["answer"]
 
 
+def test_a_head_that_transformers_lacks_is_named(
+    corpora: dict[str, Path], labelled: Labelled, tmp_path: Path, lambert: Lambert
+) -> None:
+    init = library.pretrain(
+        corpus=corpora["wordpiece"], out=tmp_path / "run", model__block="nomic_bert", **SHAPE
+    ).folder
+    data, out = labelled("choice", "train"), tmp_path / "tuned"
+    flags = {"train__steps": 2, "train__batch_size": 8, "task__max_length": 40, **SETTINGS["choice"]}
+    done = lambert("finetune", init=init, data=data, dev=labelled("choice", "dev"), out=out, **flags)
+    assert done.code == 0, done.err
+    assert (done.out + done.err).count("transformers has no NomicBertForMultipleChoice, so only Lambert reads") == 1
+    answer = library.load(out)({"text": "the king found", "choices": ["a boat", "a garden"]})
+    assert answer["choice"] in (0, 1)
+
+
 def test_vectors(tuned: Callable[[str], Path], lambert: Lambert) -> None:
     from sentence_transformers import SentenceTransformer
 

@@ -53,6 +53,10 @@ class Family:
     """`architectures` of config.json and their heads. A folder names the first architecture all of whose heads the
     model has; one of them must have no head."""
 
+    own_heads: frozenset[str] = frozenset()
+    """Heads of `architectures` for which transformers (5.23) has no class in this family. It reads such a folder as an
+    encoder without a head."""
+
     costs: Costs
     """What an encoder costs."""
     kernels_lack: Callable[[EncoderConfig], str]

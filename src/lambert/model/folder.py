@@ -60,6 +60,13 @@ def architecture(config: EncoderConfig, heads: Collection[str]) -> tuple[str, tu
     return next((name, its) for name, its in family_of(config).architectures.items() if has.issuperset(its))
 
 
+def unknown_to_transformers(config: EncoderConfig, heads: Collection[str]) -> str:
+    """Returns the name that config.json gives a model with these heads if transformers has no class of that name; else
+    an empty text."""
+    name, its = architecture(config, heads)
+    return name if family_of(config).own_heads.intersection(its) else ""
+
+
 def own_head(head: str, heads: Collection[str]) -> str:
     """Returns the name that a head of an architecture has among these heads of a model, such as `value` for
     `label`."""

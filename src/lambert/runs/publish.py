@@ -13,7 +13,7 @@ from lambert.core.files import json_text, write_atomic
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.engine.progress import score_text
 from lambert.model.families import DEFAULT, family_of, reads_segments
-from lambert.model.folder import architecture
+from lambert.model.folder import architecture, unknown_to_transformers
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.runs.config import RunConfig
@@ -97,6 +97,11 @@ def _use(model: Model) -> str:
         return (
             f"Its layers are of the class {_plain(shape.block)}, which must be importable and named by `--code`. "
             "Lambert reads this folder, transformers does not.\n\n"
+        )
+    if name := unknown_to_transformers(shape, model.labels):
+        return (
+            f"Lambert reads this folder. transformers has no {name}: its `AutoModel` reads the encoder without the "
+            "head.\n\n"
         )
     if _has_vectors(model):
         code = "from sentence_transformers import SentenceTransformer\n\n"

@@ -1,6 +1,6 @@
 """`lambert finetune`: trains an encoder on labelled data for a task, and scores it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from lambert.inference.outputs import check_positions, check_segments, outputs
 from lambert.inference.text_model import TextModel
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.config import EncoderConfig
 from lambert.model.files import fingerprint
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
@@ -103,7 +104,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 model = weights.fresh(model.config, heads, config.seed)
             else:
                 notes = [*report.warnings(), *notes]
-            notes += filter(None, [freeze(model, config.train.freeze)])
+            notes += filter(None, [_reader(shape, heads), freeze(model, config.train.freeze)])
             files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
             hashes = {name: digest(path) for name, path in files.items()}
             if not config.random_init:
@@ -213,6 +214,12 @@ def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
         return task
     pooling = sentence_transformers.described(folder).embed.pooling
     return replace(task, embed=replace(task.embed, pooling=pooling))
+
+
+def _reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
+    """Returns a line if transformers cannot read the model folder with its head; else an empty text."""
+    name = "" if shape.custom_block else layout.unknown_to_transformers(shape, heads)
+    return f"transformers has no {name}, so only Lambert reads the head of the model folder" if name else ""
 
 
 def _shown(value: Any) -> str:

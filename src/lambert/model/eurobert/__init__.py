@@ -25,6 +25,7 @@ EUROBERT = Family(
     names=folder.NAMES,
     keys=folder.KEYS,
     architectures=architectures("EuroBert"),
+    own_heads=frozenset({"span", "choice"}),
     costs=EuroBertCosts(),
     kernels_lack=lambda config: "RMS norms",
     for_cpu=for_cpu,

@@ -24,6 +24,7 @@ GTE = Family(
     names=folder.NAMES,
     keys=folder.KEYS,
     architectures=architectures("Gte"),
+    own_heads=frozenset({"span", "choice"}),
     costs=GteCosts(),
     kernels_lack=lambda config: "gated blocks whose norms are last",
     for_cpu=for_cpu,
