@@ -4,6 +4,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import lambert
 from lambert.core.errors import UsageError
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.verbs import pretrain as pretraining
 
 Labelled = Callable[[str, str], Path]
 SHAPE = {
@@ -203,13 +205,25 @@ def test_settings_of_other_families_are_refused(
     assert not (tmp_path / "run" / "model").exists()
 
 
-def test_a_later_phase_changes_what_no_weight_depends_on(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_a_later_phase_changes_what_no_weight_depends_on(
+    corpora: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = []
+
+    def corpus_source(*arguments: Any) -> Any:
+        sources.append(made(*arguments))
+        return sources[-1]
+
+    made = pretraining.corpus_source
+    monkeypatch.setattr(pretraining, "corpus_source", corpus_source)
     block = {"model__block": "modernbert", "model__dropout": 0.0, "model__attention_dropout": 0.0}
     shape = SHAPE | block | {"model__modern__theta": 10_000.0}
-    first = lambert.pretrain(corpus=corpora["bpe"], out=tmp_path / "first", **shape)
+    first = lambert.pretrain(corpus=corpora["bpe"], out=tmp_path / "first", **shape, masking__rate=0.3)
     longer = shape | {"model__positions": 96, "packing__sequence_length": 96, "model__modern__theta": 160_000.0}
     more = {"init": first.folder, "corpus": corpora["bpe"], "keep_moments": True}
-    second = lambert.pretrain(out=tmp_path / "second", **longer, **more)
+    second = lambert.pretrain(out=tmp_path / "second", **longer, **more, masking__rate=0.15)
+    batches = [source.collate(np.zeros(8, np.int64), np.arange(8)) for source in sources]
+    assert [batch.targets["mlm"].count / batch.tokens for batch in batches] == pytest.approx([0.3, 0.15], abs=0.01)
     config = transformers.AutoConfig.from_pretrained(second.folder / "model")
     assert config.max_position_embeddings == 96
     assert config.rope_parameters["full_attention"]["rope_theta"] == 160_000

@@ -131,13 +131,12 @@ def corpus_source(
 
 
 def _heldout(config: PretrainConfig, documents: int, specials: Specials) -> CorpusSource | None:
-    """Returns the held-out data, or None if nothing was held out. With one document there are no next-sentence
-    pairs."""
+    """Returns the held-out data, masked with the defaults of MaskingConfig, or None if nothing was held out. With one
+    document there are no next-sentence pairs."""
     if not documents:
         return None
     packing = config.packing if documents > 1 else dataclasses.replace(config.packing, mode="full")
-    masking = dataclasses.replace(config.masking, rate=0.15, whole_word=False, max_predictions=None)
-    return CorpusSource(Split(config.corpus, "heldout"), packing, masking, specials, HELDOUT_SEED)
+    return CorpusSource(Split(config.corpus, "heldout"), packing, MaskingConfig(), specials, HELDOUT_SEED)
 
 
 def _check_storable(shape: EncoderConfig) -> None:
