@@ -23,12 +23,12 @@ def random_qkv(tokens: int, dtype: torch.dtype = torch.float64, heads: int = 2, 
     return torch.randn(tokens, 3, heads, width, generator=torch.Generator().manual_seed(tokens)).to(dtype)
 
 
-def gradients(kernel: object, qkv: Tensor, bounds_S1: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+def gradients(kernel: object, qkv: Tensor, bounds_S1: Tensor, longest: int, window: int = 0) -> tuple[Tensor, Tensor]:
     leaf = qkv.clone().requires_grad_()
     if kernel is attention:
-        out = attention(leaf, bounds_S1, longest=longest, dropout=0.0)
+        out = attention(leaf, bounds_S1, longest=longest, dropout=0.0, window=window)
     else:
-        out = reference(leaf, bounds_S1, dropout=0.0)
+        out = reference(leaf, bounds_S1, dropout=0.0, window=window)
     (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)).sum().backward()
     assert leaf.grad is not None
     return out.detach(), leaf.grad
@@ -201,17 +201,21 @@ def test_padded_rows_equal_the_plain_kernel_in_float64(sizes: list[int]) -> None
     torch.testing.assert_close(padded(qkv, bounds_S1, max(sizes), 0.0), reference(qkv, bounds_S1, dropout=0.0))
 
 
+@pytest.mark.parametrize("window", [0, 16])
 @pytest.mark.parametrize(("name", "dtype"), [("flash", torch.bfloat16), ("efficient", torch.float32)])
-def test_kernels_of_gpus_have_the_shapes_and_gradients_that_torch_declares(name: str, dtype: torch.dtype) -> None:
-    qkv = torch.empty(20, 3, 2, 8, dtype=dtype, device="meta", requires_grad=True)
-    mixed = KERNELS[name](qkv, torch.empty(4, dtype=torch.int32, device="meta"), 9, 0.1)
-    assert (mixed.shape, mixed.dtype) == ((20, 2, 8), dtype)
+def test_kernels_of_gpus_have_the_shapes_and_gradients_that_torch_declares(
+    name: str, dtype: torch.dtype, window: int
+) -> None:
+    qkv = torch.empty(50, 3, 2, 8, dtype=dtype, device="meta", requires_grad=True)
+    mixed = KERNELS[name](qkv, torch.empty(4, dtype=torch.int32, device="meta"), 39, 0.1, window)
+    assert (mixed.shape, mixed.dtype) == ((50, 2, 8), dtype)
     mixed.sum().backward()
     assert qkv.grad is not None
     assert (qkv.grad.shape, qkv.grad.dtype) == (qkv.shape, dtype)
 
 
 @needs_cuda
+@pytest.mark.parametrize("window", [0, 16])
 @pytest.mark.parametrize(
     ("dtype", "width", "tolerance"),
     [
@@ -222,23 +226,24 @@ def test_kernels_of_gpus_have_the_shapes_and_gradients_that_torch_declares(name:
         (torch.bfloat16, 12, 0.03),
     ],
 )
-def test_cuda_equals_the_plain_kernel(dtype: torch.dtype, width: int, tolerance: float) -> None:
+def test_cuda_equals_the_plain_kernel(dtype: torch.dtype, width: int, tolerance: float, window: int) -> None:
     qkv = random_qkv(sum(SIZES), dtype, width=width)
-    exact = gradients(reference, qkv.double(), bounds(SIZES), 129)
-    ours = gradients(attention, qkv.cuda(), bounds(SIZES).cuda(), 129)
+    exact = gradients(reference, qkv.double(), bounds(SIZES), 129, window)
+    ours = gradients(attention, qkv.cuda(), bounds(SIZES).cuda(), 129, window)
     for mine, right in zip(ours, exact, strict=True):
         torch.testing.assert_close(mine.cpu().double(), right, rtol=0, atol=tolerance)
 
 
 @needs_cuda
+@pytest.mark.parametrize("window", [0, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda_dropout_is_drawn_from_the_seed_once_for_both_passes(dtype: torch.dtype) -> None:
+def test_cuda_dropout_is_drawn_from_the_seed_once_for_both_passes(dtype: torch.dtype, window: int) -> None:
     leaf = random_qkv(sum(SIZES), dtype, width=64).cuda().requires_grad_()
     weight = torch.linspace(-1, 1, sum(SIZES) * 2 * 64, device="cuda").view(-1, 2, 64)
 
     def drawn(seed: int) -> Tensor:
         torch.manual_seed(seed)
-        return attention(leaf, bounds(SIZES).cuda(), longest=129, dropout=0.4)
+        return attention(leaf, bounds(SIZES).cuda(), longest=129, dropout=0.4, window=window)
 
     out = drawn(1)
     assert torch.equal(out, drawn(1))
@@ -251,10 +256,12 @@ def test_cuda_dropout_is_drawn_from_the_seed_once_for_both_passes(dtype: torch.d
 
 
 @needs_cuda
+@pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda_dropout_keeps_the_mean(dtype: torch.dtype) -> None:
-    qkv, bounds_S1 = random_qkv(9, dtype, width=8).cuda(), bounds([6, 3]).cuda()
-    still = attention(qkv, bounds_S1, longest=6, dropout=0.0).float()
-    drawn = torch.stack([attention(qkv, bounds_S1, longest=6, dropout=0.3).float() for _ in range(2000)])
+def test_cuda_dropout_keeps_the_mean(dtype: torch.dtype, window: int) -> None:
+    qkv, settings = random_qkv(9, dtype, width=8).cuda(), {"longest": 6, "window": window}
+    bounds_S1 = bounds([6, 3]).cuda()
+    still = attention(qkv, bounds_S1, dropout=0.0, **settings).float()
+    drawn = torch.stack([attention(qkv, bounds_S1, dropout=0.3, **settings).float() for _ in range(2000)])
     error = drawn.std(0) / 2000**0.5
     assert ((drawn.mean(0) - still).abs() < 5 * error + 0.01).all()

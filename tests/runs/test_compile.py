@@ -20,7 +20,7 @@ from lambert.engine.loop import train
 from lambert.engine.precision import Precision
 from lambert.model import attention, weights
 from lambert.model.bert.block import BertBlock
-from lambert.model.config import EncoderConfig
+from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.model.heads import Model
 from lambert.optim.config import OptimConfig
 from lambert.optim.optimizers import build
@@ -30,6 +30,7 @@ Lambert = Callable[..., Any]
 ENCODER = EncoderConfig(
     vocabulary=1100, layers=2, hidden=32, heads=2, intermediate=64, positions=64, dropout=0.0, attention_dropout=0.0
 )
+MODERN = replace(ENCODER, block="modernbert", layers=3, modern=ModernConfig(window=8, global_every=2), segment_types=1)
 needs_a_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 
 
@@ -224,8 +225,13 @@ def test_cuda_updates_of_a_model_wait_for_nothing_and_learn(precision: str, comp
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.03)])
 @pytest.mark.parametrize("compiling", [False, True])
-def test_cuda_gives_what_a_cpu_gives(precision: str, tolerance: float, compiling: bool) -> None:
-    model = weights.fresh(ENCODER, {"mlm": 0, "nsp": 0}).train()
+@pytest.mark.parametrize(
+    ("encoder", "heads"), [(ENCODER, {"mlm": 0, "nsp": 0}), (MODERN, {"mlm": 0})], ids=["bert", "modernbert"]
+)
+def test_cuda_gives_what_a_cpu_gives(
+    encoder: EncoderConfig, heads: dict[str, int], precision: str, tolerance: float, compiling: bool
+) -> None:
+    model = weights.fresh(encoder, heads).train()
     of = batch([9, 5, 9, 30])
     expected = update(model, of)
     model.cuda()
