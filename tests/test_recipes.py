@@ -142,6 +142,46 @@ def test_lamb_follows_the_published_learning_rates(
     assert {number: rate(number - 1) for number in published} == pytest.approx(published, rel=1e-5)
 
 
+def decay(done: float) -> float:
+    """ModernBERT's third phase after this share of its tokens: 1 - sqrt, to a thousandth."""
+    return 3e-4 * (1e-3 + (1 - 1e-3) * (1 - done**0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        # AnswerDotAI/ModernBERT, the configurations of the three phases: 8e-4 and 3e-4, at the end a thousandth of it
+        ("modernbert-base-1024", {2_500: 4e-4, 5_000: 8e-4, 5_001: 8e-4, 200_000: 8e-4, 374_900: 8e-4}),
+        ("modernbert-base-8192", {1: 3e-4, 26_500: 3e-4, 53_000: 3e-4}),
+        ("modernbert-base-decay", {1: 3e-4, 2_651: decay(0.25), 5_301: decay(0.5), 10_601: 3e-7}),
+        # JHU-CLSP/ettin-encoder-vs-decoder, the encoders of 17 to 68 million parameters: 3e-3; the decay is ours
+        ("modernbert-mini", {20: 1.5e-3, 40: 3e-3, 41: 3e-3, 1_000: 3e-3, 1_800: 3e-3}),
+    ],
+)
+def test_modernbert_follows_the_published_learning_rates(
+    name: str, published: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parsed(RECIPES / f"{name}.toml", monkeypatch)
+    rate = schedule(config.optim, config.train.steps)
+    assert {number: rate(number - 1) for number in published} == pytest.approx(published, rel=1e-6)
+
+
+def test_modernberts_phases_have_the_published_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AnswerDotAI/ModernBERT: 1.719 trillion, of which 3 billion in the warm-up and 50 billion in the growth of the
+    batch; then 250 and 50 billion."""
+
+    def billions(name: str, steps: str) -> float:
+        config = parsed(RECIPES / f"modernbert-base-{name}.toml", monkeypatch)
+        updates = config.optim.warmup_steps if steps == "warmup_steps" else getattr(config.train, steps)
+        return float(config.train.sizes.before(updates) * config.packing.sequence_length / 1e9)
+
+    assert billions("1024", "warmup_steps") == pytest.approx(3, rel=0.02)
+    assert billions("1024", "ramp_steps") == pytest.approx(50, rel=0.01)
+    assert billions("1024", "steps") == pytest.approx(1_719, rel=0.001)
+    assert billions("8192", "steps") == pytest.approx(250, rel=0.001)
+    assert billions("decay", "steps") == pytest.approx(50, rel=0.001)
+
+
 @pytest.mark.parametrize("size", ["base", "large"])
 def test_the_two_stages_of_bert_are_one_schedule(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """google-research/bert, optimization.py: 1e-4 n / 10,000 below there, then 1e-4 (1 - n / 1,000,000)."""

@@ -10,6 +10,7 @@ import torch
 import transformers
 from commands import one_line
 from novels import paragraphs
+from renamed import of_mpnet
 from tokenizers import AddedToken, Tokenizer
 
 import lambert as library
@@ -34,6 +35,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "distilbert": ("distilbert", "wordpiece", DISTIL, 0),
     "gte": ("gte", "unigram", SHAPE | {"max_position_embeddings": 128}, 8),
     "eurobert": ("eurobert", "bpe", SHAPE | {"max_position_embeddings": 128, "num_key_value_heads": 1}, 64),
+    "mpnet": ("mpnet", "mpnet", ROBERTA, 0),
+    "nomic_bert": ("nomic_bert", "wordpiece", SHAPE | {"max_position_embeddings": 128}, 64),
     "electra": ("electra", "wordpiece", SHAPE | {"embedding_size": 16, "max_position_embeddings": 128}, 64),
 }
 """model_type, kind of tokenizer, settings, and to a multiple of what the table is padded; 35: rows that it has more."""
@@ -57,14 +60,14 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         library.prepare(
             input=(texts,), out=folder / kind, documents="line", tokenizer_kind=kind, vocabulary=pieces, workers=1
         )
-    return {kind: folder / kind for kind in PIECES}
+    return {kind: folder / kind for kind in PIECES} | {"mpnet": of_mpnet(folder / "wordpiece", folder / "mpnet")}
 
 
 def made(case: str, learnt: dict[str, Path], out: Path) -> Any:
     """A folder of transformers with random weights. The mask of its tokenizer is the last piece."""
     model_type, kind, settings, padding = CASES[case]
     tokenizer = tokenizers.load(learnt[kind])
-    if kind != "wordpiece":
+    if kind in ("bpe", "unigram"):
         values = tokenizers.described(tokenizer)
         values["added_tokens"] = [token for token in values["added_tokens"] if token["content"] != "[MASK]"]
         tokenizer = tokenizers.rebuilt(values)
@@ -79,7 +82,7 @@ def made(case: str, learnt: dict[str, Path], out: Path) -> Any:
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     net.save_pretrained(out)
-    tokenizers.save(tokenizer, out, longest=128, segments=model_type in ("bert", "electra"))
+    tokenizers.save(tokenizer, out, longest=128, segments=model_type in ("bert", "electra", "nomic_bert"))
     return net
 
 

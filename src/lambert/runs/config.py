@@ -22,8 +22,8 @@ class TrainConfig:
     batch_size: int = 256
     """Sequences of one update, over all micro-batches and devices together."""
     first_batch_size: int = 0
-    """Sequences of the first update, a divisor of batch_size; the number grows by it until it is batch_size, as in
-    ModernBERT's training (Warner et al., 2024). 0: all updates have batch_size."""
+    """Sequences of the first update, a divisor of batch_size; the number grows by it until it is batch_size. In
+    ModernBERT's training (Warner et al., 2024) it grew by one sequence at a time. 0: all updates have batch_size."""
     ramp_steps: int = 0
     """Updates over which the number of sequences grows from first_batch_size."""
     steps: int | None = None
