@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} ROUNDS=${ROUNDS:-7} LIMIT=${LIMIT:-570} WHEELS=${WHEELS:-wheels}
 BASE=${SIZE:-base} LARGE=${SIZE:-large}
+MODERN=${BASE/tiny/mini} # the smallest ModernBERT
 
 if compgen -G "$WHEELS/*.whl" >/dev/null; then
     site=$(mktemp -d)
@@ -104,6 +105,9 @@ wrapper --compile --methods float32 bfloat16
 measure pretrain "$BASE" 512 --optimizer --dropout 0.1
 measure pretrain "$LARGE" 512 "${training[@]}" --peer transformers
 measure finetune "$BASE" 0 "${training[@]}" --peer "$BOTH"
+modern=(--block modernbert --compile --optimizer) # its dropout is 0
+measure pretrain "$MODERN" 512 "${modern[@]}" --peer transformers
+measure pretrain "$MODERN" 8192 "${modern[@]}" --lengths full --peer transformers
 measure inference "$BASE" 0 --peer transformers
 measure pretrain "$LARGE" 128 "${training[@]}" --lengths full --peer transformers
 measure pretrain "$BASE" 512 "${training[@]}" --lengths full --peer transformers
@@ -134,6 +138,7 @@ for line in open(sys.argv[1], encoding="utf-8"):
     asked = found["settings"]
     what = f"{asked['work']} {asked['size']} {asked['length']} {asked['lengths']}"
     what += " float8" if asked["precision"] == "float8" else ""
+    what += " modern" if asked["block"] == "modernbert" else ""
     for name, side in found["sides"].items():
         name += " (compiled)" if name == "lambert" and asked["compile"] else ""
         cells = [side.get("sequences_per_second"), side.get(f"{found['unit']}_per_second")]

@@ -74,8 +74,8 @@ def test_openvino_neither_forks_nor_reports(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_side_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     original: Callable[..., Any] = inference.batches.padded
 
-    def shifted(*arguments: Any) -> Any:
-        inputs = original(*arguments)
+    def shifted(*arguments: Any, **options: Any) -> Any:
+        inputs = original(*arguments, **options)
         return inputs | {"input_ids": inputs["input_ids"].flip(0)}
 
     monkeypatch.setattr(inference.batches, "padded", shifted)

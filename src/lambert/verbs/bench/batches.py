@@ -105,13 +105,11 @@ def rows(batch: Batch, values_T: Tensor, width: int, empty: int = 0) -> Tensor:
     return torch.full(inside.shape, empty, device=values_T.device).masked_scatter(inside, values_T)
 
 
-def padded(batch: Batch, width: int) -> dict[str, Tensor]:
-    """Returns the same sequences as inputs of transformers models: rows [S, width] and their attention mask."""
-    return {
-        "input_ids": rows(batch, batch.ids_T, width),
-        "token_type_ids": rows(batch, batch.types_T, width),
-        "attention_mask": _inside(batch, width).long(),
-    }
+def padded(batch: Batch, width: int, *, segments: bool = True) -> dict[str, Tensor]:
+    """Returns the same sequences as inputs of transformers models: rows [S, width] and their attention mask, with
+    `segments` also their segment types."""
+    found = {"input_ids": rows(batch, batch.ids_T, width), "attention_mask": _inside(batch, width).long()}
+    return found | ({"token_type_ids": rows(batch, batch.types_T, width)} if segments else {})
 
 
 def _inside(batch: Batch, width: int) -> Tensor:

@@ -26,6 +26,7 @@ from lambert.inference.config import InferenceConfig
 from lambert.inference.outputs import outputs, ready
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
+from lambert.model.families import family_of
 from lambert.planning import operations as flops
 from lambert.verbs.bench import batches
 from lambert.verbs.bench.training import compiled, peer_model
@@ -99,7 +100,7 @@ def _transformers(
     name = _float_precision(config)
     model = peer_model(("span",), encoder).eval().to(world.device, getattr(torch, name))
     called = compiled(model, world.device) if compile else model
-    inputs = batches.padded(batch, batches.width_of(config, batch))
+    inputs = batches.padded(batch, batches.width_of(config, batch), segments=family_of(encoder).segments)
     inside = inputs["attention_mask"].bool()
 
     def logits() -> Tensor:

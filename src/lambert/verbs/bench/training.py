@@ -20,6 +20,7 @@ from lambert.engine.precision import Precision
 from lambert.model import attention, weights
 from lambert.model import folder as layout
 from lambert.model.config import EncoderConfig
+from lambert.model.families import family_of, predicts_next
 from lambert.planning import operations as flops
 from lambert.verbs.bench import batches
 from lambert.verbs.bench.work import Step, Work, needed, sides
@@ -27,8 +28,8 @@ from lambert.verbs.settings.bench import BenchConfig
 
 
 def pretrain(config: BenchConfig, world: World) -> Work:
-    """Forward and backward pass with the losses of masked tokens and next sentences."""
-    return _training(config, world, ("mlm", "nsp"))
+    """Forward and backward pass with the losses of masked tokens and, if the family has it, of next sentences."""
+    return _training(config, world, ("mlm", "nsp") if predicts_next(batches.encoder_of(config)) else ("mlm",))
 
 
 def finetune(config: BenchConfig, world: World) -> Work:
@@ -79,7 +80,7 @@ def _transformers(
 ) -> Step:
     model = peer_model(tuple(batch.targets), encoder).train().to(world.device)
     called = compiled(model, world.device) if compile else model
-    inputs = peer_inputs(batch, batches.width_of(config, batch))
+    inputs = peer_inputs(batch, batches.width_of(config, batch), segments=family_of(encoder).segments)
     return _step(config, model, lambda: called(**inputs).loss, world, model.zero_grad)
 
 
@@ -116,14 +117,15 @@ def need_compiler(setting: str, device: torch.device) -> None:
         raise MachineError(f"{setting} needs a C++ compiler: install g++ or set CXX.")
 
 
-def peer_inputs(batch: Batch, width: int) -> dict[str, Tensor]:
+def peer_inputs(batch: Batch, width: int, *, segments: bool = True) -> dict[str, Tensor]:
     """Returns the batch and its labels as inputs of a transformers model; -100 marks tokens without a label."""
-    inputs = batches.padded(batch, width)
+    inputs = batches.padded(batch, width, segments=segments)
     if "mlm" in batch.targets:
         mlm = batch.targets["mlm"]
         labels_T = torch.full_like(batch.ids_T, -100)
         labels_T[mlm.at_N] = mlm.labels_N
         inputs["labels"] = batches.rows(batch, labels_T, width, -100)
+    if "nsp" in batch.targets:
         inputs["next_sentence_label"] = batch.targets["nsp"].labels_N
     if "span" in batch.targets:
         inputs["start_positions"], inputs["end_positions"] = batch.targets["span"].labels_N.unbind(1)

@@ -37,7 +37,8 @@ class BenchConfig:
     size: str = "mini"
     """tiny (of BERT only), mini, small, medium, base or large."""
     block: Block = "bert"
-    """run: the family of the encoder, bert or modernbert; modernbert needs packing = "full"."""
+    """pretrain, finetune, inference, run: the family of the encoder, bert or modernbert. ModernBERT does not predict
+    next sentences, needs packing = "full" in a run, and has only transformers as a peer."""
     sequences: int = 0
     """Sequences per step; 0: 8, for run 64, for the loader 256."""
     length: int = 0
@@ -118,7 +119,7 @@ class BenchConfig:
         if self.work == "run":
             self._check_run()
         elif self.block != "bert":
-            raise UsageError(f"block = {self.block!r} is for the work run, not for {self.work}.")
+            self._check_block()
         if self.profile is not None and self.profile.is_dir():
             raise UsageError(f"profile = {self.profile} is a folder: name a file for the trace.")
         if 0 < self.length < 16:
@@ -137,6 +138,13 @@ class BenchConfig:
         for name in ("lengths", "profile", "only_memory"):
             if getattr(self, name):
                 raise UsageError(f"{name} is not for the work run: its sequences are those of --corpus.")
+
+    def _check_block(self) -> None:
+        if self.work in OTHERS and self.work != "inference":
+            others = ", ".join(("run", "inference", *TRAINING))
+            raise UsageError(f"block = {self.block!r} is for the works {others}, not for {self.work}.")
+        if foreign := [name for name in self.peers() if name.startswith(("onnxruntime", "openvino"))]:
+            raise UsageError(f"peer = {foreign[0]} is measured with BERT's block only: leave block or the peer out.")
 
     def resolved(self) -> "BenchConfig":
         """Returns the settings with the work's defaults for lengths and sequences."""
