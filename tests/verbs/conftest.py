@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from gemma import gemma
 from renamed import RENAMED
 
 import lambert
+from lambert.corpus.tokens import tokenizer as tokenizers
 
 PIECES = {"bpe": 300, "unigram": 120, "wordpiece": 160}
 
@@ -21,6 +23,10 @@ class Corpora(dict[str, Path]):
         if kind in RENAMED:
             of, source = RENAMED[kind]
             learnt = {"tokenizer": str(of(self[source], self.folder / f"{kind}-tokenizer"))}
+        elif kind == "gemma":
+            tokenizer = gemma(self.texts.read_text(encoding="utf-8").splitlines(), 500)
+            tokenizers.save(tokenizer, self.folder / "gemma-tokenizer")
+            learnt = {"tokenizer": str(self.folder / "gemma-tokenizer")}
         out = self.folder / kind
         lambert.prepare(input=(self.texts,), out=out, documents="line", heldout=0.2, workers=1, **learnt)
         self[kind] = out
@@ -29,5 +35,5 @@ class Corpora(dict[str, Path]):
 
 @pytest.fixture(scope="session")
 def corpora(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpora:
-    """`corpora[kind]`: kinds are those of PIECES and RENAMED."""
+    """`corpora[kind]`: kinds are those of PIECES and RENAMED, and gemma."""
     return Corpora(texts, tmp_path_factory.mktemp("corpora"))

@@ -15,7 +15,8 @@ import lambert as library
 
 Lambert = Callable[..., Any]
 Labelled = Callable[[str, str], Path]
-KINDS = {"modernbert": "bpe", "xlm-roberta": "xlm-r"}
+KINDS = [("modernbert", "bpe"), ("modernbert", "gemma"), ("xlm-roberta", "xlm-r")]
+"""Families and kinds of tokenizers. mmBERT is a ModernBERT with a tokenizer of Gemma's kind."""
 SHAPE = {
     "model__layers": 2, "model__hidden": 32, "model__heads": 2, "model__intermediate": 48, "model__positions": 64,
     "packing__sequence_length": 48, "packing__mode": "full", "train__steps": 1, "train__batch_size": 8,
@@ -24,10 +25,11 @@ WORDS = ["the", "king", "found", "a", "river", ",", "near", "the", "old", "road"
 QUESTION, CONTEXT = "the king found", "the king found a river near the old road ."
 
 
-@pytest.fixture(scope="module", params=[*KINDS])
+@pytest.fixture(scope="module", params=KINDS, ids="-".join)
 def encoder(request: pytest.FixtureRequest, corpora: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    corpus, out = corpora[KINDS[request.param]], tmp_path_factory.mktemp(request.param) / "run"
-    return library.pretrain(corpus=corpus, out=out, model__block=request.param, **SHAPE).folder
+    family, kind = request.param
+    out = tmp_path_factory.mktemp(family) / "run"
+    return library.pretrain(corpus=corpora[kind], out=out, model__block=family, **SHAPE).folder
 
 
 @pytest.fixture
