@@ -93,7 +93,7 @@ say "$NAME, $MEMORY GiB, $TOKENS tokens a round"
 
 if [ "${TESTS:-1}" = 1 ]; then
     say "tests"
-    LAMBERT_TEST_GPU=1 limited timeout 150 "$PYTHON" -m pytest -p no:cacheprovider -p no:benchmark -k "cuda or gpu" -v -rs --timeout 140 \
+    LAMBERT_TEST_GPU=1 limited timeout 200 "$PYTHON" -m pytest -p no:cacheprovider -p no:benchmark -k "cuda or gpu" -v -rs --timeout 140 \
         tests/model tests/engine tests/runs/test_compile.py >"$OUT/tests.txt"
     tail -n 3 "$OUT/tests.txt" | tee -a "$OUT/log.txt"
 fi
