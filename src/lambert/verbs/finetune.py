@@ -218,7 +218,7 @@ def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
 
 def _reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
     """Returns a line if transformers cannot read the model folder with its head; else an empty text."""
-    name = "" if shape.custom_block else layout.unknown_to_transformers(shape, heads)
+    name = layout.unknown_to_transformers(shape, heads)
     return f"transformers has no {name}, so only Lambert reads the head of the model folder" if name else ""
 
 
