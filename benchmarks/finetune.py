@@ -108,6 +108,7 @@ def theirs(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[
     command += ["--lr", str(args.lr), "--batch-size", str(args.batch_size), "--epochs", str(args.epochs)]
     command += ["--length", str(args.length), "--text", args.text, "--text-b", args.text_b, "--label", args.label]
     command += ["--bf16"] if args.precision == "bfloat16" else []
+    command += ["--without-padding"] if args.without_padding else []
     command += ["--threads", str(args.threads), "--group", str(args.group)]
     began = time.perf_counter()
     done = subprocess.run(
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--group", type=int, default=50, help="batches that the peer sorts by length together")
+    parser.add_argument("--without-padding", action="store_true", help="squad: the peer's loss is over real tokens")
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--text-b", default="")
     parser.add_argument("--label", default="label")

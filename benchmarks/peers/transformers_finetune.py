@@ -140,6 +140,17 @@ def batches(rows: Rows, size: int, group: int, generator: torch.Generator) -> li
     return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
 
 
+def span_loss(made: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The loss of answer spans over the tokens of the sequences alone; transformers' own counts padding as tokens that
+    the answer might begin and end at."""
+
+    def loss(name: str) -> torch.Tensor:
+        logits = made[f"{name}_logits"].float().masked_fill(inputs["attention_mask"] == 0, -torch.inf)
+        return torch.nn.functional.cross_entropy(logits, inputs[f"{name}_positions"])
+
+    return (loss("start") + loss("end")) / 2
+
+
 def train(model: Any, rows: Rows, args: argparse.Namespace, pad: int) -> None:
     """Trains in place: linear schedule, warm-up over a tenth of the updates."""
     weights = list(model.parameters())
@@ -152,8 +163,10 @@ def train(model: Any, rows: Rows, args: argparse.Namespace, pad: int) -> None:
     model.train()
     while done < updates:
         for batch in batches(rows, args.batch_size, args.group, generator)[: updates - done]:
+            inputs = padded(batch, pad)
             with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-                loss = model(**padded(batch, pad)).loss
+                made = model(**inputs)
+            loss = span_loss(made, inputs) if args.without_padding else made.loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
@@ -191,6 +204,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--group", type=int, default=50, help="batches sorted by length together; transformers has 50")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--without-padding", action="store_true", help="squad: the loss over real tokens alone")
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--text-b", default="")
     parser.add_argument("--label", default="label")
