@@ -214,11 +214,6 @@ class Embed:
         return kind(self.tokenizer, Cuts(found.ids, found.bounds[:-1], kept), None, counts), texts_NG
 
 
-def scores_pairs(config: TaskConfig, path: Path) -> bool:
-    """Returns whether a labelled file that is scored has scored pairs; otherwise its scores are those of a search."""
-    return not retrieval.is_judgements(path) and bool(_scored_layout(config, path).score)
-
-
 def _scored_layout(config: TaskConfig, path: Path) -> Layout:
     """Returns the columns of a file that is scored: with those of scores if it has some, whatever the loss."""
     return find_layout(path, replace(config, embed=replace(config.embed, loss="")))

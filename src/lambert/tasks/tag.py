@@ -223,13 +223,6 @@ def completed(config: TagConfig, counts: Mapping[str, int], sentences: Iterable[
     return replace(config, scheme=config.scheme or recognised(counts, sentences, suffix=suffix), suffix=suffix)
 
 
-def marks_spans(config: TaskConfig, path: Path) -> bool:
-    """Returns whether the tags of a training file mark spans of words, so that spans are scored."""
-    sentences = list(read_sentences(path, config.columns, config.labels))
-    found = completed(config.tag, _tags(sentences)[1], (sentence.tags for sentence in sentences))
-    return found.scheme != "none"
-
-
 def _unknown_tags(unknown: Sequence[str], places: Mapping[str, str], counts: Mapping[str, int], path: Path) -> Mismatch:
     """Returns the error for the tags of a file that the task does not have, with their numbers of words and first
     places."""

@@ -1,7 +1,7 @@
 """`lambert finetune`: trains an encoder on labelled data for a task, and scores it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lambert.distributed.detection import detect
 from lambert.engine import archive
 from lambert.engine import precision as precisions
 from lambert.engine.log import append
+from lambert.engine.numerics import numerics
 from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
@@ -67,6 +68,18 @@ def run(config: FinetuneConfig, say: Say = silent) -> Result:
     return run_to_end(updates, config, say)
 
 
+def first_scores(config: FinetuneConfig) -> dict[str, float]:
+    """Returns the scores on `dev` before the first update, whose names are those of the whole run; empty without `dev`.
+    Writes nothing but features to `cache`."""
+    with detect(config.train.device, config.train.timeout) as world, numerics(world, threads=config.train.threads):
+        run = _prepared(config, world)
+        if run.dev is None:
+            return {}
+        precision = Precision(precisions.resolved(config.train.precision, world), world.device)
+        found = outputs(run.model.to(world.device), run.dev, precision, world, config.train.micro_tokens or _TOKENS)
+        return scored(run.task, run.dev, run.task.predictions(run.dev, found))
+
+
 def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = silent) -> Iterator[Step]:
     """Yields each update of the run, with the scores on `dev` if they were computed; the last has the final scores.
     Yields nothing if the run is complete.
@@ -78,39 +91,9 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
     stop = StopRequest() if stop is None else stop  # without signal handlers, never requested
     with detect(config.train.device, config.train.timeout) as world:
         with world.together("reading its data"):
-            folder, given = model_folder(config.init), config
-            train_path, dev_path = training_and_dev(config.data, config.dev)
-            config = replace(config, data=train_path, dev=dev_path, task=resolved(config.task, train_path))
-            config.check_dev()
-            shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
-            tokenizer = tokenizers.load(folder, needs=needed_roles(config.task.name))
-            task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
-            config = replace(config, task=task_config, optim=optim)
-            cache = FeatureCache(config.cache, tokenizer, agreement.code())
-            task, data = cache.learn(config.task, config.data)
-            config = replace(config, train=config.train.resolved(data.size(0)))
-            notes = [*_resolved(given, config)]
-            config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
-            dev = cache.read(task, config.dev) if config.dev else None
-            heads = {task.head: task.labels}
-            check_model(shape, config.train, config.optim.name, world)
-            pieces = roles.size(tokenizer)
-            model, report = weights.load(folder, heads, pieces, config.seed, config.code)
-            check_positions(task.config.max_length, model)
-            check_segments(task.config, model)
-            _check_examples(config, data)
-            notes += filter(None, [keep_layers(model, config.distil.student_layers)])
-            if config.random_init:
-                model = weights.fresh(model.config, heads, config.seed)
-            else:
-                notes = [*report.warnings(), *notes]
-            notes += filter(None, [_reader(shape, heads), freeze(model, config.train.freeze)])
-            files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
-            hashes = {name: digest(path) for name, path in files.items()}
-            if not config.random_init:
-                hashes[INITIAL_WEIGHTS] = fingerprint(folder)
-            if config.distil.teacher is not None:
-                hashes["the teacher"] = fingerprint(model_folder(config.distil.teacher))
+            prepared = _prepared(config, world)
+            config, task, data, dev = prepared.config, prepared.task, prepared.data, prepared.dev
+            model, tokenizer, hashes, notes = prepared.model, prepared.tokenizer, prepared.hashes, prepared.notes
             length = task.config.max_length
             relations = relation_teacher(config.distil, model, tokenizer, config.code, length, world)
             teacher = _teacher(config, task, tokenizer, world)
@@ -140,7 +123,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
         for path, rows in labelled:
             notes += [_counts(path, rows, task.config), *rows.notes]
-        notes += cache.notes
+        notes += prepared.features.notes
         if config.dev is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")
         first_start = not archive.last(config.out)
@@ -161,8 +144,63 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 trained = Trained(
                     task.config, LabelledFile(config.data, hashes["the labelled data"], data.counts), dev_file
                 )
-                extra, more = task_found.model_config(), model_files(task, shape.hidden)
+                extra, more = task_found.model_config(), model_files(task, model.config.hidden)
                 say(publish_run(config, model, tokenizer, extra, scores, more, trained))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A run before its first update."""
+
+    config: FinetuneConfig
+    """Without open settings."""
+    task: Any
+    data: Any
+    dev: Any
+    """None without a dev file."""
+    model: Model
+    tokenizer: Any
+    features: FeatureCache
+    hashes: dict[str, str]
+    """What the run depends on, by name."""
+    notes: list[str]
+
+
+def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
+    """Reads the data and the encoder of a run. Raises LambertError if they do not fit each other or the settings."""
+    folder = model_folder(given.init)
+    train_path, dev_path = training_and_dev(given.data, given.dev)
+    config = replace(given, data=train_path, dev=dev_path, task=resolved(given.task, train_path))
+    config.check_dev()
+    shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
+    tokenizer = tokenizers.load(folder, needs=needed_roles(config.task.name))
+    task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
+    config = replace(config, task=task_config, optim=optim)
+    cache = FeatureCache(config.cache, tokenizer, agreement.code())
+    task, data = cache.learn(config.task, config.data)
+    config = replace(config, train=config.train.resolved(data.size(0)))
+    notes = [*_resolved(given, config)]
+    config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
+    dev = cache.read(task, config.dev) if config.dev else None
+    heads = {task.head: task.labels}
+    check_model(shape, config.train, config.optim.name, world)
+    model, report = weights.load(folder, heads, roles.size(tokenizer), config.seed, config.code)
+    check_positions(task.config.max_length, model)
+    check_segments(task.config, model)
+    _check_examples(config, data)
+    notes += filter(None, [keep_layers(model, config.distil.student_layers)])
+    if config.random_init:
+        model = weights.fresh(model.config, heads, config.seed)
+    else:
+        notes = [*report.warnings(), *notes]
+    notes += filter(None, [_reader(shape, heads), freeze(model, config.train.freeze)])
+    files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
+    hashes = {name: digest(path) for name, path in files.items()}
+    if not config.random_init:
+        hashes[INITIAL_WEIGHTS] = fingerprint(folder)
+    if config.distil.teacher is not None:
+        hashes["the teacher"] = fingerprint(model_folder(config.distil.teacher))
+    return _Prepared(config, task, data, dev, model, tokenizer, cache, hashes, notes)
 
 
 def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:

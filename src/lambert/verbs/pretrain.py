@@ -107,6 +107,16 @@ def updates(config: PretrainConfig, stop: StopRequest | None = None, say: Say = 
                     say(warning)
 
 
+def score_names(config: PretrainConfig) -> list[str]:
+    """Returns the names of the held-out scores; none if the corpus has no held-out part. A corpus that `text` has yet
+    to make has one."""
+    _check_complete(config)
+    made = not config.text or config.corpus.exists()
+    documents = read_manifest(config.corpus)["splits"]["heldout"]["documents"] if made else 2
+    objectives = _objectives(config.packing if documents > 1 else dataclasses.replace(config.packing, mode="full"))
+    return [name + suffix for name in objectives for suffix in ("", "_accuracy")] if documents else []
+
+
 def texts(run: Path, step: int) -> list[str]:
     """Returns the sequences of update `step` (from 1) of the run in the folder `run`, in order, with the masked words
     restored. A row of incidents.jsonl names such a step."""
@@ -206,9 +216,13 @@ def _prepare_text(config: PretrainConfig, world: World, say: Say) -> None:
     prepare.to_corpus(made, say)
 
 
+def _objectives(packing: PackingConfig) -> dict[str, int]:
+    """Returns the objectives, with the number of labels of each (0: the head's own)."""
+    return {"mlm": 0} if packing.mode == "full" else {"mlm": 0, "nsp": 0}
+
+
 def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Model:
-    objectives = {"mlm": 0} if config.packing.mode == "full" else {"mlm": 0, "nsp": 0}
-    pieces = roles.size(tokenizer)
+    objectives, pieces = _objectives(config.packing), roles.size(tokenizer)
     if config.init is None:
         assert config.model is not None  # by _check_complete
         shape = config.model.shape(pieces, roles.named(tokenizer, "pad") or 0)

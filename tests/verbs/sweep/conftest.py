@@ -12,7 +12,7 @@ from sweeps import RATES
 from lambert.engine import ceiling
 from lambert.engine.signals import StopRequest
 from lambert.runs.config import RunConfig
-from lambert.verbs.sweep import trials
+from lambert.verbs.sweep import plan, trials
 
 Lambert = Callable[..., Any]
 
@@ -41,8 +41,8 @@ def write(tmp_path: Path, pretrained: Path, labelled: Callable[[str, str], Path]
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[RunConfig], Any]], list[RunConfig]]:
-    """`pretend(score)` replaces training by three updates whose accuracy `score(config)` returns; it returns the list
-    of the settings of all runs that began."""
+    """`pretend(score)` replaces training by three updates whose accuracy `score(config)` returns, or one of a list for
+    each update; it returns the list of the settings of all runs that began."""
 
     def pretended(score: Callable[[RunConfig], Any]) -> list[RunConfig]:
         begun: list[RunConfig] = []
@@ -50,11 +50,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[RunConfig], 
         def updates(config: RunConfig, stop: StopRequest) -> Iterator[Any]:
             begun.append(config)
             value = score(config)
-            for index in range(1, 4):
-                yield SimpleNamespace(index=index, last=index == 3, scores={"accuracy": value, "accuracy_se": 0.1})
+            values = value if isinstance(value, list) else [value] * 3
+            for index, value in enumerate(values, 1):
+                last = index == len(values)
+                yield SimpleNamespace(index=index, last=last, scores={"accuracy": value, "accuracy_se": 0.1})
             config.out.mkdir(parents=True, exist_ok=True)
             (config.out / "scores.json").write_text(json.dumps({"accuracy": value, "accuracy_se": 0.1}))
 
+        monkeypatch.setattr(plan, "score_names", lambda config: ["accuracy"])
         monkeypatch.setitem(trials.UPDATES, "finetune", updates)
         return begun
 

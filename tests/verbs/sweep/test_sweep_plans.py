@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from commands import one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lambert import cli
 from lambert.core.errors import UsageError
-from lambert.corpus.tokens import tokenizer as tokenizers
-from lambert.tasks import TaskConfig, learn
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.sweep import metric, search
+from lambert.verbs.sweep import metric, plan, search
 from lambert.verbs.sweep.result import Row, Table
 from lambert.verbs.sweep.space import dimensions
 
@@ -77,44 +77,51 @@ def test_the_verdict_relates_the_lead_to_its_error() -> None:
     assert text.startswith("trial 3 is ahead of trial 0 by 0.3, 7.1 standard errors (0.042, over 2 seeds).")
 
 
-def test_the_names_of_scores_are_those_of_the_runs(pretrained: Path, tuned: Callable[[str], Path]) -> None:
-    for task, run in (("", pretrained), ("classify", tuned("classify"))):
-        names = json.loads((run / "scores.json").read_text())
-        assert metric.SCORES[task][0] in names
-        own = {name for name in names if not name.endswith(("_se", "examples", "temperature"))}
-        assert own <= set(metric.SCORES[task])
-
-
-SPANS = "ann B-PER\nlives O\n\nbob B-PER\nin O\n"
-FIRST = {
-    "tags of spans": ("tag", "x.conll", SPANS),
-    "tags of words": ("tag", "x.conll", SPANS.replace("B-PER", "NNP").replace(" O", " VB")),
-    "a search": ("embed", "x.jsonl", '{"anchor": "ann", "positive": "bob"}\n{"anchor": "eve", "positive": "rome"}\n'),
-    "scored pairs": ("embed", "x.csv", "sentence1,sentence2,score\nann,bob,0.5\neve,bob,1\nann,eve,0.2\n"),
-    "a label": ("classify", "x.csv", "text,label\nann,a\nbob,b\n"),
-    "several labels": ("multilabel", "x.csv", "text,label\nann,a\nbob,b\n"),
-    "a value": ("regress", "x.csv", "text,label\nann,1\nbob,2\neve,4\n"),
-    "choices": ("choice", "x.jsonl", '{"text": "ann", "choices": ["a", "b"], "label": 1}\n' * 2),
+SPANS = "ann B-PER\nlives O\n\nbob B-PER\nin B-LOC\n"
+FIRST: dict[str, tuple[str, str, str, str, str]] = {
+    "tags of spans": ("tag", "x.conll", SPANS, "span_f1", "span_f1_LOC"),
+    "tags of words": ("tag", "x.conll", SPANS.replace("B-PER", "NNP").replace(" O", " VB"), "f1", ""),
+    "a search": ("embed", "x.jsonl", '{"anchor": "ann", "positive": "bob"}\n' * 2, "ndcg_10", "map_100"),
+    "scored pairs": ("embed", "x.csv", "sentence1,sentence2,score\na,b,0.5\nc,d,1\na,e,0\n", "spearman", "pearson"),
+    "two labels": ("classify", "x.csv", "text,label\nann,a\nbob,b\n", "accuracy", "f1"),
+    "three labels": ("classify", "x.csv", "text,label\nann,a\nbob,b\neve,c\n", "accuracy", "f1_macro"),
+    "several labels": ("multilabel", "x.csv", "text,label\nann,a\nbob,b\n", "f1_micro", "f1_macro"),
+    "a value": ("regress", "x.csv", "text,label\nann,1\nbob,2\neve,4\n", "pearson", "mse"),
+    "choices": ("choice", "x.jsonl", '{"text": "ann", "choices": ["a", "b"], "label": 1}\n' * 2, "accuracy", "loss"),
 }
+"""For each case the task, a labelled file, the default metric, and another one ("": none)."""
+LACKING = {"three labels": "f1", "a search": "spearman", "tags of words": "span_f1", "scored pairs": "ndcg_10"}
+"""Scores of the same task with another file."""
 
 
 @pytest.mark.parametrize("case", FIRST)
-def test_the_default_is_the_first_score_of_the_task(case: str, pretrained: Path, tmp_path: Path) -> None:
-    name, file, content = FIRST[case]
-    path = tmp_path / file
-    path.write_text(content)
-    config = TaskConfig(name=name).resolved()
-    task, _ = learn(config, tokenizers.load(pretrained / "model"), path)
-    data = task.read(path)
-    draw = np.random.default_rng(1)
-    predictions: list[Any] = {
-        "tag": lambda: [[0, 1], [0, 1]],
-        "embed": lambda: list(draw.normal(size=(len(data.texts_NG), 2, 4))),
-        "regress": lambda: draw.normal(size=3).tolist(),
-        "choice": lambda: [np.array([0.2, 0.8])] * 2,
-    }.get(name, lambda: list(np.array([[0.4, 0.6], [0.1, 0.9]])))()
-    first = next(iter(task.score(data, predictions)))
-    assert metric.metric_of("", "", name, metric.headline(config, path, path)) == (first, False)
+def test_the_metrics_are_the_scores_on_dev(case: str, pretrained: Path, tmp_path: Path) -> None:
+    name, file, content, first, other = FIRST[case]
+    (tmp_path / file).write_text(content)
+    flags = {"data": tmp_path / file, "dev": tmp_path / file, "init": pretrained, "out": tmp_path / "out"}
+    flags |= {"task.name": name, "task.max-length": 32}
+    given = cli.settings(["finetune", *(f"--{flag}={value}" for flag, value in flags.items())])
+    names = metric.score_names(given)
+    assert metric.metric_of("", "", names) == (first, False)
+    if other:
+        assert metric.metric_of(other, "", names)[0] == other
+    if case in LACKING:
+        with pytest.raises(UsageError, match="is no score of these runs"):
+            metric.metric_of(LACKING[case], "", names)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_metrics_of_question_answering_and_pre_training(
+    pretrained: Path, corpus: Path, labelled: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    flags = [f"--data={labelled('squad', 'dev')}", f"--dev={labelled('squad', 'dev')}", f"--init={pretrained}"]
+    given = cli.settings(["finetune", *flags, f"--out={tmp_path}", "--task.name=squad", "--task.squad.max-query=16"])
+    assert metric.score_names(given)[:2] == ["f1", "exact_match"]
+    scores = json.loads((pretrained / "scores.json").read_text())
+    given = cli.settings(["pretrain", str(pretrained / "config.toml")])
+    assert metric.score_names(given) == [name for name in scores if name != "update"]
+    whole = cli.settings(["pretrain", str(pretrained / "config.toml"), "--packing.mode=full"])
+    assert metric.score_names(whole) == ["mlm", "mlm_accuracy"]
 
 
 WRONG = {
@@ -158,7 +165,7 @@ def test_a_wrong_space_is_refused(case: str, write: Callable[..., Path], tmp_pat
         ("trials = 0", "", ["trials = 0"]),
         ("trials = 1\nseeds = []", "", ["seeds is empty"]),
         ("trials = 1\nseeds = [1, 1]", "", ["a seed twice"]),
-        ("trials = 1\nmetric = 'pearson'", "", ["metric = 'pearson'", "classify", "Known: accuracy, ece, f1"]),
+        ("trials = 1\nmetric = 'pearson'", "", ["metric = 'pearson' is no score of these runs", "Known: accuracy"]),
         ("trials = 1\nmetric = 'acuracy'", "", ["Did you mean 'accuracy'?"]),
         ("trials = 1\nsampler = 'tpee'", "", ["sampler = 'tpee' is unknown. Did you mean 'tpe'?"]),
         ("trials = 1\npruner = 'mediam'", "", ["Did you mean 'median'?"]),
@@ -186,26 +193,30 @@ def test_what_a_sweep_needs(write: Callable[..., Path], tmp_path: Path, lambert:
     one_line(lambert("sweep", write("trials = 1\nstorage = 'sqlite:////nowhere/x.db'")), 4, "cannot be used")
 
 
-def test_a_score_that_the_runs_lack_ends_the_sweep(
+def test_a_score_that_only_some_runs_lack_ends_the_sweep(
     write: Callable[..., Path], lambert: Lambert, pretend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(lambda config: 0.5)
-    monkeypatch.delitem(metric.SCORES, "classify")  # as for a task from outside
-    one_line(lambert("sweep", write("trials = 1")), 2, "Set sweep.metric")
+    begun = pretend(lambda config: 0.5)
     one_line(lambert("sweep", write("trials = 1\nmetric = 'bleu'")), 2, "metric = 'bleu'", "Known: accuracy.")
+    assert not begun
+    monkeypatch.setattr(plan, "score_names", lambda config: ["bleu"])  # of other settings than those of the trial
+    one_line(lambert("sweep", write("trials = 1")), 2, "metric = 'bleu'", "Known: accuracy.")
 
 
 def test_the_metric_of_a_named_data_set_is_its_official_score(
-    write: Callable[..., Path], tmp_path: Path, lambert: Lambert, pretend: Any
+    write: Callable[..., Path], tmp_path: Path, lambert: Lambert, pretrained: Path
 ) -> None:
-    pretend(lambda config: 0.5)
-    (tmp_path / "x.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t0\nc\td\t1\n")
+    texts = {"paragraph": "a", "question": "b", "answer": "c"}
+    rows = [{**texts, "idx": {"paragraph": 1, "question": n, "answer": 0}, "label": n} for n in (0, 1)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = write("trials = 1")
-    text = recipe.read_text().replace("[task]", '[task]\nname = "glue/mrpc"')
-    recipe.write_text(re.sub('data = ".*"', f'data = "{tmp_path / "x.tsv"}"', text))
-    one_line(lambert("sweep", recipe), 2, "metric = 'f1' is no score of these runs. Known: accuracy.")
-    recipe.write_text(text.replace("glue/mrpc", "glue/mrcp"))
-    one_line(lambert("sweep", recipe), 2, "Did you mean 'glue/mrpc'?")
+    text = recipe.read_text().replace("[task]", '[task]\nname = "superglue/multirc"')
+    recipe.write_text(re.sub('(data|dev) = ".*"', rf'\1 = "{tmp_path / "x.jsonl"}"', text))
+    given = cli.settings(["sweep", str(recipe)])
+    for asked, found in (("", "f1"), ("exact_match", "exact_match")):
+        assert plan.planned(replace(given, metric=asked), cli.settings).config.metric == found
+    recipe.write_text(text.replace("superglue/multirc", "superglue/multircc"))
+    one_line(lambert("sweep", recipe), 2, "Did you mean 'superglue/multirc'?")
 
 
 def test_help_imports_neither_torch_nor_optuna() -> None:

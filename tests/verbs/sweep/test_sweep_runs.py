@@ -25,7 +25,7 @@ def test_a_sweep_end_to_end(write: Callable[..., Path], tmp_path: Path, lambert:
     folders = sorted(path.name for path in (out / "trials").iterdir())
     assert folders == ["0000-seed1", "0000-seed2", "0001-seed1", "0001-seed2"]
     logs = [(out / "trials" / folder / "log.txt").read_text() for folder in folders]
-    assert [log.count(f"features are read from {out / 'features'}") for log in logs] == [0, 2, 2, 2]  # data and dev
+    assert [log.count(f"features are read from {out / 'features'}") for log in logs] == [2] * 4  # data and dev
     for row in found(out)["trials"]:
         runs = [out / "trials" / f"{row['number']:04d}-seed{seed}" for seed in (1, 2)]
         values = [json.loads((run / "scores.json").read_text())["accuracy"] for run in runs]

@@ -33,8 +33,8 @@ class SweepConfig:
     scores that the runs compute every `train.evaluate_every` updates."""
     metric: str = ""
     """Score on held-out data to optimize. Empty: the first of `task.metrics`, or that of the task: accuracy (classify,
-    choice), f1_micro (multilabel), pearson (regress), f1 (squad, tag), ndcg_10 (embed) or mlm (pretrain); a task from
-    outside has no default."""
+    choice), f1_micro (multilabel), pearson (regress), f1 (squad), span_f1 (tag; f1 if the tags mark no spans), ndcg_10
+    (embed; spearman if `dev` has scored pairs), mlm (pretrain), the first score of a task from outside."""
     direction: Literal["", "maximize", "minimize"] = ""
     """Empty: minimize for a loss or an error, otherwise maximize."""
     trials: int | None = None

@@ -41,7 +41,7 @@ def run(config: SweepConfig, read: "Read", say: Say = silent) -> Result:
     with graceful_stop("; all trials that began are saved") as stop:
         study = Study(plan, say)
         if config.jobs > 1 and study.is_open():
-            run_processes(config, stop)
+            run_processes(plan.config, stop)
         else:
             work(study, stop, say)
         if is_worker():

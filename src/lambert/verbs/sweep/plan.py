@@ -8,12 +8,13 @@ from typing import Any
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.runs.folder import FREE
-from lambert.tasks import resolved
+from lambert.tasks.cache import FOLDER
 from lambert.tasks.files import training_and_dev
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.settings.sweep import SweepConfig
 from lambert.verbs.settings.training import KINDS
-from lambert.verbs.sweep.metric import headline, metric_of
+from lambert.verbs.sweep.metric import metric_of, score_names
+from lambert.verbs.sweep.processes import is_worker
 from lambert.verbs.sweep.space import Dimension, dimensions, nested
 
 Read = Callable[[list[str], Mapping[str, Any], str], Any]
@@ -65,7 +66,8 @@ class Plan:
 
 
 def planned(config: SweepConfig, read: Read) -> Plan:
-    """Returns the plan of a sweep. Raises UsageError if a setting is wrong; no trial has started then."""
+    """Returns the plan of a sweep. Raises UsageError if a setting is wrong, LambertError if the first trial could not
+    begin; no trial has started then."""
     if config.trials is None and config.minutes is None and config.updates is None and config.sampler != "grid":
         raise UsageError("How long to search? Set trials, minutes or updates (updates of all trials together).")
     space = dimensions(config.space, KINDS[config.verb])
@@ -74,11 +76,11 @@ def planned(config: SweepConfig, read: Read) -> Plan:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
     plan = Plan(config, space, False, read)
     first = _settings(plan)
-    task, headlines = "", tuple[str, ...]()
     if isinstance(first, FinetuneConfig):
-        task, headlines = _task(first, config.metric)
+        _check_finetuning(first)
     _check_ends(plan)
-    metric, minimized = metric_of(config.metric, config.direction, task, headlines)
+    names = [config.metric] if config.metric and is_worker() else score_names(shared_features(first, config.out))
+    metric, minimized = metric_of(config.metric, config.direction, names)
     study = config.study or config.out.absolute().name
     return replace(
         plan,
@@ -87,17 +89,17 @@ def planned(config: SweepConfig, read: Read) -> Plan:
     )
 
 
-def _task(config: FinetuneConfig, metric: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of the task of the runs, of a data set that of the ordinary task; and without a `metric` the
-    scores that are its headline (`metric.headline`). Raises UsageError if the runs compute no scores, or if each is to
-    have several seeds."""
+def shared_features(run: Any, out: Path) -> Any:
+    """Returns the settings of a run of the sweep in `out`, which has the features of its labelled files there."""
+    return replace(run, cache=run.cache or out / FOLDER) if isinstance(run, FinetuneConfig) else run
+
+
+def _check_finetuning(config: FinetuneConfig) -> None:
+    """Raises UsageError if the runs compute no scores, or if each is to have several seeds."""
     if config.seeds:
         raise UsageError("seeds is a setting of finetune alone: give the seeds as sweep.seeds.")
-    path, dev = training_and_dev(config.data, config.dev)
-    if dev is None:
+    if training_and_dev(config.data, config.dev)[1] is None:
         raise UsageError("A sweep compares the scores on held-out data: set dev.")
-    task = resolved(config.task, path)
-    return task.name, () if metric else headline(task, path, dev)
 
 
 def _settings(plan: Plan) -> Any:

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,10 +19,9 @@ from lambert.engine.device_memory import ran_out
 from lambert.engine.signals import StopRequest
 from lambert.engine.step import Step
 from lambert.runs.result import SCORES, Result, Say
-from lambert.tasks.cache import FOLDER
 from lambert.verbs import finetune, pretrain
-from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.sweep.metric import NoSuchScore, value_of
+from lambert.verbs.sweep.plan import shared_features
 from lambert.verbs.sweep.result import written
 from lambert.verbs.sweep.study import Score, Study
 
@@ -118,8 +116,7 @@ def _seed(study: Study, trial: Trial, seed: int, stop: StopRequest) -> Score:
     """Runs a trial with one seed, from its newest checkpoint. The pruner judges the scores of the first seed."""
     plan = study.plan
     config = plan.run_settings(plan.values(trial.params), seed, plan.folder(trial.number, seed))
-    if isinstance(config, FinetuneConfig):
-        config = replace(config, cache=config.cache or plan.config.out / FOLDER)
+    config = shared_features(config, plan.config.out)
     metric, judged = plan.config.metric, seed == plan.seeds[0]
     if judged and _missed(study, trial, config.out):
         raise _Pruned
