@@ -51,9 +51,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[RunConfig], 
             begun.append(config)
             value = score(config)
             values = value if isinstance(value, list) else [value] * 3
-            for index, value in enumerate(values, 1):
-                last = index == len(values)
-                yield SimpleNamespace(index=index, last=last, scores={"accuracy": value, "accuracy_se": 0.1})
+            for number, value in enumerate(values, 1):
+                scores = {"accuracy": value, "accuracy_se": 0.1}
+                index = number * max(1, config.train.evaluate_every)
+                yield SimpleNamespace(index=index, last=number == len(values), scores=scores)
             config.out.mkdir(parents=True, exist_ok=True)
             (config.out / "scores.json").write_text(json.dumps({"accuracy": value, "accuracy_se": 0.1}))
 

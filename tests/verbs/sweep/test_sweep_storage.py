@@ -2,12 +2,15 @@
 
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from commands import one_line
+from patience import HANGS
 from sweeps import RATES, found, results
 
 from lambert import cli
@@ -15,7 +18,9 @@ from lambert.core import settings
 from lambert.core.errors import DataError, MachineError
 from lambert.engine.signals import StopRequest
 from lambert.runs.config import RunConfig
-from lambert.verbs.sweep import processes, storage
+from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.sweep import processes, search, storage
+from lambert.verbs.sweep.space import dimensions
 
 Lambert = Callable[..., Any]
 
@@ -76,6 +81,48 @@ def test_a_study_of_other_settings_is_refused(write: Callable[..., Path], lamber
     one_line(other, 2, "space.optim.lr 1e-05 to 0.01 log -> 1e-05 to 0.1 log", "train.steps 3 -> 4", "study 'sweep'")
     free = write("trials = 2\nsampler = 'random'\npruner = 'none'", train="steps = 3\nevaluate_every = 1")
     assert lambert("sweep", free).code == 0
+
+
+MEETING = """
+import os, time
+from pathlib import Path
+from optuna.samplers import RandomSampler
+from lambert.verbs.sweep.processes import is_worker
+
+FOLDER = Path(__file__).parent / "calls"
+
+def sampler(space: list, seed: int):
+    '''Notes each call with its process; the first call in a process of --jobs waits for that of the other.'''
+    if is_worker():
+        FOLDER.mkdir(exist_ok=True)
+        with (FOLDER / str(os.getpid())).open("a") as file:
+            file.write("x")
+        until = time.monotonic() + PATIENCE
+        while len(list(FOLDER.iterdir())) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    return RandomSampler(seed=seed)
+"""
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+def test_two_processes_share_the_trials(
+    kind: str, write: Callable[..., Path], tmp_path: Path, lambert: Lambert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meeting.py").write_text(MEETING.replace("PATIENCE", str(HANGS)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "meeting", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    own = f"trials = 2\njobs = 2\nsampler = 'meeting:sampler'\nstorage = '{'sqlite:///' * (kind == 'sqlite')}"
+    done = lambert("sweep", write(f"{own}{tmp_path / 'the.study'}'"))
+    assert (done.code, done.err) == (0, "")
+    calls = [path.read_text() for path in (tmp_path / "calls").iterdir()]
+    assert calls == ["xx", "xx"]  # each of two processes was made ready for one study, and chose one trial
+    rows = found(tmp_path / "sweep")["trials"]
+    assert [(row["number"], row["state"], row["updates"]) for row in rows] == [(0, "complete", 3), (1, "complete", 3)]
+    space = dimensions(tomllib.loads(RATES), FinetuneConfig)
+    study = optuna.create_study(sampler=search.sampler("random", space, 0))
+    chosen = [study.ask({one.name: one.distribution for one in space}).params for _ in rows]
+    assert [row["params"] for row in rows] == chosen  # those of one process
 
 
 def test_a_process_that_fails_is_reported_and_a_signal_is_passed_on(

@@ -83,7 +83,11 @@ class Keyed(BaseSampler):
 
 def _cmaes(space: Sequence[Dimension], seed: int) -> BaseSampler:
     if find_spec("cmaes") is None:
-        raise UsageError("sampler = 'cmaes' needs a package: pip install cmaes.")
+        raise UsageError("sampler = 'cmaes' needs a package: pip install 'lambert-bert[sweep]'.")
+    if (numbers := sum(not one.choices for one in space)) < 2:
+        raise UsageError(
+            f"sampler = 'cmaes' needs two ranges of numbers or more, and [sweep.space] has {numbers}: take 'tpe'."
+        )
     return CmaEsSampler(seed=seed, warn_independent_sampling=False)
 
 
