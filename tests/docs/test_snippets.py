@@ -4,6 +4,7 @@ A block that cannot run has `<!-- not run: reason -->` on the line above its fen
 comment such as `# mine.py` is that module, which the later blocks of the page can import.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -11,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import lambert as lambert_library
 from lambert import cli
 from lambert.verbs import demo
 
@@ -23,7 +26,12 @@ PAGES += sorted((ROOT / "benchmarks").rglob("*.md"))
 BLOCK = re.compile(r"(?P<above>[^\n]*)\n(?P<indent> *)```(?P<kind>\w+)\n(?P<code>.*?)\n(?P=indent)```", re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: .{4,} -->")
 MODULE = re.compile(r"# (\w+\.py)\n")
-WALKTHROUGHS = {"finetune": "From a CSV file to a model in use", "vectors": "From a folder of texts to a search"}
+WALKTHROUGHS = {
+    "From a CSV file to a model in use": "finetune", "From a folder of texts to a search": "vectors",
+    "Margins of a teacher": "vectors",
+}  # fmt: skip
+"""The pages of sections."""
+COLUMNS = ("query", "passage", "label")
 SHORT = ["--train.steps", "2", "--task.max-length", "48"]
 KINDS = {"python", "sh", "json", "toml", "diff"}
 
@@ -109,12 +117,17 @@ def test_commands_have_flags_that_exist(page: Path, folder: Path) -> None:
         assert cli.settings(words) is not None, words
 
 
-@pytest.mark.parametrize("page", WALKTHROUGHS)
-def test_walkthroughs(page: str, folder: Path, lambert: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("title", WALKTHROUGHS)
+def test_walkthroughs(title: str, folder: Path, lambert: Callable[..., Any]) -> None:
     """All blocks of a section, in order, with short training and two seeds."""
+    page = WALKTHROUGHS[title]
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    section = text.partition(f"## {WALKTHROUGHS[page]}\n")[2].partition("\n## ")[0]
+    section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
     names: dict[str, Any] = {}
+    judged = [("a boat", "the boat is old", 1), ("a boat", "the king slept", 0), ("a king", "the king slept", 1)]
+    (folder / "judged.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in [COLUMNS, *judged]))
+    triplets = [{"query": query, "positive": text, "negative": "the river"} for query, text, right in judged if right]
+    (folder / "triplets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in triplets))
     for block in BLOCK.finditer(section):
         if block["kind"] == "python":
             exec(compile(block["code"], page, "exec"), names)
@@ -126,7 +139,13 @@ def test_walkthroughs(page: str, folder: Path, lambert: Callable[..., Any]) -> N
             stdin = Path(read).read_text() if read else given.removeprefix("echo '").removesuffix("' | ")
             done = lambert(*arguments, *(SHORT if arguments[0] == "finetune" else ()), stdin=stdin)
             assert done.code == 0, (line, done.err)
-    if page == "finetune":
+    if title == "Margins of a teacher":
+        teacher, pair = lambert_library.load("runs/teacher"), {"query": "a boat", "passage": "the river"}
+        values = [teacher({**pair, "passage": passage})["value"] for passage in ("the boat is old", "the river")]
+        assert names["taught"][0]["label"] == pytest.approx(values[0] - values[1], abs=1e-6)
+        lengths = np.linalg.norm(lambert_library.load("runs/taught").encode(["a boat", "a king"]), axis=1)
+        assert (np.abs(lengths - 1) > 0.1).all()
+    elif page == "finetune":
         assert len(names["rows"]) == 48
     else:
         assert names["vectors"].shape[0] == len(names["texts"]) == 40

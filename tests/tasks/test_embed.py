@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import one_line
 
 import lambert as library
@@ -60,6 +61,28 @@ def test_the_layout_is_that_of_the_columns(
     batch = data.collate(np.zeros(2, np.int64), np.arange(2))
     assert batch.sequences == 2 * count
     assert batch.targets["vector"].count == 2
+
+
+@pytest.mark.parametrize(("normalize", "unit"), [(None, False), (False, False), (True, True)])
+def test_margins_are_those_of_the_vectors_that_the_model_gives(
+    normalize: bool | None, unit: bool, tokenizer: Any, tmp_path: Path
+) -> None:
+    rows: list[dict[str, object]] = [
+        {"query": f"a {i}", "positive": f"b {i}", "negative": f"c {i}", "label": 0.5 * i} for i in range(3)
+    ]
+    config = TaskConfig(name="embed", max_length=16, embed=EmbedConfig(loss="margin", normalize=normalize))
+    task, data = learn(config, tokenizer, write(tmp_path / "train.jsonl", rows))
+    assert task.config.embed.normalize is unit
+    batch = data.collate(np.zeros(3, np.int64), np.arange(3))
+    states_SD = torch.randn(9, 8, generator=torch.Generator().manual_seed(1))
+    target = batch.targets["vector"]
+    losses_N = target.loss(states_SD, target.labels_N)
+    found = task.parse([{"text": text} for row in rows for text in list(row.values())[:3]], [""] * 9)
+    vectors = np.stack(task.predictions(found, [{"vector": states_SD}])).reshape(3, 3, 8)
+    margins = np.einsum("nd,nd->n", vectors[:, 0], vectors[:, 1] - vectors[:, 2])
+    assert (margins - [0.0, 0.5, 1.0]) ** 2 == pytest.approx(losses_N.numpy(), rel=1e-4)
+    modules = json.loads(task.model_files(8)["modules.json"])
+    assert any(module["type"].endswith("Normalize") for module in modules) is unit
 
 
 def test_prompts_precede_the_texts_of_their_columns(tokenizer: Any, tmp_path: Path) -> None:

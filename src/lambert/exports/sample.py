@@ -127,7 +127,7 @@ def expected_outputs(original: Original, batch: Batch) -> Arrays:
         if head == "span":
             found |= dict(zip(names, values.unbind(-1), strict=True))
             continue
-        if head in ("vector", "first_vector") and original.vectors and original.vectors.embed.normalize:
+        if head in ("vector", "first_vector") and original.vectors and original.vectors.embed.unit():
             values = torch.nn.functional.normalize(values, dim=-1)  # noqa: PLW2901
         found[names[-1]] = values
     return {name: _numpy(values) for name, values in found.items()}

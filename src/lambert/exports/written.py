@@ -70,7 +70,7 @@ def written(form: Format, config: ExportConfig) -> Iterator[str]:
     check_new_folder(config.out)
     original = read(config)
     check_traceable(original.model, config.format)
-    unit = original.vectors is not None and original.vectors.embed.normalize
+    unit = original.vectors is not None and original.vectors.embed.unit()
     with atomic_folder(config.out, replace=True) as aside, quiet():
         padded = PaddedModel(original.model, unit).eval()
         with torch.inference_mode(False), torch.no_grad():

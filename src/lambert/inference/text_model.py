@@ -230,7 +230,7 @@ class TextModel:
         before = prompt if prompt is not None else embed.prompt if own else ""
         source = tokenised(self.tokenizer, _cut_to(length), [before + text for text in several], None)
         pooling = pooling or (embed.pooling if own else "") or "mean"
-        width, unit = self._model.config.hidden, own and embed.normalize
+        width, unit = self._model.config.hidden, own and embed.unit()
 
         def finish(found: Outputs) -> npt.NDArray[np.float32]:
             vectors_ND = concatenated(found, "vectors").astype(np.float32).reshape(len(several), width)

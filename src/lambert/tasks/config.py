@@ -166,8 +166,8 @@ class EmbedConfig:
     pooling: Literal["", "mean", "cls"] = ""
     """A vector is the mean of the last states of a text, or the state of its first token (cls). Empty: as the folder of
     a sentence-transformers model says, else mean."""
-    normalize: bool = True
-    """Vectors have length 1."""
+    normalize: bool | None = None
+    """Vectors have length 1. Unset: true, but for the loss margin, which is that of inner products, false."""
     scale: float = 20.0
     """ranking, cosent: factor of the cosines, the inverse of the temperature."""
     negatives: tuple[str, ...] = ()
@@ -184,6 +184,10 @@ class EmbedConfig:
         check(self, "task.embed.", scale="(0, inf)")
         if any(width < 1 for width in self.widths):
             raise UsageError(f"task.embed.widths = {[*self.widths]}: each must be at least 1.")
+
+    def unit(self) -> bool:
+        """Returns whether vectors have length 1."""
+        return self.loss != "margin" if self.normalize is None else self.normalize
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,14 +57,16 @@ def cosine_error(vectors_NGD: Tensor, scores_N: Tensor) -> Tensor:
     return (_cosines(vectors_NGD) - scores_N) ** 2
 
 
-def margin_error(vectors_NGD: Tensor, margins_NJ: Tensor) -> Tensor:
+def margin_error(vectors_NGD: Tensor, margins_NJ: Tensor, *, unit: bool = False) -> Tensor:
     """MarginMSE: the mean over negatives of (p - n - margin)^2, where p and n are the inner products of the anchor with
-    the positive and with a negative, and the margin is the difference of a teacher's scores.
+    the positive and with a negative, of `unit` vectors the cosines, and the margin is the difference of a teacher's
+    scores.
 
     Source: Hofstätter et al., "Improving efficient neural ranking models with cross-architecture knowledge
     distillation", 2020, section 3.2.
     """
-    products_NC = torch.einsum("nd,ngd->ng", vectors_NGD[:, 0].float(), vectors_NGD[:, 1:].float())
+    vectors_NGD = normalize(vectors_NGD.float(), dim=-1) if unit else vectors_NGD.float()
+    products_NC = torch.einsum("nd,ngd->ng", vectors_NGD[:, 0], vectors_NGD[:, 1:])
     return (((products_NC[:, :1] - products_NC[:, 1:]) - margins_NJ.reshape(len(products_NC), -1)) ** 2).mean(1)
 
 
@@ -75,8 +77,7 @@ def at_widths(loss: Loss, widths: Sequence[int]) -> Loss:
     """
 
     def summed(vectors_NGD: Tensor, labels: Tensor) -> Tensor:
-        cut = [normalize(vectors_NGD[..., :width].float(), dim=-1) for width in widths]
-        return torch.stack([loss(part, labels) for part in cut]).sum(0)
+        return torch.stack([loss(vectors_NGD[..., :width], labels) for width in widths]).sum(0)
 
     return summed
 

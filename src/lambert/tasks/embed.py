@@ -81,7 +81,8 @@ class Embed:
         layout = find_layout(path, config)
         loss = config.embed.loss or ("cosent" if layout.score else "ranking")
         pooling = config.embed.pooling or "mean"
-        task = cls(replace(config, embed=replace(config.embed, loss=loss, pooling=pooling)), tokenizer)
+        embed = replace(config.embed, loss=loss, pooling=pooling)
+        task = cls(replace(config, embed=replace(embed, normalize=embed.unit())), tokenizer)
         return task, task._examples(path, layout)
 
     def read(self, path: Path, *, training: bool = False) -> TextVectors:
@@ -177,7 +178,7 @@ class Embed:
 
     def _units(self, data: TextVectors, outputs: Outputs) -> Floats:
         vectors_UD = concatenated(outputs, self.head)
-        if self.embed.normalize:
+        if self.embed.unit():
             vectors_UD /= np.maximum(np.linalg.norm(vectors_UD, axis=1, keepdims=True), 1e-12)
         return vectors_UD.astype(np.float32)
 
@@ -228,7 +229,7 @@ def _loss(config: EmbedConfig) -> contrastive.Loss:
         "ranking": partial(contrastive.ranking, scale=config.scale),
         "cosent": partial(contrastive.cosent, scale=config.scale),
         "cosine": contrastive.cosine_error,
-        "margin": contrastive.margin_error,
+        "margin": partial(contrastive.margin_error, unit=config.unit()),
     }
     loss = kinds[config.loss]
     return contrastive.at_widths(loss, config.widths) if config.widths else loss

@@ -22,7 +22,7 @@ _MODES = (*_POOLINGS.values(), "pooling_mode_max_tokens", "pooling_mode_mean_sqr
 def files(config: TaskConfig, width: int) -> dict[str, str]:
     """Returns the files of a model with vectors of `width` components, by name."""
     embed = config.embed
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")][: 2 + embed.normalize]
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")][: 2 + embed.unit()]
     modules = [{"idx": i, "name": str(i), "path": p, "type": _TYPE + kind} for i, (p, kind) in enumerate(kinds)]
     chosen = _POOLINGS[embed.pooling or "mean"]
     pooling = {"word_embedding_dimension": width} | {mode: mode == chosen for mode in _MODES}
