@@ -218,6 +218,20 @@ def test_a_batch_of_one_pair_is_refused(pretrained: Path, tmp_path: Path, lamber
     one_line(done, 2, "train.batch_size = 1 is too small")
 
 
+def test_prefixes_of_the_vectors_are_trained(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    train = write(tmp_path / "train.jsonl", pairs())
+    losses = {}
+    for widths in ((), (8,), (32, 8)):  # with the same dropout, so the losses of the first update can be added
+        out, flags = tmp_path / str(len(losses)), {**FLAGS, "train__steps": 1, "task__embed__widths": list(widths)}
+        library.finetune(init=pretrained, data=train, out=out, **flags)
+        losses[widths] = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+    assert losses[(32, 8)] == pytest.approx(losses[()] + losses[(8,)], rel=1e-5)
+    assert losses[(8,)] != pytest.approx(losses[()], rel=1e-3)
+    flags = {**FLAGS, "task__embed__widths": 33}
+    done = lambert("finetune", init=pretrained, data=train, out=tmp_path / "run", **flags)
+    one_line(done, 2, "task.embed.widths has 33", "32 components")
+
+
 def test_columns_may_be_named(pretrained: Path, tmp_path: Path) -> None:
     rows = [{"q": row["anchor"], "a": row["positive"]} for row in pairs(8)]
     tokenizer = tokenizers.load(pretrained / "model")

@@ -103,6 +103,15 @@ def check_segments(config: TaskConfig, model: Model) -> None:
         )
 
 
+def check_widths(config: TaskConfig, model: Model) -> None:
+    """Raises UsageError if vectors are to be cut at a width that exceeds the model's."""
+    widths, hidden = config.embed.widths, model.config.hidden
+    if too_wide := [width for width in widths if width > hidden]:
+        raise UsageError(
+            f"task.embed.widths has {max(too_wide)}, and vectors of the model have {hidden} components."
+        )
+
+
 def ready(model: Model, precision: str, device: torch.device) -> tuple[Model, Precision]:
     """Returns the model on its device, prepared for inference, and the Precision to run it in. The model is changed in
     place; on a CPU its weights are converted to bfloat16 or int8 once.

@@ -20,7 +20,7 @@ from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
 from lambert.inference.config import InferenceConfig
-from lambert.inference.outputs import check_positions, check_segments, outputs
+from lambert.inference.outputs import check_positions, check_segments, check_widths, outputs
 from lambert.inference.text_model import TextModel
 from lambert.model import folder as layout
 from lambert.model import weights
@@ -187,6 +187,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     model, report = weights.load(folder, heads, roles.size(tokenizer), config.seed, config.code)
     check_positions(task.config.max_length, model)
     check_segments(task.config, model)
+    check_widths(task.config, model)
     _check_examples(config, data)
     notes += filter(None, [keep_layers(model, config.distil.student_layers)])
     if config.random_init:
