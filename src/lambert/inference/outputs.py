@@ -107,9 +107,7 @@ def check_widths(config: TaskConfig, model: Model) -> None:
     """Raises UsageError if vectors are to be cut at a width that exceeds the model's."""
     widths, hidden = config.embed.widths, model.config.hidden
     if too_wide := [width for width in widths if width > hidden]:
-        raise UsageError(
-            f"task.embed.widths has {max(too_wide)}, and vectors of the model have {hidden} components."
-        )
+        raise UsageError(f"task.embed.widths has {max(too_wide)}, and vectors of the model have {hidden} components.")
 
 
 def ready(model: Model, precision: str, device: torch.device) -> tuple[Model, Precision]:

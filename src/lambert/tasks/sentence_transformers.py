@@ -59,9 +59,11 @@ def described(folder: Path) -> TaskConfig:
     if len(modes) != 1 or not modes <= set(names):
         found = ", ".join(sorted(modes)) or "no pooling"
         raise DataError(f"{folder} has {found} in the module Pooling: only mean and cls are known.")
-    prompts = _settings(folder / "config_sentence_transformers.json").get("prompts")
+    settings = _settings(folder / "config_sentence_transformers.json")
+    prompts = settings.get("prompts")
     texts = {name: text for name, text in prompts.items() if isinstance(text, str)} if isinstance(prompts, dict) else {}
     embed = EmbedConfig(
+        loss="margin" if settings.get("similarity_fn_name") == "dot" else "",  # so that inner products are compared
         pooling="cls" if names[modes.pop()] == "cls" else "mean",
         normalize="Normalize" in kinds,
         prompt=texts.get("query", ""),
