@@ -218,6 +218,23 @@ def test_a_batch_of_one_pair_is_refused(pretrained: Path, tmp_path: Path, lamber
     one_line(done, 2, "train.batch_size = 1 is too small")
 
 
+def test_texts_alone_need_dropout(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
+    texts = write(tmp_path / "texts.jsonl", [{"text": f"a {thing}"} for thing in THINGS])
+    shutil.copytree(pretrained / "model", tmp_path / "model")
+    (tmp_path / "model" / "SHA256SUMS").unlink()
+    config = tmp_path / "model" / "config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps(settings | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
+    flags = {**FLAGS, "train__batch_size": 8, "train__steps": 1, "init": tmp_path / "model"}
+    done = lambert("finetune", data=texts, out=tmp_path / "run", **flags)
+    one_line(done, 2, "texts.jsonl has texts alone", f"the dropout of {tmp_path / 'model'} is 0", "give pairs")
+    done = lambert("finetune", data=write(tmp_path / "pairs.jsonl", pairs(8)), out=tmp_path / "pairs", **flags)
+    assert done.code == 0, done.err
+    config.write_text(json.dumps(settings | {"hidden_dropout_prob": 0.0}))  # that of attention remains
+    done = lambert("finetune", data=texts, out=tmp_path / "run", **flags)
+    assert done.code == 0, done.err
+
+
 def test_prefixes_of_the_vectors_are_trained(pretrained: Path, tmp_path: Path, lambert: Lambert) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
     losses = {}

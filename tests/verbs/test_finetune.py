@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from safetensors.torch import load_file
 
 from lambert.core import settings
 from lambert.runs import defaults
-from lambert.tasks import TaskConfig
-from lambert.verbs import finetune
 
 Lambert = Callable[..., Any]
 
@@ -102,12 +99,6 @@ def test_it_continues(
     assert lambert("finetune", run / "config.toml", "--out", run).code == 0
     assert scores(run) == scores(tuned("classify"))
     one_line(lambert("finetune", run / "config.toml", "--out", run, "--task.max-length", 32), 2, "task.max_length 64")
-
-
-def test_the_number_of_cut_examples_is_explained() -> None:
-    data = SimpleNamespace(counts={"examples": 600, "empty": 0, "cut": 597})
-    task = TaskConfig(max_length=64)
-    assert finetune._counts(Path("a.tsv"), data, task) == "a.tsv  600 examples, 597 longer than 64 tokens were cut"
 
 
 def test_the_default_length_adapts_to_the_encoder(

@@ -46,6 +46,8 @@ class Examples(TextVectors):
     labels: Tensor
     embed: EmbedConfig
     least_batch = 1
+    texts_alone = False
+    """Whether each text is paired with itself, so that only dropout makes its two vectors differ."""
 
     def size(self, epoch: int) -> int:
         return len(self.texts_NG)
@@ -189,6 +191,7 @@ class Embed:
         scored = self.embed.loss in SCORED
         data.labels = torch.tensor(scores, dtype=torch.float32) if scored else torch.from_numpy(texts_NG)
         data.embed = self.embed
+        data.texts_alone = self.embed.loss == "ranking" and bool((texts_NG[:, 0] == texts_NG[:, 1]).all())
         data.least_batch = (
             2 if self.embed.loss == "cosent" or (self.embed.loss == "ranking" and texts_NG.shape[1] == 2) else 1
         )

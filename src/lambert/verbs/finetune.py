@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.core.world import World
 from lambert.corpus.tokens import roles
@@ -49,9 +49,9 @@ from lambert.tasks.cache import FeatureCache
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
-from lambert.tasks.sentences import Sentences
 from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.training_data import check_examples, counted
 
 _TOKENS = 8192
 """Tokens of a batch in which the predictions of the best weights are computed. They do not depend on it."""
@@ -122,7 +122,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
         for path, rows in labelled:
-            notes += [_counts(path, rows, task.config), *rows.notes]
+            notes += [counted(path, rows, task.config), *rows.notes]
         notes += prepared.features.notes
         if config.dev is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")
@@ -188,7 +188,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     check_positions(task.config.max_length, model)
     check_segments(task.config, model)
     check_widths(task.config, model)
-    _check_examples(config, data)
+    check_examples(config, data, model.config)
     notes += filter(None, [keep_layers(model, config.distil.student_layers)])
     if config.random_init:
         model = weights.fresh(model.config, heads, config.seed)
@@ -263,38 +263,3 @@ def _reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
 
 def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
-def _counts(path: Path, data: Any, task: TaskConfig) -> str:
-    """Returns a line with the numbers of examples that were read, cut and left out."""
-    words = {
-        "cut": f"longer than {task.max_length} tokens were cut",
-        "empty": "empty texts",
-        "questions_cut": f"questions longer than {task.squad.max_query} tokens were cut (task.squad.max_query)",
-        "answers_not_found": "questions were left out, because their answer is not in the paragraph",
-    }
-    counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
-    return f"{path}  {', '.join(counts)}"
-
-
-def _check_examples(config: FinetuneConfig, data: Any) -> None:
-    """Raises DataError if all texts of the training file are empty or, for a loss that compares examples with each
-    other, if it has too few of them; UsageError if an update has too few."""
-    least = getattr(data, "least_batch", 1)
-    smallest = "first_batch_size" if config.train.first_batch_size else "batch_size"
-    sequences = getattr(config.train, smallest)
-    if isinstance(data, Sentences) and not data.first.lengths_S.any():
-        name = config.task.columns.text
-        raise DataError(
-            f"{config.data}: every text (column {name!r}) is empty. Set task.columns.text to another column."
-        )
-    if sequences < least:
-        raise UsageError(
-            f"train.{smallest} = {sequences} is too small: the texts of an example are compared with those of the "
-            f"other examples of the update. Use {least} or more."
-        )
-    if data.size(0) < least:
-        raise DataError(
-            f"{config.data} has 1 example, and the texts of an example are compared with those of the others: it needs "
-            f"{least} or more."
-        )

@@ -1,0 +1,51 @@
+"""Labelled data of a run of `finetune`: what is refused before training, and what the user is told."""
+
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError, UsageError
+from lambert.model.config import EncoderConfig
+from lambert.tasks import TaskConfig
+from lambert.tasks.sentences import Sentences
+from lambert.verbs.settings.finetune import FinetuneConfig
+
+
+def counted(path: Path, data: Any, task: TaskConfig) -> str:
+    """Returns a line with the numbers of examples that were read, cut and left out."""
+    words = {
+        "cut": f"longer than {task.max_length} tokens were cut",
+        "empty": "empty texts",
+        "questions_cut": f"questions longer than {task.squad.max_query} tokens were cut (task.squad.max_query)",
+        "answers_not_found": "questions were left out, because their answer is not in the paragraph",
+    }
+    counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
+    return f"{path}  {', '.join(counts)}"
+
+
+def check_examples(config: FinetuneConfig, data: Any, shape: EncoderConfig) -> None:
+    """Raises DataError if all texts of the training file are empty or, for a loss that compares examples with each
+    other, if it has too few of them; UsageError if an update has too few, or if an encoder of this shape cannot learn
+    from texts alone."""
+    least = getattr(data, "least_batch", 1)
+    smallest = "first_batch_size" if config.train.first_batch_size else "batch_size"
+    sequences = getattr(config.train, smallest)
+    if isinstance(data, Sentences) and not data.first.lengths_S.any():
+        name = config.task.columns.text
+        raise DataError(
+            f"{config.data}: every text (column {name!r}) is empty. Set task.columns.text to another column."
+        )
+    if sequences < least:
+        raise UsageError(
+            f"train.{smallest} = {sequences} is too small: the texts of an example are compared with those of the "
+            f"other examples of the update. Use {least} or more."
+        )
+    if data.size(0) < least:
+        raise DataError(
+            f"{config.data} has 1 example, and the texts of an example are compared with those of the others: it needs "
+            f"{least} or more."
+        )
+    if getattr(data, "texts_alone", False) and not shape.dropout and not shape.attention_dropout:
+        raise UsageError(
+            f"{config.data} has texts alone, each of which is to have two vectors by dropout, and the dropout of "
+            f"{config.init} is 0: give pairs of texts, or an encoder whose config.json has dropout, such as 0.1."
+        )
