@@ -126,6 +126,7 @@ def test_walkthroughs(title: str, folder: Path, lambert: Callable[..., Any]) -> 
     names: dict[str, Any] = {}
     judged = [("a boat", "the boat is old", 1), ("a boat", "the king slept", 0), ("a king", "the king slept", 1)]
     (folder / "judged.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in [COLUMNS, *judged]))
+    shutil.copytree("runs/mine", "runs/large")
     triplets = [{"query": query, "positive": text, "negative": "the river"} for query, text, right in judged if right]
     (folder / "triplets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in triplets))
     for block in BLOCK.finditer(section):
@@ -145,6 +146,7 @@ def test_walkthroughs(title: str, folder: Path, lambert: Callable[..., Any]) -> 
         assert names["taught"][0]["label"] == pytest.approx(values[0] - values[1], abs=1e-6)
         lengths = np.linalg.norm(lambert_library.load("runs/taught").encode(["a boat", "a king"]), axis=1)
         assert (np.abs(lengths - 1) > 0.1).all()
+        assert len(names["scored"]) == 4
     elif page == "finetune":
         assert len(names["rows"]) == 48
     else:

@@ -18,9 +18,11 @@ from lambert.core.errors import UsageError
 from lambert.inference.outputs import load_task
 from lambert.inference.text_model import load
 from lambert.model.config import EncoderConfig
+from lambert.model.objectives import Choice as ChoiceHead
 from lambert.model.objectives import Label, Span
 from lambert.runs.config import DistilConfig
 from lambert.tasks import Columns, TaskConfig
+from lambert.tasks.choice import Choice
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.tag import Tag
 
@@ -50,6 +52,31 @@ def test_the_loss_is_that_of_hinton(weighted: bool) -> None:
     torch.testing.assert_close(loss, expected)
     gradients = (torch.autograd.grad(value, logits_NL, retain_graph=True)[0] for value in (loss, expected))
     torch.testing.assert_close(*gradients)
+
+
+def test_the_loss_of_choices_is_that_of_each_example(
+    wordpiece: Callable[[list[str]], Tokenizer], tmp_path: Path
+) -> None:
+    """Of examples with different numbers of choices, chosen out of order."""
+    generator, counts, labels = torch.Generator().manual_seed(3), (2, 4, 3), (1, 3, 0)
+    path = tmp_path / "train.jsonl"
+    rows = [{"text": "a", "choices": ["b"] * n, "label": label} for n, label in zip(counts, labels, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task, data = Choice.learn(TaskConfig(name="choice", max_length=16), wordpiece(["[UNK]", "[CLS]", "[SEP]"]), path)
+    theirs = [torch.randn(n, generator=generator, dtype=torch.float64) for n in counts]
+    soft_NC = task.soft(data, [{"choice": torch.cat(theirs)[:, None]}])
+    data.teacher = teacher_of(soft_NC, task.config, (), SHARE, WARM)
+    for chosen in ([1, 0, 2], [2, 0]):
+        batch = data.collate(np.zeros(len(chosen), np.int64), np.array(chosen))
+        logits_S1 = torch.randn(batch.sequences, 1, generator=generator, requires_grad=True)
+        loss = ChoiceHead(EncoderConfig(vocabulary=10), 0).loss(logits_S1, batch.targets["choice"], batch)
+        expected = torch.zeros(())
+        for example, own_C in zip(chosen, logits_S1[:, 0].split([counts[n] for n in chosen]), strict=True):
+            soft = -((theirs[example].float() / WARM).softmax(0) * (own_C / WARM).log_softmax(0)).sum()
+            expected = expected + SHARE * WARM**2 * soft - (1 - SHARE) * own_C.log_softmax(0)[labels[example]]
+        torch.testing.assert_close(loss, expected)
+        gradients = (torch.autograd.grad(value, logits_S1, retain_graph=True)[0] for value in (loss, expected))
+        torch.testing.assert_close(*gradients)
 
 
 def test_smoothed_labels_keep_the_temperature() -> None:
@@ -146,9 +173,9 @@ def test_values_are_mixed() -> None:
     ("own", "teacher", "message"),
     [
         (
-            TaskConfig(name="choice"),
-            TaskConfig(name="choice"),
-            "tag, squad, not for 'choice': set distil.share",
+            TaskConfig(name="embed"),
+            TaskConfig(name="embed"),
+            r"tag, squad, not for 'embed': set distil.share .* scores of pairs instead \(docs/vectors.md\)",
         ),
         (TaskConfig(), TaskConfig(name="regress"), "was fine-tuned for the task 'regress', not 'classify'"),
         (TaskConfig(labels=("a", "b")), TaskConfig(labels=("a", "c")), "same labels: 'b' differs"),
@@ -179,7 +206,13 @@ def flags(
 
 @pytest.mark.parametrize(
     ("task", "score"),
-    [("classify", "accuracy"), ("regress", "pearson"), ("tag", "f1"), ("squad", "exact_match")],
+    [
+        ("classify", "accuracy"),
+        ("regress", "pearson"),
+        ("choice", "accuracy"),
+        ("tag", "f1"),
+        ("squad", "exact_match"),
+    ],
 )
 def test_a_student_learns_from_a_teacher(
     task: str, score: str, flags: Callable[[str], dict[str, object]], tmp_path: Path, lambert: Lambert
@@ -188,7 +221,7 @@ def test_a_student_learns_from_a_teacher(
     assert done.code == 0, done.err
     assert f"teacher  {flags(task)['distil__teacher']}, {score}" in done.out
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    objective = {"classify": "label", "regress": "value", "tag": "tag", "squad": "span"}[task]
+    objective = {"classify": "label", "regress": "value", "choice": "choice", "tag": "tag", "squad": "span"}[task]
     assert {f"loss/{objective}", "loss/relations"} <= rows[0].keys()
     assert lambert("evaluate", model=tmp_path / "run", data=flags(task)["data"]).code == 0
 

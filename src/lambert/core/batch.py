@@ -61,11 +61,12 @@ def exact_weights(weights: npt.ArrayLike) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftTarget(Target):
-    """Classes, or starts and ends of answers, with the probabilities that a teacher gives them."""
+    """Classes, choices, or starts and ends of answers, with the probabilities that a teacher gives them."""
 
     soft_NL: Tensor
-    """float32 probabilities at `temperature`, the softmax of the teacher's logits divided by it: of the classes [N, L],
-    or of each token to be start and end of the answer in its sequence [T, 2]."""
+    """float32 probabilities at `temperature`, the softmax of the teacher's logits divided by it: of the classes or of
+    the choices [N, L], 0 beyond the choices of an example; or of each token to be start and end of the answer in its
+    sequence [T, 2]."""
     share: float
     """Share of the teacher in the loss, from 0 to 1."""
     temperature: float

@@ -200,9 +200,15 @@ class Choice(Head):
         return logits_S1.float()[:, 0][sequences_NC].masked_fill(~inside_NC, -torch.inf)
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
-        """Returns the sum over examples of the cross entropy of the right choice, in nats."""
+        """Returns the sum over examples of the cross entropy of the right choice, in nats; with a teacher as in
+        `Head.loss`."""
         rows_NC = self._rows(logits_NL, target)
-        return target.total(nn.functional.cross_entropy(rows_NC, target.labels_N[:, 1], reduction="none"))
+        hard_N = nn.functional.cross_entropy(rows_NC, target.labels_N[:, 1], reduction="none")
+        if not isinstance(target, SoftTarget):
+            return target.total(hard_N)
+        logs_NC = (rows_NC / target.temperature).log_softmax(-1).masked_fill(rows_NC == -torch.inf, 0.0)
+        soft_N = -(target.soft_NL[:, : rows_NC.shape[1]] * logs_NC).sum(-1)
+        return target.total(target.mixed(soft_N, hard_N))
 
     def hits(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the number of examples whose right choice has the largest logit."""

@@ -186,7 +186,7 @@ class RelationConfig:
 @dataclass(frozen=True, slots=True)
 class DistilConfig(RelationConfig):
     """Learning from a teacher: its predictions, if it was fine-tuned on the same task (classify, multilabel, regress,
-    tag or squad), and its self-attention relations."""
+    choice, tag or squad), and its self-attention relations."""
 
     relations: float = 0.0
     """Factor of the loss of the self-attention relations of a teacher with the same vocabulary. 0: none."""
@@ -194,7 +194,7 @@ class DistilConfig(RelationConfig):
     """Share of the teacher's predictions in the loss; the rest is that of the labels. 0: the teacher may be of any
     task."""
     temperature: float = 2.0
-    """classify, tag, squad: the logits of teacher and student are divided by it before the softmax."""
+    """classify, choice, tag, squad: the logits of teacher and student are divided by it before the softmax."""
 
     def __post_init__(self) -> None:
         check(self, "distil.", share="[0, 1]", temperature="(0, inf)")

@@ -54,7 +54,10 @@ class Examples(Sentences):
         if self.truth_N is None:
             return batch
         labels_N2 = torch.from_numpy(np.stack([counts_N, self.truth_N[indices_N]], 1))
-        return batch.with_targets({self.objective: Target(torch.from_numpy(firsts_N), labels_N2)})
+        target = Target(torch.from_numpy(firsts_N), labels_N2)
+        return batch.with_targets(
+            {self.objective: target if self.teacher is None else self.teacher.target(target, indices_N)}
+        )
 
     def targets(self, indices_S: Ints, begins_S: Ints) -> Mapping[str, Target]:
         return {}
@@ -120,6 +123,11 @@ class Choice(SentenceTask):
         assert data.bounds_N is not None
         logits_S = concatenated(outputs, self.head)[:, 0]
         return [metrics.softmax(logits_S[low:high]) for low, high in pairwise(data.bounds_N.tolist())]
+
+    def soft(self, data: Sentences, outputs: Outputs) -> Floats:
+        """Returns the probabilities of the choices [N, C], 0 beyond the choices of an example."""
+        found = self.predictions(data, outputs)
+        return np.stack([np.pad(chances_C, (0, max(map(len, found)) - len(chances_C))) for chances_C in found])
 
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"

@@ -16,7 +16,7 @@ from lambert.core.errors import UsageError
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import Floats
 
-TASKS = ("classify", "multilabel", "regress", "tag", "squad")
+TASKS = ("classify", "multilabel", "regress", "choice", "tag", "squad")
 _MIXED = ("multilabel", "regress")
 """Tasks whose gradient is linear in the truth. The loss of teacher and truth is that of their mean."""
 
@@ -26,8 +26,8 @@ class Teacher:
     """The predictions of a teacher for the examples of a training file, or for its words."""
 
     values_N: Floats
-    """Probabilities [N, L] of the student's labels, or values [N]. A row of NaN has no prediction: there the label is
-    learnt alone."""
+    """Probabilities [N, L] of the student's labels or of choices, 0 beyond those of an example, or values [N]. A row of
+    NaN has no prediction: there the label is learnt alone."""
     share: float
     """Share of the teacher in the loss."""
     temperature: float
@@ -39,7 +39,7 @@ class Teacher:
         if not self.temperature:
             mixed = share * torch.from_numpy(found.astype(np.float32)) + (1 - share) * target.labels_N
             return Target(target.at_N, mixed, target.weights_N)
-        powers_NL = np.maximum(found, np.finfo(np.float64).tiny) ** (1 / self.temperature)
+        powers_NL = found ** (1 / self.temperature)
         soft_NL = torch.from_numpy((powers_NL / powers_NL.sum(1, keepdims=True)).astype(np.float32))
         lacking_N = soft_NL.isnan().any(1)
         if lacking_N.any():
@@ -91,9 +91,10 @@ def _masses(labels_N: Tensor, labels: int) -> Tensor:
 def check_teacher(config: TaskConfig, teacher: TaskConfig) -> None:
     """Raises UsageError if a model fine-tuned for `teacher` cannot teach the task `config`."""
     if config.name not in TASKS:
+        vectors = " A teacher of vectors gives scores of pairs instead (docs/vectors.md)." * (config.name == "embed")
         raise UsageError(
             f"The predictions of distil.teacher are for {', '.join(TASKS)}, not for {config.name!r}: set distil.share "
-            "= 0 to learn its self-attention relations only (distil.relations)."
+            f"= 0 to learn its self-attention relations only (distil.relations).{vectors}"
         )
     if teacher.name != config.name:
         raise UsageError(f"distil.teacher was fine-tuned for the task {teacher.name!r}, not {config.name!r}.")
