@@ -45,7 +45,8 @@ def ranking(folder: Path) -> tuple[TaskConfig, Path]:
 
 def scored(folder: Path) -> tuple[TaskConfig, Path]:
     columns = Columns(text="a", text_b="b", label="score")
-    return TaskConfig(name="embed", columns=columns, embed=EmbedConfig(widths=(4,))), texts(folder, score=0.5)
+    embed = EmbedConfig(loss="cosine", widths=(4,))
+    return TaskConfig(name="embed", columns=columns, embed=embed), texts(folder, score=0.5)
 
 
 def plain(value: Any) -> Any:

@@ -54,7 +54,10 @@ def tokenizer(pretrained: Path) -> Any:
 def test_the_layout_is_that_of_the_columns(
     row: dict[str, object], embed: dict[str, Any], count: int, loss: str, tokenizer: Any, tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "train.jsonl", [row, {**row, next(iter(row)): "another"}])
+    path = write(
+        tmp_path / "train.jsonl",
+        [row, {**row, next(iter(row)): "another", **({"score": -1} if "score" in row else {})}],
+    )
     config = TaskConfig(name="embed", max_length=16, embed=EmbedConfig(**embed))
     task, data = learn(config, tokenizer, path)
     assert (data.texts_NG.shape, task.config.embed.loss) == ((2, count), loss)
@@ -104,6 +107,15 @@ def test_prompts_precede_the_texts_of_their_columns(tokenizer: Any, tmp_path: Pa
         ([{"anchor": " ", "positive": "b"}], {}, "every example has an empty text"),
         ([{"anchor": 3, "positive": "b"}], {}, "train.jsonl:1: column 'anchor' holds 3, not text"),
         ([{"sentence1": "a", "sentence2": "b", "score": "NaN"}], {}, "not a finite number"),
+        (
+            [{"sentence1": "a", "sentence2": "b", "score": 1}, {"sentence1": "a", "sentence2": "c", "score": 4.5}],
+            {"loss": "cosine"},
+            "train.jsonl:2: column 'score' holds 4.5, and task.embed.loss = 'cosine' needs cosines from -1 to 1",
+        ),
+        (
+            [{"sentence1": "a", "sentence2": text, "score": 4.5} for text in "bc"], {},
+            "train.jsonl: every value (column 'score') is 4.5. Training needs at least two different ones.",
+        ),
         (
             [{"query": "a", "positive": "b", "negative": "c", "label": [1, 2]}], {"loss": "margin"},
             "2 margins in the column 'label', but 1 negatives",

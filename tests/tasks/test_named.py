@@ -23,7 +23,11 @@ OFFICIAL = {
     "glue/cola": ("train.tsv", "gj04\t1\t\tA good film.\nks08\t0\t*\tFilm bad good.\n", [1, 0]),
     "glue/sst2": ("train.tsv", "sentence\tlabel\na good film \t1\nbad\t0\n", [1, 0]),
     "glue/mrpc": ("msr_paraphrase_train.txt", f"{MRPC}1\t7\t8\tgood\tgood .\r\n0\t7\t8\tgood\tbad\r\n", [1, 0]),
-    "glue/stsb": ("train.tsv", f"{STSB}0\tm\tM\t12\t1\tn\tn\tgood\tgood .\t4.750\n", [4.75]),
+    "glue/stsb": (
+        "train.tsv",
+        f"{STSB}0\tm\tM\t1\t1\tn\tn\tgood\tbad\t4.750\n1\tm\tM\t1\t1\tn\tn\ta\tb\t0.5\n",
+        [4.75, 0.5],
+    ),
     "glue/qqp": ("train.tsv", f"{QQP}1\t2\t3\tgood?\tbad?\t0\n2\t3\t4\tgood\tgood?\t1\n", [0, 1]),
     "glue/mnli": ("train.tsv", f"{MNLI}0\t1\t1\tf\t(\t(\tgood\tbad\tneutral\tcontradiction\n", [2]),
     "glue/qnli": ("dev.tsv", "index\tquestion\tsentence\tlabel\n0\tgood?\tbad\tnot_entailment\n", [1]),

@@ -59,6 +59,27 @@ def test_judgements_in_the_layout_of_beir(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("qrels", "query-id", "query_id", "test.tsv: no column 'query-id', .* Did you mean 'query_id'"),
+        ("qrels", "corpus-id", "corpus", "test.tsv: no column 'corpus-id', .* Did you mean 'corpus'"),
+        ("qrels", "score", "relevance", "test.tsv: no column 'score', .* Known: corpus-id, query-id, relevance"),
+        ("qrels", "query-id\tcorpus-id\tscore\n", "", "test.tsv"),
+        ("corpus", "_id", "id", "corpus.jsonl:1: no column '_id', .* Did you mean 'id'"),
+        ("corpus", "text", "body", "corpus.jsonl:1: no column 'text', .* Known: _id, body, title"),
+        ("corpus", '"a"', '""', "corpus.jsonl:1: _id is empty"),
+        ("corpus", '"b"', '"a"', "corpus.jsonl:2: _id 'a' occurs twice"),
+        ("queries", "_id", "id", "queries.jsonl:1: no column '_id', .* Did you mean 'id'"),
+    ],
+)
+def test_columns_that_beir_does_not_have_are_named(file: str, old: str, new: str, message: str, tmp_path: Path) -> None:
+    files = {"corpus": CORPUS, "queries": QUERIES, "qrels": "query-id\tcorpus-id\tscore\n1\ta\t1\n"}
+    path = write(tmp_path, **{**files, file: files[file].replace(old, new)})
+    with pytest.raises(DataError, match=message):
+        retrieval.read_judgements(path)
+
+
+@pytest.mark.parametrize(
     ("rows", "message"),
     [
         ("1\tc\t1\n", "test.tsv:2: corpus.jsonl has no text with _id 'c'"),

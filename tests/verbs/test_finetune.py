@@ -133,6 +133,13 @@ def test_the_default_length_adapts_to_the_encoder(
             ["data.tsv:1: no columns 'text' (task.columns.text) and 'label' (task.columns.label).", "sentence, class."],
         ),
         ("text\tlabel\nthe stone\ta\nthe river\ta\n", "", {}, 3, ["data.tsv", "at least two labels"]),
+        (
+            "text\tlabel\nthe stone\t2\nthe river\t2\n",
+            "",
+            {"task__name": "regress"},
+            3,
+            ["data.tsv: every value (column 'label') is 2.", "at least two different ones"],
+        ),
         ("text\tlabel\n", "", {}, 3, ["data.tsv", "no rows"]),
         (
             "text\tlabel\nthe stone\ta\nx\tb\n",

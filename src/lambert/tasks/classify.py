@@ -15,7 +15,7 @@ from lambert.tasks import calibration, metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.formulas import Formula
-from lambert.tasks.labels import LabelLoss, absent, check_class_weights, learnt
+from lambert.tasks.labels import LabelLoss, absent, check_class_weights, check_different, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.table import label_cell, labelled_rows, numbered, text_cell, unknown_label, value_cell
@@ -175,7 +175,10 @@ class Regress(SentenceTask):
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
         task = cls(config, tokenizer)
-        return task, task.read(path, training=True)
+        data = task.read(path, training=True)
+        assert data.truth_N is not None
+        check_different(data.truth_N, config.columns.label, path)
+        return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, values = [], [], []

@@ -21,6 +21,7 @@ from lambert.tasks import contrastive, metrics, retrieval, sentence_transformers
 from lambert.tasks.config import EmbedConfig, TaskConfig
 from lambert.tasks.examples import Examples as ScoredExamples
 from lambert.tasks.formulas import Formula
+from lambert.tasks.labels import check_different
 from lambert.tasks.metrics import Floats
 from lambert.tasks.pairs import SCORED, Layout, find_layout, read_examples
 from lambert.tasks.retrieval import Search
@@ -185,7 +186,9 @@ class Embed:
         return vectors_UD.astype(np.float32)
 
     def _examples(self, path: Path, layout: Layout) -> Examples:
-        rows, scores, counts = read_examples(path, layout, self.config)
+        rows, scores, counts = read_examples(path, layout, self.config, cosines=self.embed.loss == "cosine")
+        if self.embed.loss == "cosent":
+            check_different(scores, layout.score, path)
         data, texts_NG = self._numbered(rows, counts, Examples)
         data.objective, data.texts_NG = self.head, texts_NG
         scored = self.embed.loss in SCORED

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,6 +34,15 @@ def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
             f"({places[numbers[0]]}) is one. Correct the file, or if all are labels, list them in task.labels."
         )
     return ordered([*places])
+
+
+def check_different(values_N: npt.ArrayLike, name: str, path: Path) -> None:
+    """Raises DataError if all values of the column `name` of a training file are equal, so that they teach nothing."""
+    found = np.unique(values_N)
+    if len(found) == 1:
+        raise DataError(
+            f"{path}: every value (column {name!r}) is {found[0]:g}. Training needs at least two different ones."
+        )
 
 
 def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ...]:

@@ -83,9 +83,11 @@ def _advice(row: Row, say: Advice) -> str:
     )
 
 
-def read_examples(path: Path, layout: Layout, config: TaskConfig) -> tuple[list[list[str]], list[Any], dict[str, int]]:
+def read_examples(
+    path: Path, layout: Layout, config: TaskConfig, *, cosines: bool = False
+) -> tuple[list[list[str]], list[Any], dict[str, int]]:
     """Returns the texts of each example with their prompts, the scores, and counts. Examples with an empty text are
-    left out."""
+    left out. Raises DataError for scores that are no `cosines`, if they must be."""
     embed, columns = config.embed, config.columns
     rows: list[list[str]] = []
     scores: list[Any] = []
@@ -100,7 +102,12 @@ def read_examples(path: Path, layout: Layout, config: TaskConfig) -> tuple[list[
             continue
         rows.append([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
         if layout.score:
-            scores.append(_scores(row, layout, place))
+            scores.append(score := _scores(row, layout, place))
+            if cosines and isinstance(score, float) and abs(score) > 1:
+                raise DataError(
+                    f"{place}: column {layout.score!r} holds {score:g}, and task.embed.loss = 'cosine' needs cosines "
+                    "from -1 to 1: scale the scores, or take 'cosent', for scores in any unit."
+                )
     if not rows:
         raise DataError(f"{path}: every example has an empty text.")
     return rows, scores, {"with an empty text were left out": empty}

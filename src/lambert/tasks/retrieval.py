@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError
+from lambert.core.registry import nearest
 from lambert.tasks import metrics
 from lambert.tasks.config import Columns
 from lambert.tasks.table import read_rows, value_cell
-from lambert.tasks.task import text_of
+from lambert.tasks.task import Row, text_of
 
 DEPTH = 100
 """Texts of a ranking that the metrics consider: mean average precision is that of the first 100, the others are those
@@ -108,6 +109,7 @@ def read_judgements(path: Path) -> tuple[dict[str, str], dict[str, str], dict[st
     relevant: dict[str, set[str]] = {}
     names = Columns(text="query-id", text_b="corpus-id", label="score")
     for place, row in read_rows(path, names):
+        _check_columns(row, ("query-id", "corpus-id", "score"), str(path))
         query, text = (str(row.get(name, "")) for name in ("query-id", "corpus-id"))
         if text not in corpus:
             raise DataError(f"{place}: corpus.jsonl has no text with _id {text!r}.")
@@ -124,12 +126,20 @@ def read_judgements(path: Path) -> tuple[dict[str, str], dict[str, str], dict[st
 def _texts(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for place, row in read_rows(path, Columns()):
-        title, number = row.get("title"), str(row.get("_id", ""))
+        _check_columns(row, ("_id", "text"), place)
+        title, number = row.get("title"), str(row["_id"])
         if not number or number in found:
-            raise DataError(f"{place}: {'_id is missing' if not number else f'_id {number!r} occurs twice'}.")
+            raise DataError(f"{place}: {'_id is empty' if not number else f'_id {number!r} occurs twice'}.")
         text = text_of(row, "text", place)
         found[number] = f"{title} {text}" if isinstance(title, str) and title else text
     return found
+
+
+def _check_columns(row: Row, names: Sequence[str], place: str) -> None:
+    """Raises DataError, with the nearest name, if a row of a file of BEIR lacks one of these columns."""
+    if lacking := next((name for name in names if name not in row), ""):
+        close = nearest(lacking, [*row])
+        raise DataError(f"{place}: no column {lacking!r}, which files in the layout of BEIR have.{close}")
 
 
 def of_pairs(texts_NG: Ints) -> Search:
