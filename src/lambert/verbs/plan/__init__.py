@@ -53,7 +53,7 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
             "name another number of nodes."
         )
     if not any(choice.fits for choice in found):
-        raise UsageError(memory_advice(min(found, key=lambda choice: choice.step.bytes - choice.cluster.device.memory)))
+        raise UsageError(memory_advice(config, plan, found))
     table = efficient(found)
     chosen = _chosen(config, plan, found)
     result = Plan(
@@ -120,9 +120,9 @@ def _chosen(config: PlanConfig, plan: Planned, found: Sequence[Choice]) -> Choic
     otherwise the recipe as it is on the given number of devices, or on one."""
     own = [choice for choice in found if choice.fits and _own(plan, choice)]
     if not own:
-        least = min(filter(partial(_own, plan), found), key=lambda one: one.step.bytes - one.cluster.device.memory)
         other = min((one for one in found if one.fits), key=lambda one: one.seconds).work.method
-        raise UsageError(f"{memory_advice(least)} exchange.method = {other!r} fits.")
+        large = [choice for choice in found if _own(plan, choice)]
+        raise UsageError(memory_advice(config, plan, large, f"--set exchange.method={other}"))
     most, longest = config.largest_cost or inf, config.longest_run or inf
     if not (config.budget or config.deadline):
         as_is = [

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from lambert.planning.choices import Choice
+from lambert.planning.remedies import Remedy, known_clusters, remedy
 from lambert.verbs.plan.recipe import Planned
 from lambert.verbs.plan.result import Plan
 from lambert.verbs.settings.plan import PlanConfig
@@ -17,20 +18,46 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.3g} s"
 
 
-def memory_advice(choice: Choice) -> str:
-    """Returns the error for a run that does not fit, with what would."""
-    device, step, work = choice.cluster.device, choice.step, choice.work
-    over = step.bytes - device.memory
-    if step.micro_tokens > work.longest:
-        what = f"Lower train.micro_tokens to {max(work.longest, step.micro_tokens // 2):,}"
-    elif not work.shard_optimizer and choice.cluster.devices > 1:
-        what = "Set train.shard_optimizer = true"
-    else:
-        what = "Take a smaller model or shorter sequences"
-    return (
+def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *others: str) -> str:
+    """Returns the error for a run that does not fit, with the flags with which it does, or by how much it fits nowhere.
+
+    Args:
+        found: The choices that do not fit.
+        others: Further flags with which it fits.
+    """
+    least = min(found, key=lambda choice: choice.step.bytes - choice.cluster.device.memory)
+    device, step = least.cluster.device, least.step
+    own = {(choice.cluster.device.name, choice.cluster.devices): choice.cluster for choice in found}
+    changed = remedy(plan.work, sorted(own.values(), key=lambda machines: machines.devices))
+    known = known_clusters(sorted({count for _, count in own}), config.nodes or 0, config.link)
+    elsewhere = remedy(plan.work, known) if known else changed
+    fitting = [" ".join(_flags(config, plan, one)) for one in (changed, elsewhere) if one.lacking <= 0]
+    nearest = min(changed, elsewhere, key=lambda one: one.lacking)
+    text = (
         f"The run does not fit: it needs {step.bytes / 1e9:,.1f} GB a device and a {device.name} has "
-        f"{device.memory / 1e9:,.1f}, {over / 1e9:,.1f} GB too few. {what}, or take a device with more memory."
+        f"{device.memory / 1e9:,.1f}, {(step.bytes - device.memory) / 1e9:,.1f} GB too few. "
     )
+    if fitting or others:
+        return f"{text}It fits with {' or with '.join(dict.fromkeys([*fitting, *others]))}."
+    sharded = ", train.shard_optimizer = true" if nearest.work.shard_optimizer else ""
+    return (
+        f"{text}No change of these makes it fit: on {nearest.cluster.name} with train.micro_tokens = "
+        f"{nearest.step.micro_tokens:,}{sharded} a device still lacks {nearest.lacking / 1e9:,.1f} GB. Take a smaller "
+        "model or shorter sequences."
+    )
+
+
+def _flags(config: PlanConfig, plan: Planned, changed: Remedy) -> list[str]:
+    """Returns the flags of `lambert plan` that make the change."""
+    machines, work = changed.cluster, changed.work
+    flags = [] if machines.device.name in config.names else [f"--device={machines.device.name}"]
+    if machines.devices > 1 and not config.devices:
+        flags.append(f"--devices={machines.devices}")
+    if work.micro_tokens != plan.work.micro_tokens:
+        flags.append(f"--set train.micro_tokens={work.micro_tokens}")
+    if work.shard_optimizer != plan.work.shard_optimizer:
+        flags.append("--set train.shard_optimizer=true")
+    return flags
 
 
 def lines(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Choice], result: Plan) -> list[str]:
