@@ -2,21 +2,14 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from lambert.planning.failures import daly, group_mtbf, useful_share
-from lambert.planning.simulation import Run, simulate, simulations
-from lambert.planning.stragglers import expected_maximum
+from lambert.planning.simulation import Run, shortened, simulate, simulations
+from lambert.planning.stragglers import Lateness, expected_maximum
 
 pytest.importorskip("simpy")
 HOUR = 3600.0
-
-
-@pytest.mark.parametrize("ranks", [2, 32])
-def test_the_expected_maximum_is_that_of_drawn_times(ranks: int) -> None:
-    drawn = np.random.default_rng(0).normal(10.0, 1.0, (20_000, ranks)).max(1)
-    assert expected_maximum(ranks, 10.0, 1.0) == pytest.approx(drawn.mean(), abs=0.03)
 
 
 @pytest.mark.parametrize(("nodes", "hours"), [(1, 1), (8, 8), (512, 512)])
@@ -36,7 +29,7 @@ def test_a_run_that_is_shorter_than_the_time_between_failures() -> None:
     mean = sum(outcome.seconds for outcome in found) / len(found)
     assert seconds / mean == pytest.approx(useful_share(mtbf, seconds, 0.0, restart), abs=0.005)
     assert found == simulations(Run(1.0, 3600, 8, 8 * mtbf, restart=restart))
-    assert len(simulations(Run(1.0, 10**6, mtbf=HOUR, interval=60.0))) == 20
+    assert len(simulations(Run(1.0, 10**7, mtbf=HOUR, interval=60.0))) == 20
 
 
 def test_no_interval_is_better_than_dalys() -> None:
@@ -72,3 +65,42 @@ def test_lost_work_and_useful_time_add_up() -> None:
 def test_a_run_that_hardly_advances_is_given_up() -> None:
     with pytest.raises(Exception, match="hardly advances"):
         simulate(Run(1.0, 10**6, 1000, 100.0, 3600.0, 10.0, 60.0))
+
+
+@pytest.mark.parametrize("ranks", [1, 4096])
+@pytest.mark.parametrize("interval", [10.0, 1000.0])
+def test_an_update_takes_as_long_as_its_slowest_device(ranks: int, interval: float) -> None:
+    run = Run(0.5, 100_000, interval=interval, late=Lateness(ranks, 2.0, 0.05))
+    found = simulate(run)
+    waiting = expected_maximum(ranks, 2.0, 0.1) - 2.0
+    assert found.waiting / run.updates == pytest.approx(waiting, abs=0.002)
+    assert found.seconds / run.updates == pytest.approx(0.5 + waiting, abs=0.002)
+    assert simulate(run, seed=1).seconds != found.seconds
+
+
+def test_a_slow_device_lengthens_every_update() -> None:
+    usual, slow = (simulate(Run(1.0, 10_000, late=Lateness(8, 1.0, 0.01, factor))).seconds for factor in (1.0, 1.5))
+    assert slow - usual == pytest.approx(10_000 * (0.5 - (expected_maximum(8, 1.0, 0.01) - 1.0)), rel=0.01)
+
+
+def test_stragglers_and_failures_add_up() -> None:
+    mtbf, late = 50_000.0, Lateness(64, 1.0, 0.1)
+    run = Run(0.2, 2_000_000, 1, mtbf, 600.0, 20.0, 60.0, late)
+    found = simulate(run)
+    assert found.useful == pytest.approx(useful_share(mtbf, 600.0, 20.0, 60.0), abs=0.01)
+    assert found.training / run.updates == pytest.approx(0.2 + late.mean, rel=0.001)
+
+
+@pytest.mark.parametrize("interval", [60.0, 86_400.0])
+def test_long_runs_are_shortened_to_what_is_computed_in_seconds(interval: float) -> None:
+    """By what is counted instead of by the clock: a failure is an event, and so are 200 checkpoints."""
+    long = Run(1.0, 2 * 10**9, 64, 64 * 86_400.0, interval, 5.0, 60.0, Lateness(512, 1.0))
+    short = shortened(long)
+    assert short.updates < long.updates
+    assert short.events <= 2501
+    assert shortened(short) == short
+    found, calls = simulate(short), len(simulations(short))
+    assert found.failures + short.updates / short.per_checkpoint / 200 < 2 * 2501
+    assert calls == 20
+    few = Run(1.0, 50_000_000, 1, 10**6, 3600.0, 5.0, 60.0)
+    assert shortened(few) == few, "more updates alone do not shorten a run"

@@ -110,6 +110,20 @@ def test_failures_are_simulated(lambert: Lambert) -> None:
     assert f"the mean of {short['simulations']:,} simulated runs" in " ".join(lines.split())
 
 
+def test_a_slow_device_is_waited_for_in_the_plan_and_in_its_simulation(lambert: Lambert) -> None:
+    pytest.importorskip("simpy")
+    command = (LAMB, "--device=V100-32GB", "--devices=64", "--failures=5000", "--set", "train.steps=1000")
+    usual, slow = (found(lambert, *command, *flags) for flags in ([], ["--slow=1.5"]))
+    computing = usual["chosen"]["update_seconds"] - usual["chosen"]["parts"]["exchange"]
+    more = slow["chosen"]["update_seconds"] - usual["chosen"]["update_seconds"]
+    assert more == pytest.approx(0.5 * computing, rel=0.1)
+    waiting = [result["failures"]["waiting_seconds"] / 1000 for result in (usual, slow)]
+    assert waiting[1] - waiting[0] == pytest.approx(more, rel=0.02)
+    assert waiting[0] < usual["chosen"]["parts"]["waiting"] + 1e-9
+    assert "wait for the slowest device" in lambert("plan", *command, "--slow=1.5").out
+    assert "wait for the slowest device" not in lambert("plan", PRETRAIN, "--device=T4", "--failures=5000").out
+
+
 def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
     command = (LAMB, "--device=H100", "--devices=32", "--set", "train.micro_tokens=16384")
     for kind, name in (("slurm", "slurm.sbatch"), ("kubernetes", "kubernetes.yaml")):
@@ -199,6 +213,8 @@ def test_scripts_for_cpus_ask_for_no_gpu(kind: str, cores: str, lambert: Lambert
             "2 machines of 8 H100 cannot share them evenly. Take 8 or 12, or name the number of machines (nodes).",
         ),
         (["--device=H100", "--checkpoint=5"], "add --failures"),
+        (["--device=H100", "--slow=0.5"], "slow = 0.5 must be at least 1"),
+        (["--device=H100", "--jitter=1"], "jitter = 1.0 must be"),
         (["--device=H100", "--set", "train.steps"], "NAME=VALUE"),
         (["--device=H100", "--set", "=3"], "NAME=VALUE"),
         (["--device=H100", "--set", "train.stepz=4"], "train.steps"),

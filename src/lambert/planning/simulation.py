@@ -1,24 +1,32 @@
-"""A discrete-event simulation of a run: nodes that fail, checkpoints and restarts.
+"""A discrete-event simulation of a run: nodes that fail, slow devices, checkpoints and restarts.
 
 The time to the failure of a node is exponential, and therefore the time between two failures of the group is, too. The
-failures are a process; the run is a process that they interrupt.
+failures are a process; the run is a process that they interrupt. The times of the updates between two checkpoints are
+drawn for many checkpoints at once, so that a failure is an event and an update is none.
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
 
 from lambert.core.errors import UsageError
 from lambert.planning.failures import group_mtbf, useful_share
+from lambert.planning.stragglers import Lateness
 
 _LEAST_USEFUL = 0.05
 """Expected share of useful time below which a run is not simulated, because it hardly advances."""
 _EVENTS, _FEWEST, _MOST = 50_000, 20, 1000
-"""Failures and checkpoints of all simulations of a run, and the limits of their number (ours): a second of computing,
-and a standard error of the useful share below 1 percentage point also where a run is shorter than `mtbf`."""
+"""Events of all simulations of a run, and the limits of their number (ours): a second of computing, and a standard
+error of the useful share below 1 percentage point also where a run is shorter than `mtbf`."""
+_LONGEST = _EVENTS // _FEWEST
+"""Events of one simulation; a longer run is simulated up to there."""
+_BLOCK = 10_000
+"""Most checkpoints whose times are drawn at once."""
+_CHECKPOINTS_PER_EVENT = 200
+"""Checkpoints that are drawn in the time of a failure (measured, to an order of magnitude)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class Run:
     """A run on a group of nodes. Times are seconds."""
 
     update: float
-    """Time of an update."""
+    """Time of an update, without waiting for the slowest device."""
     updates: int
     nodes: int = 1
     mtbf: float = inf
@@ -37,6 +45,25 @@ class Run:
     """Training time that a checkpoint takes."""
     restart: float = 0.0
     """From a failure until training continues. Another failure begins it anew."""
+    late: Lateness | None = None
+    """Waiting for the slowest device in each update; None: none."""
+
+    @property
+    def mean(self) -> float:
+        """Mean time of an update."""
+        return self.update + (self.late.mean if self.late else 0.0)
+
+    @property
+    def per_checkpoint(self) -> int:
+        """Updates between two checkpoints."""
+        most = self.interval / self.mean
+        return self.updates if most >= self.updates else max(1, round(most))
+
+    @property
+    def events(self) -> float:
+        """What a simulation computes, about: failures, and checkpoints by the time that they take."""
+        checkpoints = self.updates / self.per_checkpoint
+        return self.updates * self.mean / group_mtbf(self.mtbf, self.nodes) + checkpoints / _CHECKPOINTS_PER_EVENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +76,8 @@ class Outcome:
     failures: int
     lost: float
     """Seconds of updates that were computed again."""
+    waiting: float
+    """Seconds of `training` that the group waited for its slowest device."""
 
     @property
     def useful(self) -> float:
@@ -56,12 +85,15 @@ class Outcome:
         return self.training / self.seconds
 
 
+def shortened(run: Run) -> Run:
+    """Returns the beginning of a run that is long enough to be simulated instead of it."""
+    return replace(run, updates=ceil(run.updates * min(1.0, _LONGEST / max(1.0, run.events))))
+
+
 def simulations(run: Run) -> list[Outcome]:
     """Simulates a run several times, the more often the shorter it is, with the seeds 0, 1, 2, ... Raises as
     `simulate`."""
-    seconds = run.updates * run.update
-    events = seconds / run.interval + seconds / group_mtbf(run.mtbf, run.nodes)
-    return [simulate(run, seed) for seed in range(round(min(_MOST, max(_FEWEST, _EVENTS / (1 + events)))))]
+    return [simulate(run, seed) for seed in range(round(min(_MOST, max(_FEWEST, _EVENTS / (1 + run.events)))))]
 
 
 def simulate(run: Run, seed: int = 0) -> Outcome:
@@ -73,42 +105,50 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
         import simpy
     except ImportError as error:
         raise UsageError("Simulating failures needs simpy: pip install 'lambert-bert[plan]'.") from error
-    segment = min(run.interval, run.updates * run.update)
-    if useful_share(group_mtbf(run.mtbf, run.nodes), segment, run.cost, run.restart) < _LEAST_USEFUL:
+    each, mtbf = run.per_checkpoint, group_mtbf(run.mtbf, run.nodes)
+    if useful_share(mtbf, min(run.interval, run.updates * run.mean), run.cost, run.restart) < _LEAST_USEFUL:
         raise UsageError(
             "The run hardly advances between failures: save more often (--checkpoint), or take fewer nodes (--nodes)."
         )
     draws = np.random.default_rng(seed)
     environment = simpy.Environment()
-    per_segment = run.updates if run.interval == inf else max(1, round(run.interval / run.update))
     counts = {"failures": 0}
     sums = {"training": 0.0, "lost": 0.0}
     ended = environment.event()
+    # As many checkpoints as are hardly reached before the next failure.
+    block = ceil(min(_BLOCK, 1 + 2 * mtbf / (each * run.mean + run.cost)))
 
     def train() -> Generator[Any, None, None]:
         done, restarting = 0, False
         while done < run.updates:
-            count = min(per_segment, run.updates - done)
-            seconds = count * run.update
-            began = environment.now
+            # C checkpoints, of which the last one of the run may come after fewer updates.
+            updates_C = np.diff(np.minimum(done + each * np.arange(block + 1), run.updates))
+            updates_C = updates_C[updates_C > 0]
+            seconds_C = run.update * updates_C
+            if run.late:
+                seconds_C += np.append(
+                    run.late.draw(draws, each, len(updates_C) - 1), run.late.draw(draws, int(updates_C[-1]), 1)
+                )
+            ends_C, began, passed = np.cumsum(seconds_C + run.cost), environment.now, len(updates_C)
             try:
                 if restarting:
                     yield environment.timeout(run.restart)
                     restarting, began = False, environment.now
-                yield environment.timeout(seconds + run.cost)
+                yield environment.timeout(float(ends_C[-1]))
             except simpy.Interrupt:
-                sums["lost"] += 0.0 if restarting else min(seconds, environment.now - began)
+                elapsed = 0.0 if restarting else environment.now - began
+                passed = min(int(np.searchsorted(ends_C, elapsed, side="right")), len(ends_C) - 1)
+                sums["lost"] += min(float(seconds_C[passed]), elapsed - float(np.sum(ends_C[passed - 1 : passed])))
                 restarting = True
-                continue
-            done += count
-            sums["training"] += seconds
+            done += int(updates_C[:passed].sum())
+            sums["training"] += float(seconds_C[:passed].sum())
         ended.succeed()
 
     trainer = environment.process(train())
 
     def fail() -> Generator[Any, None, None]:
         while True:
-            yield environment.timeout(float(draws.exponential(group_mtbf(run.mtbf, run.nodes))))
+            yield environment.timeout(float(draws.exponential(mtbf)))
             if trainer.is_alive:
                 counts["failures"] += 1
                 trainer.interrupt()
@@ -116,4 +156,5 @@ def simulate(run: Run, seed: int = 0) -> Outcome:
     if run.mtbf < inf:
         environment.process(fail())
     environment.run(until=ended)
-    return Outcome(float(environment.now), sums["training"], counts["failures"], sums["lost"])
+    waiting = sums["training"] - run.updates * run.update
+    return Outcome(float(environment.now), sums["training"], counts["failures"], sums["lost"], waiting)

@@ -22,7 +22,7 @@ from lambert.model.config import EncoderConfig
 from lambert.planning import memory, micro_batches, operations, traffic
 from lambert.planning.communication import exchange, exposed
 from lambert.planning.devices import Cluster, Device
-from lambert.planning.stragglers import JITTER, expected_maximum
+from lambert.planning.stragglers import JITTER, expected_lateness
 
 DTYPES = {
     "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -104,6 +104,10 @@ class Work:
     sharing the micro-batches of the update, as Lambert does."""
     synchronised: bool = False
     """Whether the host waits for each update, as `lambert bench` does, so that starting kernels is not hidden."""
+    jitter: float = JITTER
+    """Standard deviation of the time in which a device computes an update, as a share of it."""
+    slow: float = 1.0
+    """One of several devices computes so many times as long as the others."""
 
     @property
     def mean(self) -> float:
@@ -125,7 +129,12 @@ class Step:
     kernels: float
     exchange: float
     """What is not hidden of the exchange."""
-    waiting: float
+    idle: float
+    """Waiting of a mean device that has fewer micro-batches than others."""
+    late: float
+    """Waiting for the slowest device."""
+    computing: float
+    """In which a device with most micro-batches computes them. It varies from device to device."""
     micro_tokens: int
     """Maximum tokens of a micro-batch."""
     rounds: int
@@ -140,6 +149,10 @@ class Step:
     """Bytes that a rank sends."""
     sending: float
     """Seconds of the whole exchange."""
+
+    @property
+    def waiting(self) -> float:
+        return self.idle + self.late
 
     @property
     def seconds(self) -> float:
@@ -191,15 +204,14 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
     shown = sent.coding + exposed(sent.seconds, hidden, table if hidden else 1.0) if cluster.devices > 1 else 0.0
     busy = micro / (rounds * cluster.devices)
     mine = rounds * (arithmetic + memory_ + kernels)
-    late = expected_maximum(cluster.devices, mine, JITTER * mine) - mine
-    # In rounds that are not full, the mean rank computes less, and waits.
-    idle = mine * (1 - busy)
     return Step(
         arithmetic=rounds * arithmetic * busy,
         memory=rounds * memory_ * busy + update,
         kernels=rounds * kernels * busy,
         exchange=shown / work.sync_every,
-        waiting=idle + late,
+        idle=mine * (1 - busy),
+        late=expected_lateness(cluster.devices, mine, work.jitter, work.slow),
+        computing=mine,
         micro_tokens=tokens,
         rounds=rounds,
         busy=busy,

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from math import ceil, inf, prod
+from math import inf, prod
 from statistics import fmean
 
 import numpy as np
@@ -14,8 +14,9 @@ from lambert.planning.choices import COUNTS, Choice, choices, efficient
 from lambert.planning.devices import DEVICES, Device, fewest_nodes
 from lambert.planning.failures import daly, group_mtbf, useful_share
 from lambert.planning.memory import checkpoint_state
-from lambert.planning.simulation import Run, simulations
+from lambert.planning.simulation import Run, shortened, simulations
 from lambert.planning.steps import shapes_of
+from lambert.planning.stragglers import Lateness
 from lambert.runs.result import Say, silent
 from lambert.verbs.plan.recipe import Planned, Read, overrides, planned
 from lambert.verbs.plan.result import Plan, row
@@ -25,8 +26,6 @@ from lambert.verbs.settings.plan import AUTO, PlanConfig
 
 METHODS = ("bfloat16", "int8")
 """Methods of exchange that the table of choices has besides that of the recipe."""
-_MOST_SIMULATED = 5_000_000
-"""Updates of a simulated run; a longer one is simulated up to here."""
 
 
 def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
@@ -166,11 +165,12 @@ def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, fl
     mtbf = 3600 * config.failures
     best = daly(group_mtbf(mtbf, nodes), cost)
     interval = best if config.checkpoint is None else 60 * config.checkpoint
-    updates = ceil(chosen.seconds / chosen.step.seconds)
-    longer = max(1.0, updates / _MOST_SIMULATED)
-    outcomes = simulations(
-        Run(chosen.step.seconds, min(updates, _MOST_SIMULATED), nodes, mtbf, interval, cost, config.restart)
-    )
+    step, work = chosen.step, chosen.work
+    late = Lateness(chosen.cluster.devices, step.computing, work.jitter, work.slow)
+    run = Run(step.seconds - step.late, plan.updates, nodes, mtbf, interval, cost, config.restart, late)
+    simulated = shortened(run)
+    longer = run.updates / simulated.updates
+    outcomes = simulations(simulated)
     mean = fmean(outcome.seconds for outcome in outcomes)
     useful = fmean(outcome.training for outcome in outcomes) / mean
     low, high = np.quantile([outcome.useful for outcome in outcomes], [0.01, 0.99]).tolist()
@@ -179,7 +179,7 @@ def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, fl
         "checkpoint_seconds": cost,
         "interval_seconds": interval,
         "best_interval_seconds": best,
-        "best_save_every": max(1, round(best / chosen.step.seconds)),
+        "best_save_every": max(1, round(best / step.seconds)),
         "simulations": len(outcomes),
         "useful_share": useful,
         "useful_share_1_percent": low,
@@ -187,5 +187,6 @@ def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, fl
         "useful_share_closed_form": useful_share(group_mtbf(mtbf, nodes), interval, cost, config.restart),
         "failures": fmean(outcome.failures for outcome in outcomes) * longer,
         "lost_seconds": fmean(outcome.lost for outcome in outcomes) * longer,
+        "waiting_seconds": fmean(outcome.waiting for outcome in outcomes) * longer,
         "seconds": chosen.seconds / useful,
     }

@@ -141,7 +141,7 @@ def _run(
     work = Work(
         shape, lengths, train.batch_size, targets, labels, config.optim.name, train.precision, train.micro_tokens,
         "float32" if exchange.method == "auto" or train.deterministic else exchange.method, exchange.rank,
-        exchange.nodes == "on", exchange.sync_every, train.shard_optimizer, frozen,
+        exchange.nodes == "on", exchange.sync_every, train.shard_optimizer, frozen, jitter=plan.jitter, slow=plan.slow,
     )  # fmt: skip
     return Planned(verb, config, work, updates, train.sizes.before(updates), tuple(assumed))
 

@@ -11,6 +11,7 @@ from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import check
 from lambert.planning.devices import DEVICES, LINKS
+from lambert.planning.stragglers import JITTER
 
 AUTO = "auto"
 _SECONDS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -58,6 +59,11 @@ class PlanConfig:
     """Seconds from a failure until training continues."""
     disk: float = 1.0
     """GB per second at which checkpoints are written, while training waits."""
+    jitter: float = JITTER
+    """Standard deviation of the time in which a device computes an update, as a share of it. Each update waits for the
+    slowest device."""
+    slow: float = 1.0
+    """One of several devices computes so many times as long as the others, as in 1.2."""
     cluster: Literal["", "slurm", "kubernetes"] = ""
     """Print a script that starts the run on the chosen devices, and the plan on standard error."""
     seconds: float = 60.0
@@ -69,6 +75,7 @@ class PlanConfig:
         check(
             self, devices="[1, 65536]", nodes="[1, 65536]", sequences="[1, inf)", fill="(0, 1]", vocabulary="[1, inf)",
             failures="(0, 1e9]", checkpoint="(0, 1e9]", restart="[0, 1e9]", disk="(0, 1e6]", seconds="(0, 3600]",
+            jitter="[0, 0.3]", slow="[1, 100]",
         )  # fmt: skip
         for name in self.names:
             if name != AUTO and name not in DEVICES:
