@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from lambert.planning.choices import choices, efficient
 from lambert.planning.devices import DEVICES
 from lambert.planning.steps import Work
 from lambert.verbs import demo
+from lambert.verbs.plan import plot
 
 Lambert = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -108,6 +110,43 @@ def test_failures_are_simulated(lambert: Lambert) -> None:
     assert short["useful_share"] == pytest.approx(short["useful_share_closed_form"], abs=0.02)
     lines = lambert("plan", *command, "--failures=500", "--set", "train.steps=100").out
     assert f"the mean of {short['simulations']:,} simulated runs" in " ".join(lines.split())
+
+
+def test_the_plot_has_the_choices_and_the_limits(lambert: Lambert, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written = tmp_path / "plan.svg"
+    command = (LAMB, "--device=A100-80GB,H100", "--price=A100-80GB=1.8,H100=3", f"--plot={written}")
+    result = found(lambert, *command, "--budget=500USD", "--deadline=2d")
+    root = ElementTree.parse(written).getroot()
+    texts = {"".join(text.itertext()).strip() for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {
+        "lamb-large-128: time against cost of the choices", "time of the run (hours)", "cost of the run (USD)",
+        "chosen", "over the budget or the deadline", "efficient: no other is both faster and cheaper",
+        "A100-80GB", "H100", "budget: 500USD", "deadline: 2d",
+    } <= texts  # fmt: skip
+    for row in result["efficient"]:
+        each = f"{row['nodes']} x {row['devices'] // row['nodes']}" if row["nodes"] > 1 else str(row["devices"])
+        assert f"{each} {row['device']}" in texts
+    first = written.read_bytes()
+    found(lambert, *command, "--budget=500USD", "--deadline=2d")
+    assert written.read_bytes() == first
+    alone = lambert("plan", PRETRAIN, "--device=T4", f"--plot={written}")
+    assert alone.code == 0, alone.err
+    assert "over the budget or the deadline" not in written.read_text()
+    assert "cost of the run (device-hours)" in written.read_text()
+
+
+def test_a_plot_replaces_only_a_plot_and_needs_matplotlib(
+    lambert: Lambert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "logo.svg"
+    other.write_text("<svg/>")
+    command = (PRETRAIN, "--device=T4", f"--plot={other}")
+    monkeypatch.setattr(plot, "find_spec", lambda name: object())
+    one_line(lambert("plan", *command), 2, "`lambert plan` did not write it: name another file")
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    one_line(lambert("plan", *command), 2, "plot needs matplotlib: pip install 'lambert-bert[report]'")
+    assert other.read_text() == "<svg/>"
 
 
 def test_a_slow_device_is_waited_for_in_the_plan_and_in_its_simulation(lambert: Lambert) -> None:
@@ -213,6 +252,7 @@ def test_scripts_for_cpus_ask_for_no_gpu(kind: str, cores: str, lambert: Lambert
             "2 machines of 8 H100 cannot share them evenly. Take 8 or 12, or name the number of machines (nodes).",
         ),
         (["--device=H100", "--checkpoint=5"], "add --failures"),
+        (["--device=H100", "--plot=plan.png"], "plot = 'plan.png' must be the name of an SVG file, such as plan.svg"),
         (["--device=H100", "--slow=0.5"], "slow = 0.5 must be at least 1"),
         (["--device=H100", "--jitter=1"], "jitter = 1.0 must be"),
         (["--device=H100", "--set", "train.steps"], "NAME=VALUE"),

@@ -10,6 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from lambert.core.errors import UsageError
+from lambert.core.files import write_atomic
 from lambert.planning.choices import COUNTS, Choice, choices, efficient
 from lambert.planning.devices import DEVICES, Device, fewest_nodes
 from lambert.planning.failures import daly, group_mtbf, useful_share
@@ -18,6 +19,7 @@ from lambert.planning.simulation import Run, shortened, simulations
 from lambert.planning.steps import shapes_of
 from lambert.planning.stragglers import Lateness
 from lambert.runs.result import Say, silent
+from lambert.verbs.plan.plot import check_plot, draw
 from lambert.verbs.plan.recipe import Planned, Read, overrides, planned
 from lambert.verbs.plan.result import Plan, row
 from lambert.verbs.plan.scripts import SCRIPTS
@@ -34,6 +36,8 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
 
     Raises UsageError if the run does not fit into the memory of the devices, and if no choice keeps the limits.
     """
+    if config.plot is not None:
+        check_plot(config.plot)
     plan = planned(config, settings)
     if config.devices:
         plan.config.train.check_ranks(config.devices)
@@ -68,6 +72,8 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
         failures=None if config.failures is None else _failures(config, plan, chosen),
         script=_script(config, plan, chosen) if config.cluster else "",
     )
+    if config.plot is not None:
+        write_atomic(config.plot, draw(config, found, table, chosen, result.cost_unit))
     if config.json:
         say(json.dumps(result.as_dict(), indent=1))
     else:

@@ -66,6 +66,9 @@ class PlanConfig:
     """One of several devices computes so many times as long as the others, as in 1.2."""
     cluster: Literal["", "slurm", "kubernetes"] = ""
     """Print a script that starts the run on the chosen devices, and the plan on standard error."""
+    plot: Path | None = None
+    """SVG file to write: time against cost of the choices, with the efficient ones, the chosen one and those over a
+    limit. It needs matplotlib (lambert-bert[report])."""
     seconds: float = 60.0
     """Longest time of the measurements of `device` = auto."""
     json: bool = False
@@ -103,6 +106,8 @@ class PlanConfig:
             )
         if self.cluster and (other := [name for name in self.names if name in DEVICES and DEVICES[name].kind == "tpu"]):
             raise UsageError(f"cluster = {self.cluster!r}: Lambert does not run on {other[0]}. Leave one of them out.")
+        if self.plot is not None and self.plot.suffix.lower() != ".svg":
+            raise UsageError(f"plot = {str(self.plot)!r} must be the name of an SVG file, such as plan.svg.")
         for limit in (self.largest_cost, self.longest_run):
             assert limit != 0  # or one of their errors
 
