@@ -20,7 +20,8 @@ import experiment
 
 from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
 from lambert.planning.devices import ALONE, DEVICES, LINKS, Cluster, Device, Link, cluster
-from lambert.planning.steps import SOFTWARE, Work, predict
+from lambert.planning.steps import predict
+from lambert.planning.work import SOFTWARE, Work
 
 ROWS = Path(__file__).parent / "plan" / "rows.jsonl"
 PAGE = experiment.ROOT / "docs" / "plan.md"

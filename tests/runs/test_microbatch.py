@@ -27,7 +27,10 @@ from lambert.engine.loop import OutOfMemory
 from lambert.model import weights
 from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
+from lambert.planning.devices import Cluster, Device
 from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
+from lambert.planning.steps import fitting
+from lambert.planning.work import Work, shapes_of
 from lambert.runs import microbatch, updates
 from lambert.runs.config import TrainConfig
 from lambert.runs.microbatch import MicrobatchSize, Sample, check_model, shared
@@ -123,6 +126,21 @@ def test_what_the_exchange_holds_back_and_the_copy_that_is_saved_take_room(
     assert room(second, 0) - room(second, 1) == 4 * weights
     assert room(first, 0) - room(first, 1) == (8 if on_host else 4) * weights
     assert room(second, 0) - room(first, 0) == (12 if on_host else 0) * weights
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_planner_expects_what_a_run_finds(devices: int, model: Model, find: Callable[..., str]) -> None:
+    """On a machine whose processes share the memory, of which the first has the copy of a checkpoint."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    for tokens in (100, 159, 161, 321):
+        free = devices * (room_for(model, tokens) - 12 * weights) + 12 * weights
+        world = World() if devices == 1 else Beside(size=devices, other=-(10**6))
+        of = MicrobatchSize()
+        find(of, free, world, batch_size=10**6)
+        memory = free / devices + 4 * weights
+        device = Device("CPU", {"float32": 1e12}, 1e10, memory, 0.0, "", "cpu", measured=True)
+        work = Work(CONFIG, [20] * 9 + [60], 10**6, {"mlm": 6.0}, precision="float32")
+        assert fitting(work, Cluster(device, devices), shapes_of(CONFIG, work.targets, {})) == of.tokens
 
 
 def test_moments_that_are_there_are_not_counted_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

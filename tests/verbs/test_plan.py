@@ -14,7 +14,7 @@ from commands import one_line
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.planning.choices import choices, efficient
 from lambert.planning.devices import DEVICES
-from lambert.planning.steps import Work
+from lambert.planning.work import Work
 from lambert.verbs import demo
 from lambert.verbs.plan import plot
 

@@ -69,5 +69,5 @@ class Costs(ABC):
 
 
 def compiled(dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether the compiled kernels compute attention."""
+    """Returns whether the compiled kernels compute blocks, with their attention, in this type."""
     return device.type == "cpu" and dtype == torch.bfloat16 and library() is not None

@@ -6,7 +6,8 @@ from math import ceil, inf
 
 from lambert.planning.communication import WORTH
 from lambert.planning.devices import Cluster, Device, cluster, fewest_nodes
-from lambert.planning.steps import Step, Work, fitting, predict, shapes_of
+from lambert.planning.steps import Step, fitting, predict
+from lambert.planning.work import Work, shapes_of
 
 _SLACK = 1.02
 """Size of micro-batches over the mean of equal shares, because sequences are not cut (our choice)."""

@@ -31,6 +31,28 @@ def kept_per_weight(dtype: torch.dtype) -> int:
     return (1 + _MOMENTS) * _WIDE + (3 * dtype.itemsize if dtype.itemsize < _WIDE else 0)
 
 
+def room(
+    free: int, weights: int, dtype: torch.dtype, *, residuals: int = 0, spared: int = 0, processes: int = 1,
+    copied: bool = False,
+) -> int:  # fmt: skip
+    """Returns the bytes that are left for the micro-batches of a rank beside gradients, moments, rounded weights and
+    the residuals of the exchange; less than 0 if these alone are too many.
+
+    Args:
+        free: Bytes that are free, the weights being there already.
+        weights: Number of weights.
+        dtype: Type of the matrix products.
+        residuals: Float32 values per weight that the exchange keeps.
+        spared: Bytes of moments that are there already, or that other ranks hold.
+        processes: Ranks that share `free` equally.
+        copied: Whether a copy of a checkpoint, of weights, moments and residuals, is made in the same memory.
+    """
+    residual_bytes = _WIDE * residuals * weights
+    if copied:
+        free -= checkpoint_state(weights) + residual_bytes
+    return free // processes - kept_per_weight(dtype) * weights - residual_bytes + spared
+
+
 def weight_count(config: EncoderConfig) -> int:
     """Returns the number of weights of an encoder without heads. Weights of custom blocks are not counted, because
     their number is not known here."""

@@ -18,6 +18,16 @@ _PARTS = 4
 """Minimum number of micro-batches of an update of several ranks, unless they would have fewer than LEAST tokens."""
 
 
+def fastest(kind: str, *, compiled: bool = False) -> int:
+    """Returns the tokens above which a larger micro-batch is no faster.
+
+    Args:
+        kind: Type of the device, such as "cuda". One without a figure of its own counts as a CPU.
+        compiled: Whether the compiled kernels for CPUs compute it (`model.costs.compiled`).
+    """
+    return FAST_NATIVE if compiled else FAST.get(kind, FAST["cpu"])
+
+
 def largest(fitting: int, fastest: int) -> int:
     """Returns the tokens of a micro-batch where `fitting` tokens fill the free memory and more than `fastest` are no
     faster. A power of two, so that a small change of the free memory does not change the size."""

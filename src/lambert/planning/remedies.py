@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from lambert.planning.choices import with_precision
 from lambert.planning.devices import DEVICES, Cluster, cluster, fewest_nodes
-from lambert.planning.steps import Step, Work, predict, shapes_of
+from lambert.planning.steps import Step, predict
+from lambert.planning.work import Work, shapes_of
 
 
 @dataclass(frozen=True, slots=True)

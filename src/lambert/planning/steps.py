@@ -11,49 +11,19 @@ An update is a sum of
 The constants are fitted on the rows of benchmarks/plan/rows.jsonl that are marked so; docs/plan.md compares the others.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, prod
 
 import torch
 
 from lambert.core.division import even_count
-from lambert.model.config import EncoderConfig
+from lambert.model.costs import compiled
 from lambert.planning import memory, micro_batches, operations, traffic
 from lambert.planning.communication import exchange, exposed
 from lambert.planning.devices import Cluster, Device
-from lambert.planning.stragglers import JITTER, expected_lateness
-
-DTYPES = {
-    "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-    "float8": torch.bfloat16,
-}  # fmt: skip
-"""Precisions with the type of what lies between the products."""
-
-
-@dataclass(frozen=True, slots=True)
-class Software:
-    """How an implementation computes what is not a product."""
-
-    traffic: float
-    """Bytes of memory traffic per element that linear layers write, in 16 bits, of both passes."""
-    scores: float = 0.0
-    """Bytes of traffic per attention score, in 16 bits; 0: scores stay in the device's caches."""
-    graphs: bool = False
-    """Whether kernels are started by the device itself (CUDA graphs, TPU programs), so that the host never delays."""
-    overlapped: bool = True
-    """Whether gradients are sent during the backward pass."""
-
-
-SOFTWARE: dict[str, Software] = {
-    "lambert": Software(traffic=23.0),
-    "fused": Software(traffic=23.0, scores=10.0, graphs=True),
-    "stock": Software(traffic=62.0, scores=46.0),
-    "lambert-cpu": Software(traffic=59.0),
-}
-"""lambert: this package, on GPUs. fused: kernels that join what lies between products, as in NVIDIA's, DeepSpeed's and
-MLPerf's BERT. stock: one kernel for each operation, as in transformers and TensorFlow. lambert-cpu: the compiled
-kernels."""
+from lambert.planning.stragglers import expected_lateness
+from lambert.planning.work import DTYPES, Work, shapes_of, software_of
 
 PRODUCTS = {"matrix": 0.63, "plain": 0.88, "measured": 0.79}
 """Share of the peak that long products of the blocks reach: on matrix units, without them, and of a measured peak."""
@@ -71,52 +41,6 @@ TENSOR_STEP = 5e-6
 """Seconds of a parameter tensor in an update of the optimizer, on a GPU."""
 _TENSORS = 16
 """Parameter tensors of a block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is trained, and how an update is computed."""
-
-    config: EncoderConfig
-    lengths: Sequence[int]
-    """Lengths of a sample of sequences, in tokens; padding that is computed counts."""
-    batch_size: int
-    """Sequences of an update."""
-    targets: Mapping[str, float] = field(default_factory=dict)
-    """Targets of each objective per sequence."""
-    labels: Mapping[str, int] = field(default_factory=dict)
-    optimizer: str = "adamw"
-    precision: str = "bfloat16"
-    micro_tokens: int = 0
-    """Maximum tokens of a micro-batch; 0: as a run determines it."""
-    method: str = "float32"
-    """How gradients are sent."""
-    rank: int = 32
-    two_levels: bool = False
-    sync_every: int = 1
-    shard_optimizer: bool = False
-    frozen: int = 0
-    """Lowest blocks without a backward pass."""
-    software: Software | None = None
-    """None: Lambert on the device."""
-    own_shares: bool = False
-    """Whether each rank divides its own share of the sequences, as DistributedDataParallel has it, instead of the ranks
-    sharing the micro-batches of the update, as Lambert does."""
-    synchronised: bool = False
-    """Whether the host waits for each update, as `lambert bench` does, so that starting kernels is not hidden."""
-    jitter: float = JITTER
-    """Standard deviation of the time in which a device computes an update, as a share of it."""
-    slow: float = 1.0
-    """One of several devices computes so many times as long as the others."""
-
-    @property
-    def mean(self) -> float:
-        """Mean tokens of a sequence."""
-        return sum(self.lengths) / len(self.lengths)
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +86,6 @@ class Step:
     def parts(self) -> dict[str, float]:
         """The five parts by name."""
         return {name: getattr(self, name) for name in ("arithmetic", "memory", "kernels", "exchange", "waiting")}
-
-
-def shapes_of(config: EncoderConfig, targets: Mapping[str, float], labels: Mapping[str, int]) -> list[tuple[int, ...]]:
-    """Returns the shapes of all parameters of an encoder with its heads."""
-    from lambert.model.heads import built
-
-    with torch.device("meta"):
-        model = built(config, {name: labels.get(name, 0) for name in targets})
-    return [tuple(parameter.shape) for parameter in model.parameters()]
 
 
 def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | None = None) -> Step:
@@ -223,13 +138,17 @@ def predict(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]] | No
 
 
 def resident(work: Work, cluster: Cluster, weights: int) -> float:
-    """Returns the bytes that a device holds besides its micro-batch: weights, gradients, moments, rounded weights, and
-    the residuals of the exchange."""
-    shards = cluster.devices if work.shard_optimizer else 1
-    dtype = DTYPES[work.precision]
-    rounded = memory.kept_per_weight(dtype) - memory.kept_per_weight(torch.float32)
-    residuals = 4 * weights * (work.method in ("int8", "int4", "powersgd") and cluster.devices > 1)
-    return memory.training_state(weights, shards=shards) + rounded * weights + residuals
+    """Returns the bytes that a device holds besides its micro-batch: weights, gradients, moments, rounded weights,
+    residuals of the exchange and, of a CPU, its share of the copy of a checkpoint that a rank makes in host memory."""
+    device, on_host = cluster.device, cluster.device.kind == "cpu"
+    processes, whole = cluster.each if on_host else 1, memory.training_state(weights)
+    left = memory.room(
+        processes * round(device.memory - torch.float32.itemsize * weights), weights, DTYPES[work.precision],
+        residuals=int(work.method in ("int8", "int4", "powersgd") and cluster.devices > 1),
+        spared=whole - memory.training_state(weights, shards=cluster.devices if work.shard_optimizer else 1),
+        processes=processes, copied=on_host,
+    )  # fmt: skip
+    return device.memory - left
 
 
 def fitting(work: Work, cluster: Cluster, shapes: Sequence[tuple[int, ...]]) -> int:
@@ -248,8 +167,7 @@ def determined(work: Work, cluster: Cluster, held: float, per_token: int) -> int
 
 def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
     kind = "cpu" if cluster.device.kind == "cpu" else "cuda"
-    native = kind == "cpu" and work.precision == "bfloat16"
-    fast = micro_batches.FAST_NATIVE if native else micro_batches.FAST[kind]
+    fast = micro_batches.fastest(kind, compiled=compiled(DTYPES[work.precision], torch.device(kind)))
     return micro_batches.largest(int(max(0.0, cluster.device.memory - held) // per_token), fast)
 
 
@@ -276,11 +194,6 @@ def micro_batch(work: Work, device: Device, sequences: float, weights: int) -> t
         work_s = arithmetic + memory_ + ending
         ending += starting if work.synchronised else max(0.0, starting - work_s)
     return arithmetic, memory_, ending, (arithmetic + memory_ + ending) * 2 / 3
-
-
-def software_of(work: Work, device: Device) -> Software:
-    """Returns the implementation of `work` on a device."""
-    return work.software or SOFTWARE["lambert-cpu" if device.kind == "cpu" else "lambert"]
 
 
 def _operations(work: Work) -> tuple[float, float]:

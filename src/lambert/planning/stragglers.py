@@ -69,7 +69,8 @@ class Lateness:
     def draw(self, draws: np.random.Generator, updates: int, blocks: int) -> Floats:
         """Returns the sums over the updates of each block, in seconds [blocks]."""
         if updates < _NORMAL:
-            return np.interp(draws.random((blocks, updates)), self._below_P, self._at_P).sum(1)
+            drawn: Floats = np.interp(draws.random((blocks, updates)), self._below_P, self._at_P).sum(1)
+            return drawn
         return draws.normal(updates * self.mean, sqrt(updates) * self.deviation, blocks)
 
 

@@ -15,11 +15,11 @@ from lambert.core.world import World
 from lambert.engine.device_memory import free_memory
 from lambert.engine.loop import OutOfMemory
 from lambert.model.config import EncoderConfig
+from lambert.model.costs import compiled
 from lambert.model.heads import Model
-from lambert.native import library
 from lambert.optim.optimizers import OPTIMIZERS
-from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_weight, training_state, weight_count
-from lambert.planning.micro_batches import FAST, FAST_NATIVE, LEAST, largest, shared
+from lambert.planning.memory import kept_per_token, room, training_state, weight_count
+from lambert.planning.micro_batches import LEAST, fastest, largest, shared
 from lambert.runs.config import TrainConfig
 
 _SAMPLED, _COLLATED = 4096, 8
@@ -81,23 +81,23 @@ class MicrobatchSize:
             residuals_per_weight: Values per weight that the gradient exchange keeps.
         """
         if self._fixed:
-            self.tokens = self._setting or FAST.get(world.device.type, FAST["cpu"])
+            self.tokens = self._setting or fastest(world.device.type)
         if self._setting or self._fixed:
             return ""
         sample = Sample.of(source)
         each = kept_per_token(model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted)
-        room = _room(model, optimizer, dtype, world, residuals_per_weight)
-        fitting = -world.largest(-(room // each))
+        free = _room(model, optimizer, dtype, world, residuals_per_weight)
+        fitting = -world.largest(-(free // each))
         update_tokens, least = batch_size * sample.mean, LEAST.get(world.device.type, LEAST["cpu"])
         one = world.size == 1
         enough = one or shared(self.tokens, least, update_tokens, sample.longest) == self.tokens
         if 0 < self.tokens <= fitting and enough:
             return ""
         before = self.tokens
-        self.tokens = largest(fitting, _fastest(world.device, dtype))
+        self.tokens = largest(fitting, fastest(world.device.type, compiled=compiled(dtype, world.device)))
         if not one:
             self.tokens = shared(self.tokens, least, update_tokens, sample.longest)
-        found = f"up to {self.tokens:,} tokens ({room / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"
+        found = f"up to {self.tokens:,} tokens ({free / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"
         if not before:
             return f"micro-batches of {found}"
         return (
@@ -138,21 +138,16 @@ def check_model(config: EncoderConfig, options: TrainConfig, optimizer: str, wor
         )
 
 
-def _fastest(device: torch.device, dtype: torch.dtype) -> int:
-    if device.type == "cpu" and dtype == torch.bfloat16 and library() is not None:
-        return FAST_NATIVE
-    return FAST.get(device.type, FAST["cpu"])
-
-
 def _room(model: Model, optimizer: Optimizer, dtype: torch.dtype, world: World, residuals_per_weight: int = 0) -> int:
-    """Returns the bytes that are free for micro-batches on this rank, after gradients, moments, the residuals of the
-    exchange and, in host memory, the first rank's copy of a checkpoint."""
-    free, weights = free_memory(world.device), sum(parameter.numel() for parameter in model.parameters())
-    if world.device.type != "cuda":
-        if world.is_first:
-            free -= checkpoint_state(weights) + residuals_per_weight * torch.float32.itemsize * weights
-        free //= int(os.environ.get("LOCAL_WORLD_SIZE", world.size))  # the ranks of a node share its memory
-    coming = (kept_per_weight(dtype) + residuals_per_weight * torch.float32.itemsize) * weights
-    coming -= getattr(optimizer, "moment_bytes_saved", 0)  # of a sharded optimizer
+    """Returns the bytes that are free for micro-batches on this rank. The ranks of a node share its host memory, in
+    which the first one makes a copy of each checkpoint."""
+    on_host = world.device.type != "cuda"
     there = [value for slots in optimizer.state.values() for value in slots.values() if torch.is_tensor(value)]
-    return max(0, free - coming + sum(value.nbytes for value in there))
+    found = room(
+        free_memory(world.device), sum(parameter.numel() for parameter in model.parameters()), dtype,
+        residuals=residuals_per_weight,
+        spared=getattr(optimizer, "moment_bytes_saved", 0) + sum(value.nbytes for value in there),
+        processes=int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) if on_host else 1,
+        copied=on_host and world.is_first,
+    )  # fmt: skip
+    return max(0, found)

@@ -16,8 +16,8 @@ from lambert.planning.devices import DEVICES, Device, fewest_nodes
 from lambert.planning.failures import daly, group_mtbf, useful_share
 from lambert.planning.memory import checkpoint_state
 from lambert.planning.simulation import Run, shortened, simulations
-from lambert.planning.steps import shapes_of
 from lambert.planning.stragglers import Lateness
+from lambert.planning.work import shapes_of
 from lambert.runs.result import Say, silent
 from lambert.verbs.plan.plot import check_plot, draw
 from lambert.verbs.plan.recipe import Planned, Read, overrides, planned

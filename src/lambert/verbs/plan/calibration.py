@@ -11,7 +11,7 @@ from lambert.engine.device_memory import free_memory
 from lambert.engine.precision import has_bfloat16
 from lambert.model.families import family_of
 from lambert.planning.devices import GPU_CORES, Device, recognised
-from lambert.planning.steps import Work
+from lambert.planning.work import Work
 from lambert.verbs.bench.ceilings import Ceilings
 
 _LEAST = 3

@@ -66,7 +66,7 @@ def draw(config: PlanConfig, found: Sequence[Choice], table: Sequence[Choice], c
                 textcoords="offset points", fontsize=7, ha="right", va="top",
             )  # fmt: skip
         axes.margins(x=0.14, y=0.08)
-        look = {"color": "#b00000", "linewidth": 1, "linestyle": "--", "zorder": 1}
+        look: dict[str, Any] = {"color": "#b00000", "linewidth": 1, "linestyle": "--", "zorder": 1}
         if config.deadline:
             axes.axvline(limits[0] / _UNITS[time], label=f"deadline: {config.deadline}", **look)
         if config.budget:

@@ -17,7 +17,7 @@ from lambert.distributed import agreement
 from lambert.model import folder as layout
 from lambert.model.config import SIZES, EncoderConfig
 from lambert.model.folder import model_folder
-from lambert.planning.steps import Work
+from lambert.planning.work import Work
 from lambert.tasks import TASKS, resolved
 from lambert.tasks.cache import FeatureCache
 from lambert.tasks.files import training_and_dev

@@ -91,13 +91,14 @@ def lines(config: PlanConfig, plan: Planned, chosen: Choice, table: Sequence[Cho
 
 
 def _failures(found: Mapping[str, float]) -> list[str]:
-    waiting = f", of which {duration(found['waiting_seconds'])} wait for the slowest device"
+    waits = found["waiting_seconds"] > 0.0005 * found["seconds"]
+    waiting = f", of which {duration(found['waiting_seconds'])} wait for the slowest device" if waits else ""
     return [
         f"failures {found['failures']:,.3g}, the mean of {found['simulations']:,} simulated runs (a machine fails once "
         f"in {found['machine_hours']:g} h): {found['useful_share']:.1%} of the time is useful, in 98 of 100 runs "
         f"{found['useful_share_1_percent']:.1%} to {found['useful_share_99_percent']:.1%} (closed form "
         f"{found['useful_share_closed_form']:.1%}), {duration(found['seconds'])} in all"
-        + waiting * (found["waiting_seconds"] > 0.0005 * found["seconds"]),
+        f"{waiting}",
         f"         checkpoints of {duration(found['checkpoint_seconds'])} every {duration(found['interval_seconds'])}; "
         f"best every {duration(found['best_interval_seconds'])}: train.save_every = {found['best_save_every']:,}",
     ]
