@@ -107,7 +107,7 @@ def test_commands_have_flags_that_exist(page: Path, folder: Path) -> None:
         for word in words[1:]:
             if word.endswith(".toml") and not Path(word).is_file() and not Path(word).is_absolute():
                 assert not word.startswith("recipes/"), f"{word} is not among the recipes"
-                own = blocks(page, "toml") if words[0] == "sweep" else [Path("recipe.toml").read_text()]
+                own = blocks(page, "toml") if words[0] in ("sweep", "plan") else [Path("recipe.toml").read_text()]
                 Path(word).write_text(own[0])
         inner = next((at for at, word in enumerate(words) if at and word in cli.VERBS), None)
         if words[0] == "launch":

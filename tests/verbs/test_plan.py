@@ -112,6 +112,54 @@ def test_failures_are_simulated(lambert: Lambert) -> None:
     assert f"the mean of {short['simulations']:,} simulated runs" in " ".join(lines.split())
 
 
+def test_a_budget_and_a_deadline_are_both_kept_by_the_cheapest_choice(lambert: Lambert) -> None:
+    command = (LAMB, "--device=H100", "--price=3", "--link=infiniband-200")
+    both = found(lambert, *command, "--budget=300USD", "--deadline=12h")["chosen"]
+    assert both["cost"] <= 300
+    assert both["seconds"] <= 12 * 3600
+    assert both == found(lambert, *command, "--deadline=12h")["chosen"]
+    rows = lambert("plan", *command, "--budget=300USD", "--deadline=12h").out.splitlines()
+    assert {row.partition(" over the ")[2] for row in rows} == {"", "budget", "deadline"}
+    refused = lambert("plan", *command, "--budget=300USD", "--deadline=10m")
+    one_line(refused, 2, "No choice keeps 300USD and 10m: the cheapest is 1 H100 with", ", the fastest ")
+    one_line(lambert("plan", *command, "--budget=10USD", "--deadline=12h"), 2, "No choice keeps 10USD and 12h")
+
+
+OWN = """[device]
+name = "Own"
+float32 = 100
+bfloat16 = 400
+bandwidth = 1000
+memory = 24
+watts = 300
+per_node = 4
+link = "pcie-4"
+price = 1.5
+"""
+
+
+def test_a_device_of_ones_own(lambert: Lambert, tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(OWN)
+    result = found(lambert, LAMB, f"--device={file}", "--devices=8", "--link=infiniband-200")
+    chosen = result["chosen"]
+    assert (chosen["device"], chosen["devices"], chosen["nodes"], result["cost_unit"]) == ("Own", 8, 2, "USD")
+    assert chosen["cost"] == pytest.approx(1.5 * chosen["device_hours"])
+    assert chosen["kilowatt_hours"] == pytest.approx(0.3 * chosen["device_hours"])
+    assert found(lambert, LAMB, f"--device={file}", "--price=3")["chosen"]["cost"] == pytest.approx(
+        2 * found(lambert, LAMB, f"--device={file}")["chosen"]["cost"]
+    )
+    beside = found(lambert, LAMB, f"--device={file},H100", "--price=H100=3")["efficient"]
+    assert {row["device"] for row in beside} <= {"Own", "H100"}
+    no_price = lambert("plan", LAMB, f"--device={file},H100")
+    one_line(no_price, 2, "has none for H100: add H100=USD for an hour.")
+    large = lambert("plan", LAMB, f"--device={file}", "--set=train.micro_tokens=65536")
+    one_line(large, 2, "the Own has 24.0", "It fits with --set train.micro_tokens=", " or with --device=H200.")
+    file.write_text(OWN.replace("memory = 24\n", ""))
+    one_line(lambert("plan", LAMB, f"--device={file}"), 2, "own.toml: [device] lacks memory.")
+    one_line(lambert("plan", LAMB, "--device=none.toml"), 2, "No such file: none.toml.")
+
+
 def test_the_plot_has_the_choices_and_the_limits(lambert: Lambert, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     written = tmp_path / "plan.svg"

@@ -306,22 +306,22 @@ def without(values: Mapping[str, Any], unset: Mapping[str, Any]) -> dict[str, An
     return kept
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, what: str = "recipe") -> dict[str, Any]:
     """Returns the content of a TOML file as nested plain values. Raises UsageError, which names the file and the line,
-    if it cannot be read."""
+    and calls it `what`, if it cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
-            raise UsageError(f"{path} is not a TOML recipe: it is larger than {_MAX_BYTES:,} bytes.")
+            raise UsageError(f"{path} is not a TOML {what}: it is larger than {_MAX_BYTES:,} bytes.")
         recipe = content.decode("utf-8").replace("\r\n", "\n")
         if found := _LONG_KEY.search(recipe):
             line = recipe.count("\n", 0, found.start()) + 1
-            raise UsageError(f"{path}:{line} is not TOML of a recipe: a key has more than 100 parts.")
+            raise UsageError(f"{path}:{line} is not TOML of a {what}: a key has more than 100 parts.")
         return tomllib.loads(recipe)
     except FileNotFoundError as error:
-        raise UsageError(f"No such recipe: {path}.") from error
+        raise UsageError(f"No such {what}: {path}.") from error
     except RecursionError as error:
-        raise UsageError(f"{path} is not a TOML recipe: its arrays or tables are nested too deeply.") from error
+        raise UsageError(f"{path} is not a TOML {what}: its arrays or tables are nested too deeply.") from error
     except ValueError as error:  # not TOML, not UTF-8, or an integer of thousands of digits
-        raise UsageError(f"{path} is not a TOML recipe: {error}.") from error
+        raise UsageError(f"{path} is not a TOML {what}: {error}.") from error

@@ -40,6 +40,8 @@ class Device:
     """Cores of a node for each device; of a CPU, its own."""
     measured: bool = False
     """Whether `peak` and `bandwidth` were measured on this machine; of published ones only a share is reached."""
+    own_link: "Link | None" = None
+    """Takes the place of `link` where the table of links lacks it."""
 
     def rate(self, precision: str) -> float:
         """Returns the peak of matrix products in a precision, in operations per second."""
@@ -184,5 +186,5 @@ def cluster(device: Device, devices: int, nodes: int = 0, network: str = "") -> 
     the devices."""
     nodes = nodes or fewest_nodes(device, devices)
     assert devices % nodes == 0, f"{devices} devices in {nodes} nodes"
-    inside = LINKS[device.link] if devices > nodes else ALONE
+    inside = device.own_link or LINKS[device.link] if devices > nodes else ALONE
     return Cluster(device, devices, nodes, inside, LINKS[network or DEFAULT_NETWORK] if nodes > 1 else ALONE)

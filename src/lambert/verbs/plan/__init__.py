@@ -86,6 +86,8 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
 
 
 def _device(name: str, plan: Planned, config: PlanConfig) -> Device:
+    if name in config.files:
+        return config.files[name].device(name)
     if name != AUTO:
         return DEVICES[name]
     from lambert.verbs.plan.calibration import this_device

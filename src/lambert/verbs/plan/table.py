@@ -1,6 +1,6 @@
 """The prediction as lines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from lambert.planning.choices import Choice
@@ -31,10 +31,11 @@ def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *o
     changed = remedy(plan.work, sorted(own.values(), key=lambda machines: machines.devices))
     known = known_clusters(sorted({count for _, count in own}), config.nodes or 0, config.link)
     elsewhere = remedy(plan.work, known) if known else changed
-    fitting = [" ".join(_flags(config, plan, one)) for one in (changed, elsewhere) if one.lacking <= 0]
+    named = {name for name, _ in own}
+    fitting = [" ".join(_flags(config, plan, one, named)) for one in (changed, elsewhere) if one.lacking <= 0]
     nearest = min(changed, elsewhere, key=lambda one: one.lacking)
     text = (
-        f"The run does not fit: it needs {step.bytes / 1e9:,.1f} GB a device and a {device.name} has "
+        f"The run does not fit: it needs {step.bytes / 1e9:,.1f} GB a device and the {device.name} has "
         f"{device.memory / 1e9:,.1f}, {(step.bytes - device.memory) / 1e9:,.1f} GB too few. "
     )
     if fitting or others:
@@ -47,10 +48,10 @@ def memory_advice(config: PlanConfig, plan: Planned, found: Sequence[Choice], *o
     )
 
 
-def _flags(config: PlanConfig, plan: Planned, changed: Remedy) -> list[str]:
-    """Returns the flags of `lambert plan` that make the change."""
+def _flags(config: PlanConfig, plan: Planned, changed: Remedy, named: Collection[str]) -> list[str]:
+    """Returns the flags of `lambert plan` that make the change. `named` are the devices that the command names."""
     machines, work = changed.cluster, changed.work
-    flags = [] if machines.device.name in config.names else [f"--device={machines.device.name}"]
+    flags = [] if machines.device.name in named else [f"--device={machines.device.name}"]
     if machines.devices > 1 and not config.devices:
         flags.append(f"--devices={machines.devices}")
     if work.micro_tokens != plan.work.micro_tokens:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
 from lambert.core.settings import check
+from lambert.planning.device_file import DeviceFile, read_device
 from lambert.planning.devices import DEVICES, LINKS
 from lambert.planning.stragglers import JITTER
 
@@ -27,7 +28,8 @@ class PlanConfig:
     """Settings that override those of the recipe, as in train.batch_size=512."""
     device: str = AUTO
     """auto (this machine's, whose speed is measured first), or names from the table of docs/plan.md, comma
-    separated, such as A100-80GB,H100. Their case does not matter."""
+    separated, such as A100-80GB,H100. Their case does not matter. A name that ends with .toml is a file with the table
+    [device]."""
     devices: int | None = None
     """Number of devices. Unset: 1, and the table of choices has other numbers."""
     nodes: int | None = None
@@ -81,7 +83,7 @@ class PlanConfig:
             jitter="[0, 0.3]", slow="[1, 100]",
         )  # fmt: skip
         for name in self.names:
-            if name != AUTO and name not in DEVICES:
+            if name != AUTO and name not in DEVICES and not _is_file(name):
                 raise UsageError(f"device = {name!r} is unknown.{_nearest_devices(name)}")
         between = [name for name, link in LINKS.items() if link.between_nodes]
         if self.link and self.link not in LINKS:
@@ -96,8 +98,11 @@ class PlanConfig:
             raise UsageError(f"nodes = {self.nodes} cannot share devices = {self.devices} evenly.")
         if self.checkpoint is not None and self.failures is None:
             raise UsageError("checkpoint is for the simulation: add --failures, the hours between two failures.")
+        repeated = [one.name for one in self.files.values()]
+        if len(set(repeated)) < len(repeated):
+            raise UsageError(f"device = {self.device!r}: several files describe {repeated[0]}. Give each its own name.")
         without = [name for name in self.names if name not in self.prices]
-        if without and self.price:
+        if without and self.prices:
             lacking = ", ".join(f"{name}=USD" for name in without)
             raise UsageError(f"price = {self.price!r} has none for {' and '.join(without)}: add {lacking} for an hour.")
         if without and self.budget:
@@ -117,8 +122,13 @@ class PlanConfig:
         return list(dict.fromkeys(_as_known(name.strip()) for name in self.device.split(",")))
 
     @property
+    def files(self) -> dict[str, DeviceFile]:
+        """The devices of the files, by their names in `device`."""
+        return {name: read_device(Path(name)) for name in self.names if _is_file(name)}
+
+    @property
     def prices(self) -> dict[str, float]:
-        """USD for an hour, by the names in `device` that have a price."""
+        """USD for an hour, by the names in `device` that have a price, here or in their file."""
         found: dict[str, float] = {}
         for part in filter(None, (part.strip() for part in self.price.split(","))):
             name, _, value = part.rpartition("=")
@@ -136,7 +146,7 @@ class PlanConfig:
             if found and (not name or name in found):
                 raise UsageError(f"price = {self.price!r} has several prices for {name or 'a device'}: give one.")
             found |= dict.fromkeys([name] if name else self.names, usd)
-        return found
+        return {name: one.price for name, one in self.files.items() if one.price is not None} | found
 
     @property
     def largest_cost(self) -> float | None:
@@ -157,6 +167,10 @@ class PlanConfig:
         if match is None or not float(match[1]):
             raise UsageError(f"deadline = {self.deadline!r} must be a duration such as 90m, 12h or 3d.")
         return float(match[1]) * _SECONDS[match[2]]
+
+
+def _is_file(name: str) -> bool:
+    return name.casefold().endswith(".toml")
 
 
 def _as_known(name: str) -> str:
