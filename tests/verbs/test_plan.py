@@ -17,6 +17,7 @@ from lambert.planning.devices import DEVICES
 from lambert.planning.work import Work
 from lambert.verbs import demo
 from lambert.verbs.plan import plot
+from lambert.verbs.plan.scripts import _quoted
 
 Lambert = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -227,6 +228,52 @@ def test_the_scripts_are_those_of_deploy(lambert: Lambert) -> None:
     assert "nvidia.com/gpu: 8" in script
 
 
+def test_the_manifest_for_kubernetes_has_the_recipe_the_image_and_the_claim(lambert: Lambert, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    recipe = tmp_path / "own.toml"
+    odd = '\n\n# "quoted" \\ é 😀\nnote = 1\n'
+    text = '  # indented\ncorpus = "c"\nout = "o"\n\n[model]\nlayers = 2\t# tab: {x}\n'
+    text += "[train]\nsteps = 10\nbatch_size = 64\n"
+    for content in (text, "# narrow\u202fspace, \x85 next line" + odd.replace("note = 1\n", "") + text):
+        recipe.write_text(content)
+        command = (
+            "plan",
+            recipe,
+            "--device=H100",
+            "--devices=32",
+            "--cluster=kubernetes",
+            "--set=train.micro_tokens=4096",
+        )
+        script = lambert(*command, "--image=ghcr.io/me/lambert:1.0", "--claim=123").out
+        config, service, job = yaml.safe_load_all(script)
+        assert config["data"]["recipe.toml"].rstrip() == content.rstrip()
+        assert [one["kind"] for one in (config, service, job)] == ["ConfigMap", "Service", "Job"]
+        pod = job["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["image"] == "ghcr.io/me/lambert:1.0"
+        assert container["workingDir"] == "/data"
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert volumes["data"]["persistentVolumeClaim"]["claimName"] == "123"
+        assert volumes["recipe"]["configMap"]["name"] == config["metadata"]["name"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts.keys() == volumes.keys()
+        started = container["command"]
+        assert started[-3:] == ["pretrain", f"{mounts['recipe']}/recipe.toml", "--train.micro-tokens=4096"]
+        assert "CHANGE" not in script
+    marked = lambert(*command).out
+    assert marked.count("CHANGE ") == 2
+    assert "CHANGE " in marked.partition("apiVersion")[0]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["plain", "--a.b=c", "/x/y.toml", "on", "NULL", "12", "1e5", "0x1f", "a: b", "a'b", "[x]", "", "h:80/x:1", "a:"],
+)
+def test_words_of_the_manifest_are_text(word: str) -> None:
+    yaml = pytest.importorskip("yaml")
+    assert yaml.safe_load(f"- {_quoted(word)}") == [word]
+
+
 def test_the_case_of_devices_does_not_matter(lambert: Lambert) -> None:
     rows = [
         found(lambert, PRETRAIN, *flags)["efficient"]
@@ -300,6 +347,13 @@ def test_scripts_for_cpus_ask_for_no_gpu(kind: str, cores: str, lambert: Lambert
             "2 machines of 8 H100 cannot share them evenly. Take 8 or 12, or name the number of machines (nodes).",
         ),
         (["--device=H100", "--checkpoint=5"], "add --failures"),
+        (["--device=H100", "--image=x"], "image = 'x' is for the pods of Kubernetes: add --cluster kubernetes."),
+        (["--device=H100", "--cluster=slurm", "--claim=x"], "claim = 'x' is for the pods of Kubernetes"),
+        (["--device=H100", "--cluster=kubernetes", "--image=a b"], "image = 'a b' is no name of a container image"),
+        (
+            ["--device=H100", "--cluster=kubernetes", "--claim=My_data"],
+            "claim = 'My_data' is no name of a volume claim",
+        ),
         (["--device=H100", "--plot=plan.png"], "plot = 'plan.png' must be the name of an SVG file, such as plan.svg"),
         (["--device=H100", "--slow=0.5"], "slow = 0.5 must be at least 1"),
         (["--device=H100", "--jitter=1"], "jitter = 1.0 must be"),

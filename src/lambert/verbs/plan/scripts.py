@@ -1,8 +1,10 @@
 """Scripts that start a run on the chosen devices. The source tree has the same ones, with explanations, in deploy/."""
 
 import math
+import re
 import shlex
-from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from lambert.planning.choices import Choice
 
@@ -31,7 +33,25 @@ fi
 exit "$code"
 """
 
-_KUBERNETES = """apiVersion: v1
+_IMAGE, _CLAIM = "registry.example.com/lambert:latest", "lambert"
+_YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~")
+_MOUNTED = "/etc/lambert/recipe.toml"
+"""The recipe in a pod."""
+
+_KUBERNETES = """# kubectl apply -f FILE
+#
+# The pods run `lambert {verb}` in /data, the volume of the claim: the recipe's relative paths are there.
+#
+#   image: {image_comment}
+#   claim: {claim_comment}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: lambert-recipe
+data:
+  recipe.toml: {recipe}
+---
+apiVersion: v1
 kind: Service
 metadata:
   name: lambert
@@ -73,7 +93,8 @@ spec:
       terminationGracePeriodSeconds: 120
       containers:
         - name: lambert
-          image: registry.example.com/lambert:latest
+          image: {image}
+          workingDir: /data
           command:
             - python
             - -m
@@ -90,20 +111,40 @@ spec:
           volumeMounts:
             - name: data
               mountPath: /data
+            - name: recipe
+              mountPath: /etc/lambert
+              readOnly: true
             - name: shared-memory
               mountPath: /dev/shm
       volumes:
         - name: data
           persistentVolumeClaim:
-            claimName: lambert
+            claimName: {claim}
+        - name: recipe
+          configMap:
+            name: lambert-recipe
         - name: shared-memory
           emptyDir:
             medium: Memory
 """
 
 
-def slurm(choice: Choice, command: Sequence[str]) -> str:
-    """Returns a script for sbatch. `command` is a verb with its arguments."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a script starts."""
+
+    verb: str
+    recipe: Path
+    flags: tuple[str, ...]
+    """Settings that override those of the recipe."""
+    image: str = ""
+    """Container image with Lambert; empty: a placeholder, which the script marks."""
+    claim: str = ""
+    """Claim of the volume with the data, in the same way."""
+
+
+def slurm(choice: Choice, task: Task) -> str:
+    """Returns a script for sbatch."""
     minutes = math.ceil(_SPARE * choice.seconds / 60)
     days, rest = divmod(minutes, 24 * 60)
     limit = f"{days}-" * bool(days) + f"{rest // 60:02}:{rest % 60:02}:00"
@@ -111,18 +152,22 @@ def slurm(choice: Choice, command: Sequence[str]) -> str:
     return _SLURM.format(
         nodes=choice.cluster.nodes, gpus=f"#SBATCH --gpus-per-node={each}\n" if gpu else "",
         cores=choice.cluster.device.cores * each, time=limit, processes="" if gpu else f"--nproc-per-node {each} ",
-        command=shlex.join(command),
+        command=shlex.join([task.verb, str(task.recipe), *task.flags]),
     )  # fmt: skip
 
 
-def kubernetes(choice: Choice, command: Sequence[str]) -> str:
-    """Returns a Service and a Job for kubectl. `command` is a verb with its arguments."""
-    arguments = "\n".join(f"            - {_quoted(word)}" for word in command)
+def kubernetes(choice: Choice, task: Task) -> str:
+    """Returns a ConfigMap with the recipe, a Service and a Job for kubectl."""
+    arguments = "\n".join(f"            - {_quoted(word)}" for word in (task.verb, _MOUNTED, *task.flags))
     each, gpu = choice.cluster.each, _on_gpus(choice)
     resource = f"nvidia.com/gpu: {each}" if gpu else f"cpu: {choice.cluster.device.cores * each}"
     return _KUBERNETES.format(
-        nodes=choice.cluster.nodes, processes="auto" if gpu else each, resource=resource, arguments=arguments
-    )
+        nodes=choice.cluster.nodes, processes="auto" if gpu else each, resource=resource, arguments=arguments,
+        verb=task.verb, recipe=_literal(task.recipe.read_text(encoding="utf-8")),
+        image=_quoted(task.image or _IMAGE), claim=_quoted(task.claim or _CLAIM),
+        image_comment=task.image or f"CHANGE {_IMAGE} below, or plan with --image",
+        claim_comment=task.claim or f"CHANGE {_CLAIM} below, or plan with --claim; all pods must be able to write it",
+    )  # fmt: skip
 
 
 def _on_gpus(choice: Choice) -> bool:
@@ -130,8 +175,18 @@ def _on_gpus(choice: Choice) -> bool:
     return choice.cluster.device.kind == "cuda"
 
 
+def _literal(text: str) -> str:
+    """Returns a text of several lines as a value of YAML, two levels below the top."""
+    lines = text.rstrip("\n").split("\n")
+    if all(letter.isprintable() or letter == "\t" for line in lines for letter in line):
+        return "|2\n" + "\n".join(f"    {line}" if line else "" for line in lines)
+    escaped = (letter if letter.isprintable() and letter not in '"\\' else f"\\U{ord(letter):08x}" for letter in text)
+    return f'"{"".join(escaped)}"'
+
+
 def _quoted(word: str) -> str:
-    plain = all(letter.isalnum() or letter in "/._-=" for letter in word) and not word.replace(".", "").isdigit()
+    """Returns a word as a value of YAML, in quotes if it might be another value or a number without them."""
+    plain = re.fullmatch(r"[a-zA-Z/-][\w/.=-]*(:\w[\w.-]*)*", word, re.ASCII) and word.casefold() not in _YAML_WORDS
     return word if plain else "'" + word.replace("'", "''") + "'"
 
 

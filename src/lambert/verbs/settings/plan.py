@@ -15,6 +15,12 @@ from lambert.planning.devices import DEVICES, LINKS
 from lambert.planning.stragglers import JITTER
 
 AUTO = "auto"
+_IMAGE = re.compile(r"[a-zA-Z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
+_CLAIM = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_KINDS = {
+    "image": "a container image, such as registry.example.com/lambert:1.0",
+    "claim": "a volume claim: lower-case letters, digits, - and .",
+}
 _SECONDS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -68,6 +74,10 @@ class PlanConfig:
     """One of several devices computes so many times as long as the others, as in 1.2."""
     cluster: Literal["", "slurm", "kubernetes"] = ""
     """Print a script that starts the run on the chosen devices, and the plan on standard error."""
+    image: str = ""
+    """Container image with Lambert, for `cluster` = kubernetes. Empty: a placeholder that the script marks."""
+    claim: str = ""
+    """Claim of the volume that all pods can write, for `cluster` = kubernetes. Empty: a placeholder."""
     plot: Path | None = None
     """SVG file to write: time against cost of the choices, with the efficient ones, the chosen one and those over a
     limit. It needs matplotlib (lambert-bert[report])."""
@@ -111,6 +121,12 @@ class PlanConfig:
             )
         if self.cluster and (other := [name for name in self.names if name in DEVICES and DEVICES[name].kind == "tpu"]):
             raise UsageError(f"cluster = {self.cluster!r}: Lambert does not run on {other[0]}. Leave one of them out.")
+        for name, pattern in (("image", _IMAGE), ("claim", _CLAIM)):
+            value = getattr(self, name)
+            if value and self.cluster != "kubernetes":
+                raise UsageError(f"{name} = {value!r} is for the pods of Kubernetes: add --cluster kubernetes.")
+            if value and not pattern.fullmatch(value):
+                raise UsageError(f"{name} = {value!r} is no name of {_KINDS[name]}.")
         if self.plot is not None and self.plot.suffix.lower() != ".svg":
             raise UsageError(f"plot = {str(self.plot)!r} must be the name of an SVG file, such as plan.svg.")
         for limit in (self.largest_cost, self.longest_run):
