@@ -89,7 +89,7 @@ class DeviceFile:
         return Device(
             self.name, MappingProxyType(peak), 1e9 * self.bandwidth, 1e9 * self.memory, self.watts, source, self.kind,
             self.tensor_cores and self.kind == "cuda", self.link or _UNNAMED[self.kind], self.per_node, self.cores,
-            self.measured, own if self.link_bandwidth else None,
+            self.measured, own_link=own if self.link_bandwidth else None,
         )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ class Device:
     """Cores of a node for each device; of a CPU, its own."""
     measured: bool = False
     """Whether `peak` and `bandwidth` were measured on this machine; of published ones only a share is reached."""
+    fitted: float = 1.0
+    """Measured time of a micro-batch over the time that the constants of `steps` give."""
     own_link: "Link | None" = None
     """Takes the place of `link` where the table of links lacks it."""
 

@@ -193,6 +193,7 @@ def micro_batch(work: Work, device: Device, sequences: float, weights: int) -> t
     if device.kind == "cuda" and not software.graphs:
         work_s = arithmetic + memory_ + ending
         ending += starting if work.synchronised else max(0.0, starting - work_s)
+    arithmetic, memory_, ending = (device.fitted * part for part in (arithmetic, memory_, ending))
     return arithmetic, memory_, ending, (arithmetic + memory_ + ending) * 2 / 3
 
 

@@ -70,17 +70,19 @@ def _listed(path: Path) -> Ints:
 
 
 def drawn_batch(encoder: EncoderConfig, lengths_S: Ints, seed: int, heads: tuple[str, ...] = ("mlm", "nsp")) -> Batch:
-    """Returns random ids in two segments, with random targets for `heads`: mlm, nsp or span."""
+    """Returns random ids in two segments, unless the encoder has one type of them, with random targets for `heads`:
+    mlm, nsp or span."""
     draw = np.random.default_rng(seed)
     tokens, sequences = int(lengths_S.sum()), len(lengths_S)
-    ids_T = draw.integers(FIRST_WORD, encoder.vocabulary, tokens)
+    ids_T = draw.integers(min(FIRST_WORD, encoder.vocabulary // 2), encoder.vocabulary, tokens)
     ends_T = np.repeat(np.cumsum(lengths_S), lengths_S)
     types_T = (ends_T - np.arange(tokens) <= np.repeat(lengths_S, lengths_S) // 2).astype(np.int64)
+    types_T *= encoder.segment_types != 1
     targets = {}
     if "mlm" in heads:
         at_N = np.sort(draw.permutation(tokens)[: round(MASKED * tokens)])
         targets["mlm"] = Target(torch.from_numpy(at_N), torch.from_numpy(ids_T[at_N]))
-        ids_T[at_N] = MASK
+        ids_T[at_N] = min(MASK, encoder.vocabulary - 1)
     if "nsp" in heads:
         targets["nsp"] = Target(torch.arange(sequences), torch.from_numpy(draw.integers(0, 2, sequences)))
     if "span" in heads:

@@ -43,7 +43,7 @@ def _training(config: BenchConfig, world: World, heads: tuple[str, ...]) -> Work
     batch = batches.drawn_batch(encoder, lengths_S, config.seed, heads).to(world.device)
     kind, _ = layout.architecture(encoder, heads)
     return Work(
-        sides(config, lambda: _own(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
+        sides(config, lambda: own_step(config, encoder, batch, world), PEERS, config, encoder, batch, world, kind),
         tokens=config.accumulate * batch.tokens,
         sequences=config.accumulate * batch.sequences,
         padded=config.accumulate * batch.sequences * batches.width_of(config, batch),
@@ -52,7 +52,8 @@ def _training(config: BenchConfig, world: World, heads: tuple[str, ...]) -> Work
     )
 
 
-def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+def own_step(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
+    """Returns Lambert's training step on `batch`, with new weights."""
     counts = batches.counts(batch)
     model = weights.fresh(encoder, dict.fromkeys(counts, 0)).to(world.device).train()
     if config.compile:

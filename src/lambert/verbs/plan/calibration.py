@@ -1,8 +1,12 @@
 """This machine's device, with measured speeds."""
 
 import time
+from dataclasses import replace
+from math import inf, prod
 from types import MappingProxyType
+from typing import cast
 
+import numpy as np
 import torch
 
 from lambert.core.world import World
@@ -10,24 +14,40 @@ from lambert.distributed.detection import detect
 from lambert.engine.device_memory import free_memory
 from lambert.engine.precision import has_bfloat16
 from lambert.model.families import family_of
-from lambert.planning.devices import GPU_CORES, Device, recognised
-from lambert.planning.work import Work
+from lambert.planning.choices import with_precision
+from lambert.planning.devices import GPU_CORES, Device, cluster, recognised
+from lambert.planning.steps import micro_batch, predict
+from lambert.planning.work import Work, shapes_of
+from lambert.verbs.bench.batches import counts, drawn_batch
 from lambert.verbs.bench.ceilings import Ceilings
+from lambert.verbs.bench.training import own_step
+from lambert.verbs.settings.bench import BenchConfig, BenchPrecision
 
 _LEAST = 3
 """Measurements of each ceiling; the best counts, because other programs can only lower one."""
 
 
+_HEADS = ("mlm", "nsp", "span")
+"""Heads whose targets `lambert bench` draws. Those of other tasks take as little time as that of spans."""
+_UPDATES = 3
+"""Measurements of a micro-batch after a first one; again the best counts."""
+_ENOUGH = 512
+"""Tokens of a micro-batch that is measured, unless an update has fewer: with fewer, the first use of memory and the
+start of kernels would count more than in a run (our choice)."""
+
+
 def this_device(work: Work, seconds: float) -> Device:
     """Returns the device that a run would take here, with the rate of its best matrix product in float32 and, where it
-    has instructions for it, in bfloat16, and of its memory copies, as `lambert bench` measures them.
+    has instructions for it, in bfloat16, and of its memory copies, as `lambert bench` measures them, and fitted to the
+    time of a micro-batch of the work, if one is computed in the time that is left.
 
     Args:
         work: The shapes of whose products are measured.
         seconds: Longest time of the measurements.
     """
     with detect("auto", 120.0) as world:
-        return _measured(world, work, seconds)
+        found = _measured(world, work, seconds / 2)
+        return replace(found, fitted=_fitted(world, with_precision(work, found), found, seconds / 2))
 
 
 def _measured(world: World, work: Work, seconds: float) -> Device:
@@ -53,3 +73,32 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
         "measured on this machine", "cuda" if gpu else "cpu", gpu, known.link if known else "memory",
         max(1, torch.cuda.device_count()), cores=GPU_CORES if gpu else torch.get_num_threads(), measured=True,
     )  # fmt: skip
+
+
+def _fitted(world: World, work: Work, device: Device, seconds: float) -> float:
+    """Returns the measured time of a micro-batch, forward and backward, over the predicted time; 1 if it does not fit
+    into the memory or into so many seconds."""
+    shapes = shapes_of(work.config, work.targets, work.labels)
+    weights = sum(map(prod, shapes))
+    step = predict(work, cluster(device, 1), shapes)
+    whole = min(step.micro_tokens, work.batch_size * work.mean)
+    affordable = seconds / (1 + _UPDATES) / sum(micro_batch(work, device, 1.0, weights)[:3])
+    sequences = int(min(affordable, max(1.0, whole / work.mean)))
+    if step.bytes > device.memory or sequences * work.mean < min(_ENOUGH, whole):
+        return 1.0
+    lengths_S = np.array(work.lengths)[np.linspace(0, len(work.lengths) - 1, sequences).round().astype(int)]
+    heads = tuple(name for name in work.targets if name in _HEADS) or ("span",)
+    batch = drawn_batch(work.config, lengths_S, 0, heads).to(world.device)
+    own = replace(
+        work, lengths=lengths_S.tolist(), batch_size=sequences, frozen=0, synchronised=True,
+        targets={name: count / sequences for name, count in counts(batch).items()},
+    )  # fmt: skip
+    best = inf
+    with torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):  # dropout draws
+        computed = own_step(BenchConfig(precision=cast(BenchPrecision, work.precision)), work.config, batch, world)
+        computed()
+        for _ in range(_UPDATES):
+            began = time.perf_counter()
+            computed()
+            best = min(best, time.perf_counter() - began)
+    return best / sum(micro_batch(own, device, sequences, weights)[:3])
