@@ -108,8 +108,8 @@ class PlanConfig:
             raise UsageError(f"nodes = {self.nodes} cannot share devices = {self.devices} evenly.")
         if self.checkpoint is not None and self.failures is None:
             raise UsageError("checkpoint is for the simulation: add --failures, the hours between two failures.")
-        repeated = [one.name for one in self.files.values()]
-        if len(set(repeated)) < len(repeated):
+        described = [one.name for one in self.files.values()]
+        if repeated := [name for name in described if described.count(name) > 1]:
             raise UsageError(f"device = {self.device!r}: several files describe {repeated[0]}. Give each its own name.")
         without = [name for name in self.names if name not in self.prices]
         if without and self.prices:
