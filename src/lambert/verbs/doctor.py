@@ -26,7 +26,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow-skinny",),
     "wandb": ("wandb",),
-    "sweep": ("optuna",),
+    "sweep": ("cmaes", "optuna"),
     "plan": ("simpy",),
     "parquet": ("pyarrow",),
     "hf": ("transformers",),
