@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from sphinx.application import Sphinx
+from sphinx.errors import SphinxError
 
 from lambert import __version__
 
@@ -84,10 +85,18 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n\n" + "\n```\n\n".join(trees) + "\n```\n"
 
 
+LOADS = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?https?://|url\(["']?https?://""")
+"""A page or a style sheet that loads something over the network; links that a reader follows are none."""
+
+
 def finish(app: Sphinx, error: Exception | None) -> None:
-    """Gives the first page the name that web servers expect."""
-    if error is None:
-        shutil.copyfile(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
+    """Gives the first page the name that web servers expect. Raises SphinxError if a page needs the network."""
+    if error is not None:
+        return
+    for path in sorted(Path(app.outdir).rglob("*")):
+        if path.suffix in (".html", ".css") and (found := LOADS.search(path.read_text(encoding="utf-8"))):
+            raise SphinxError(f"{path} loads something over the network: {found[0]}")
+    shutil.copyfile(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
 
 
 def setup(app: Sphinx) -> None:
