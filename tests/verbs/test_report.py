@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from run_folders import Outline, folder, page, row
 
+import lambert
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.verbs import report
 from lambert.verbs.report import ReportConfig, cells
@@ -182,6 +183,13 @@ def test_missing_keys_and_values_that_are_no_numbers(tmp_path: Path) -> None:
     assert "fewer than two updates have been logged" in page(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     assert "fewer than two updates have been logged" in page(tmp_path / "run")
+
+
+def test_a_run_of_another_version_is_said(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run")
+    for version, said in (("0.0.9", True), (lambert.__version__, False)):
+        (run / "environment.json").write_text(json.dumps({"lambert": version}))
+        assert ("Lambert 0.0.9 wrote this run" in page(run)) is said
 
 
 def test_damaged_side_files_are_said_on_the_page(tmp_path: Path) -> None:

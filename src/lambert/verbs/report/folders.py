@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lambert import __version__
 from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
 from lambert.core.unsupported import is_work_folder
@@ -85,6 +86,9 @@ def read(folder: Path, name: str) -> Run:
     environment, scores, summary = (
         _json(folder / f"{what}.json", name, notices) for what in ("environment", "scores", "summary")
     )
+    written_by = environment.get("lambert", __version__)
+    if written_by != __version__:
+        notices.append(f"{name}: Lambert {written_by} wrote this run, and this is {__version__}: rows may differ.")
     return Run(
         name,
         sorted(rows, key=lambda row: int(row["step"])),
