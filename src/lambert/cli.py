@@ -39,6 +39,7 @@ from lambert.core.settings import (
     dotted,
     read,
     unknown_name,
+    with_names,
     without,
     wrong_type,
 )
@@ -225,6 +226,8 @@ def call(
     setting.
     """
     chosen = tokens[0] if tokens else ""
+    if chosen in RUNS:
+        tokens = with_names(settings_of(VERBS[chosen]), tokens)
     if chosen in NOT_YET and chosen not in VERBS:
         raise UsageError(f"There is no verb {chosen} yet. {NOT_YET[chosen]}")
     if chosen == "horovodrun":

@@ -63,7 +63,8 @@ def test_a_data_set_of_superglue_end_to_end(
     name: str, rows: list[Any], size: int, pretrained: Path, tmp_path: Path, lambert: Lambert
 ) -> None:
     path, out = written(tmp_path / "train.jsonl", rows), tmp_path / "run"
-    done = lambert("finetune", data=path, dev=path, init=pretrained, out=out, task__name=f"superglue/{name}", **FLAGS)
+    (recipe := tmp_path / "recipe.toml").write_text('[task]\nname = "classify"\n')
+    done = lambert("finetune", recipe, data=path, dev=path, init=pretrained, out=out, task=f"superglue/{name}", **FLAGS)
     assert done.code == 0, done.err
     scores = json.loads((out / "scores.json").read_text())
     (again,) = lines(lambert("evaluate", "--json", model=out, data=path, predictions=tmp_path / "p.jsonl"))

@@ -115,6 +115,19 @@ def check_numbers(kind: Any, values: Mapping[str, Any], table: str = "", *, as_t
                     raise wrong_type("", f"{table}{name}", number, hint)
 
 
+def with_names(kind: Any, tokens: Sequence[str]) -> list[str]:
+    """Returns the words of a command with `--task.name` for `--task`: a table whose first setting is its name may stand
+    for it."""
+
+    def full(token: str) -> str:
+        flag, equals, value = token.partition("=")
+        hint = _hint(kind, [flag[2:].replace("-", "_")]) if flag.startswith("--") else None
+        named = dataclasses.is_dataclass(hint) and _first([hint]) == "name"
+        return f"{flag}.name{equals}{value}" if named else token
+
+    return [*map(full, tokens)]
+
+
 def check_flags(kind: Any, tokens: Sequence[str]) -> None:
     """Raises UsageError if a flag has a fraction where a whole number is needed, which the parser would round, names a
     table, whose first setting the parser would set, has an empty path, which the parser takes for the current folder,
