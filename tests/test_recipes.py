@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,13 @@ def test_a_recipe_leaves_no_optimizer_setting_to_defaults(path: Path) -> None:
     assert {"warmup_steps", "warmup_ratio"} & set(values)
 
 
+def rates(name: str, updates: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """The learning rates of a recipe at these updates, counted from 1."""
+    config = parsed(RECIPES / f"{name}.toml", monkeypatch)
+    rate = schedule(config.optim, config.train.steps)
+    return {number: rate(number - 1) for number in updates}
+
+
 @pytest.mark.parametrize(
     ("name", "published"),
     [
@@ -137,9 +145,7 @@ def test_a_recipe_leaves_no_optimizer_setting_to_defaults(path: Path) -> None:
 def test_lamb_follows_the_published_learning_rates(
     name: str, published: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = parsed(RECIPES / f"{name}.toml", monkeypatch)
-    rate = schedule(config.optim, config.train.steps)
-    assert {number: rate(number - 1) for number in published} == pytest.approx(published, rel=1e-5)
+    assert rates(name, published, monkeypatch) == pytest.approx(published, rel=1e-5)
 
 
 def decay(done: float) -> float:
@@ -161,9 +167,7 @@ def decay(done: float) -> float:
 def test_modernbert_follows_the_published_learning_rates(
     name: str, published: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = parsed(RECIPES / f"{name}.toml", monkeypatch)
-    rate = schedule(config.optim, config.train.steps)
-    assert {number: rate(number - 1) for number in published} == pytest.approx(published, rel=1e-6)
+    assert rates(name, published, monkeypatch) == pytest.approx(published, rel=1e-6)
 
 
 def test_modernberts_phases_have_the_published_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from lambert.runs.result import Say, silent
 from lambert.verbs.plan.plot import check_plot, draw
 from lambert.verbs.plan.recipe import Planned, Read, overrides, planned
 from lambert.verbs.plan.result import Plan, row
-from lambert.verbs.plan.scripts import SCRIPTS, Task
+from lambert.verbs.plan.scripts import SCRIPTS, Command
 from lambert.verbs.plan.table import duration, lines, memory_advice
 from lambert.verbs.settings.plan import AUTO, PlanConfig
 
@@ -158,7 +158,7 @@ def _script(config: PlanConfig, plan: Planned, chosen: Choice) -> str:
         flags.append(f"--train.micro-tokens={chosen.work.micro_tokens}")
     if chosen.work.method != plan.work.method:
         flags.append(f"--exchange.method={chosen.work.method}")
-    return SCRIPTS[config.cluster](chosen, Task(plan.verb, config.recipe, tuple(flags), config.image, config.claim))
+    return SCRIPTS[config.cluster](chosen, Command(plan.verb, config.recipe, tuple(flags), config.image, config.claim))
 
 
 def _failures(config: PlanConfig, plan: Planned, chosen: Choice) -> dict[str, float]:

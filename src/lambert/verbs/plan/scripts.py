@@ -130,7 +130,7 @@ spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Command:
     """What a script starts."""
 
     verb: str
@@ -143,7 +143,7 @@ class Task:
     """Claim of the volume with the data, in the same way."""
 
 
-def slurm(choice: Choice, task: Task) -> str:
+def slurm(choice: Choice, command: Command) -> str:
     """Returns a script for sbatch."""
     minutes = math.ceil(_SPARE * choice.seconds / 60)
     days, rest = divmod(minutes, 24 * 60)
@@ -152,21 +152,21 @@ def slurm(choice: Choice, task: Task) -> str:
     return _SLURM.format(
         nodes=choice.cluster.nodes, gpus=f"#SBATCH --gpus-per-node={each}\n" if gpu else "",
         cores=choice.cluster.device.cores * each, time=limit, processes="" if gpu else f"--nproc-per-node {each} ",
-        command=shlex.join([task.verb, str(task.recipe), *task.flags]),
+        command=shlex.join([command.verb, str(command.recipe), *command.flags]),
     )  # fmt: skip
 
 
-def kubernetes(choice: Choice, task: Task) -> str:
+def kubernetes(choice: Choice, command: Command) -> str:
     """Returns a ConfigMap with the recipe, a Service and a Job for kubectl."""
-    arguments = "\n".join(f"            - {_quoted(word)}" for word in (task.verb, _MOUNTED, *task.flags))
+    arguments = "\n".join(f"            - {_quoted(word)}" for word in (command.verb, _MOUNTED, *command.flags))
     each, gpu = choice.cluster.each, _on_gpus(choice)
     resource = f"nvidia.com/gpu: {each}" if gpu else f"cpu: {choice.cluster.device.cores * each}"
     return _KUBERNETES.format(
         nodes=choice.cluster.nodes, processes="auto" if gpu else each, resource=resource, arguments=arguments,
-        verb=task.verb, recipe=_literal(task.recipe.read_text(encoding="utf-8")),
-        image=_quoted(task.image or _IMAGE), claim=_quoted(task.claim or _CLAIM),
-        image_comment=task.image or f"CHANGE {_IMAGE} below, or plan with --image",
-        claim_comment=task.claim or f"CHANGE {_CLAIM} below, or plan with --claim; all pods must be able to write it",
+        verb=command.verb, recipe=_literal(command.recipe.read_text(encoding="utf-8")),
+        image=_quoted(command.image or _IMAGE), claim=_quoted(command.claim or _CLAIM),
+        image_comment=command.image or f"CHANGE {_IMAGE} below, or plan with --image",
+        claim_comment=command.claim or f"CHANGE {_CLAIM} below, or plan with --claim; all pods must write to it",
     )  # fmt: skip
 
 
