@@ -16,6 +16,7 @@ from flat import make_batch, padded
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.model import weights
 from lambert.model.encoder import EncoderConfig
+from lambert.model.families import family_of
 from lambert.model.heads import Model
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40)
@@ -148,10 +149,23 @@ def test_backbone_only_files_load_with_fresh_heads(folder: Path) -> None:
     back, report = weights.load(folder, {"label": 3}, seed=4)
     assert report == weights.Report(("classifier.weight", "classifier.bias"), ())
     assert torch.equal(back.encoder.blocks[1].up.weight, model.encoder.blocks[1].up.weight)
-    assert torch.equal(
-        back.heads["label"].classifier.weight,
-        weights.fresh(CONFIG, {"label": 3}, seed=4).heads["label"].classifier.weight,
-    )
+    again, other = (weights.load(folder, {"label": 3}, seed=seed)[0].heads["label"] for seed in (4, 5))
+    assert torch.equal(back.heads["label"].classifier.weight, again.classifier.weight)
+    assert not torch.equal(back.heads["label"].classifier.weight, other.classifier.weight)
+
+
+@pytest.mark.parametrize(("block", "deviation", "truncated"), [("bert", 0.02, False), ("modernbert", 1 / 8, True)])
+def test_new_heads_begin_as_those_of_transformers(
+    block: str, deviation: float, truncated: bool, tmp_path: Path
+) -> None:
+    given = EncoderConfig(block=block, vocabulary=50, hidden=64, layers=1, heads=2, intermediate=96, init_range=0.02)
+    config = family_of(given).completed(given)
+    weights.save(weights.fresh(config, {"mlm": 0}), tmp_path / "model")
+    found = weights.load(tmp_path / "model", {"label": 500})[0].heads["label"].classifier.weight.detach()
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=500)
+    for weight in (found, theirs.classifier.weight.detach()):
+        assert float(weight.std()) == pytest.approx((0.88 if truncated else 1.0) * deviation, rel=0.02)
+        assert (float(weight.abs().max()) <= 2 * deviation) == truncated
 
 
 def test_heads_that_are_promised_and_lacking_are_refused(folder: Path) -> None:

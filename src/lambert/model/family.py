@@ -42,6 +42,8 @@ class Family:
     """Settings, by dotted names, on which no weight depends: a run that starts from a model may change them."""
     initial_deviation: Callable[[EncoderConfig, str], float] = lambda config, name: config.init_range
     """Function from (config, name of a parameter of `heads.Model`) to the standard deviation of its initial weights."""
+    truncated: bool = False
+    """Whether transformers truncates the initial weights of new heads at two standard deviations."""
     segments: bool = True
     """Whether the embeddings of a token depend on its segment. If so, pairs of texts need two segment types."""
 

@@ -149,7 +149,11 @@ def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Mod
 
 @torch.no_grad()
 def initialise(model: Model, seed: int, names: Collection[str] | None = None) -> None:
-    """Fills the model as `fresh` does, or only the tensors with these `names` in a model folder."""
+    """Fills the model as `fresh` does, or only the tensors with these `names` in a model folder.
+
+    Matrices of these names, which a given encoder lacks, are drawn as transformers draws them for its users: normal, in
+    most families without truncation. Truncated, a head begins 12% smaller and its loss falls more slowly.
+    """
     constant, family = model.config.init_range == 0, family_of(model.config)
     for name, parameter in model.named_parameters():
         theirs = family.names.stored(name)
@@ -164,7 +168,10 @@ def initialise(model: Model, seed: int, names: Collection[str] | None = None) ->
             generator = torch.Generator().manual_seed(int(draw) >> 1)
             values = torch.empty(parameter.shape)
             std = family.initial_deviation(model.config, name)
-            nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
+            if names is None or family.truncated:
+                nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
+            else:
+                nn.init.normal_(values, std=std, generator=generator)
             parameter.copy_(values)
 
 

@@ -21,6 +21,7 @@ MODERNBERT = Family(
     defaults={"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5},
     adjustable=ADJUSTABLE | {"positions", "modern.theta", "modern.local_theta"},
     initial_deviation=initial_deviation,
+    truncated=True,
     names=folder.NAMES,
     keys=folder.KEYS,
     architectures=architectures("ModernBert"),
