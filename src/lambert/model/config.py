@@ -86,8 +86,7 @@ class EncoderConfig:
     """Epsilon that layer norms add to the variance."""
     init_range: float = 0.02
     """Standard deviation of initial weights. Those of a fresh encoder are truncated at two standard deviations
-    (google-research/bert, create_initializer), those of a new head on a given encoder in ModernBERT alone, as in
-    transformers."""
+    (google-research/bert, create_initializer), those of the heads of tasks in ModernBERT alone, as in transformers."""
     block: str = "bert"
     """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra, mpnet,
     nomic_bert, gte, eurobert), or package.module:name of a block that takes the place of BERT's."""

@@ -43,7 +43,7 @@ class Family:
     initial_deviation: Callable[[EncoderConfig, str], float] = lambda config, name: config.init_range
     """Function from (config, name of a parameter of `heads.Model`) to the standard deviation of its initial weights."""
     truncated: bool = False
-    """Whether transformers truncates the initial weights of new heads at two standard deviations."""
+    """Whether transformers truncates the initial weights of the heads of tasks at two standard deviations."""
     segments: bool = True
     """Whether the embeddings of a token depend on its segment. If so, pairs of texts need two segment types."""
 

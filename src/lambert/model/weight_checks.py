@@ -18,7 +18,7 @@ LABELLED = re.compile(r"heads\.(label|multilabel|value|choice|tag)\.")
 """Parameters of the heads whose shapes depend on the task."""
 
 
-_ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
+ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
 """Parameters of the heads that answer tasks."""
 
 
@@ -81,7 +81,7 @@ def check_promised(model: Model, missing: Collection[str], path: Path) -> None:
     its answers would be random."""
     family = family_of(model.config)
     for name, _ in model.named_parameters():
-        if _ANSWERING.match(name) and family.names.stored(name) in missing:
+        if ANSWERING.match(name) and family.names.stored(name) in missing:
             raise DataError(
                 f"{path} lacks {family.names.stored(name)}, a head that architectures in config.json promise. Correct "
                 "architectures, or fetch the fine-tuned weights."

@@ -27,6 +27,7 @@ from lambert.model.families import family_of
 from lambert.model.family import Family
 from lambert.model.heads import Model, built
 from lambert.model.weight_checks import (
+    ANSWERING,
     LABELLED,
     check_lacking,
     check_promised,
@@ -151,8 +152,9 @@ def fresh(config: EncoderConfig, heads: Mapping[str, int], seed: int = 0) -> Mod
 def initialise(model: Model, seed: int, names: Collection[str] | None = None) -> None:
     """Fills the model as `fresh` does, or only the tensors with these `names` in a model folder.
 
-    Matrices of these names, which a given encoder lacks, are drawn as transformers draws them for its users: normal, in
-    most families without truncation. Truncated, a head begins 12% smaller and its loss falls more slowly.
+    Matrices that fine-tuning adds, which are those of its heads and all that a given encoder lacks, are drawn as in
+    transformers: not truncated, except in families that are `truncated`. Truncated, they are 12% smaller and learn more
+    slowly (docs/log.md).
     """
     constant, family = model.config.init_range == 0, family_of(model.config)
     for name, parameter in model.named_parameters():
@@ -168,7 +170,8 @@ def initialise(model: Model, seed: int, names: Collection[str] | None = None) ->
             generator = torch.Generator().manual_seed(int(draw) >> 1)
             values = torch.empty(parameter.shape)
             std = family.initial_deviation(model.config, name)
-            if names is None or family.truncated:
+            added = names is not None or ANSWERING.match(name)
+            if family.truncated or not added:
                 nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std, generator=generator)
             else:
                 nn.init.normal_(values, std=std, generator=generator)
