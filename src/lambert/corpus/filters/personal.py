@@ -146,7 +146,8 @@ def _candidates(batch: Batch) -> Integers:
         found.append(begin[:-2][dots[:-2] & dots[1:-1] & dots[2:]])
         threes = (lengths == 3) & (gaps <= 2)
         found.append(begin[:-2][threes[:-2] & threes[1:-1] & (lengths[2:] == 4)])
-        chains = np.append(0, np.flatnonzero(gaps > 1)[:-1] + 1)
+        apart = (gaps > 1) | (data_B[end] == ord("\n"))  # the last run is always apart
+        chains = np.append(0, np.flatnonzero(apart)[:-1] + 1)
         found.append(begin[chains[np.add.reduceat(lengths, chains) >= 13]])
     colons = np.flatnonzero(data_B == ord(":"))
     if len(colons):
