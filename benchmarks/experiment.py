@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "benchmarks" / "studies"
 DEMO = ROOT / "src/lambert/verbs/demo"
 """Recipes and texts of `lambert demo`."""
+BASE = STUDIES / "base" / "model"
+"""The encoder that studies of short runs start from; base.py trained it."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 DIVERGED = 5
 """Exit code of a run that diverged."""
@@ -215,34 +217,6 @@ def corpus(texts: Sequence[Path], work: Path, vocabulary: int | Path) -> Path:
     tokenizer = {"vocabulary": vocabulary, "lowercase": True} if own else {"tokenizer": vocabulary}
     lambert("prepare", flags={"input": [str(path.resolve()) for path in texts], "out": out, **tokenizer})
     return out
-
-
-PAST_PLATEAU = 5.0
-"""Nats at 64 tokens on the demo's novels. Frequencies of words give 6.2, the plateau on which small encoders stay at
-first 5.6, an encoder that uses context 4.2."""
-
-
-def base(work: Path, threads: int, seeds: Sequence[int] = (42, 43, 44)) -> Path:
-    """Returns the run folder of an encoder of the demo's two stages, BERT-tiny of 64 positions, which is trained if it
-    is not there; the corpus is in `work`/demo. The stages are longer than the demo's.
-
-    From nothing, a small encoder learns only the frequencies of words for its first thousands of updates (docs/log.md),
-    whatever else is varied. So studies of short runs start from this encoder, as MLPerf's BERT starts from a
-    checkpoint. When the plateau ends depends on rounding: another seed is tried where it has not ended.
-    """
-    recipes, demo = DEMO / "recipes", work / "demo"
-    texts = {"input": DEMO / "data/novels.jsonl.xz", "out": demo / "corpus"}
-    lambert("prepare", recipes / "prepare.toml", flags=texts, threads=threads)
-    for seed in seeds:
-        first, second = demo / f"pretrain-32-{seed}", demo / f"pretrain-64-{seed}"
-        common = {"corpus": demo / "corpus", "seed": seed, "train.threads": threads, "train.save-every": 500}
-        flags = {**common, "out": first, "train.steps": 6000}
-        lambert("pretrain", recipes / "pretrain-32.toml", flags=flags, threads=threads)
-        flags = {**common, "out": second, "init": first, "train.steps": 3000}
-        lambert("pretrain", recipes / "pretrain-64.toml", flags=flags, threads=threads)
-        if scores(second)["mlm"] < PAST_PLATEAU:
-            return second
-    raise SystemExit(f"The encoders of the seeds {list(seeds)} in {demo} are all on the plateau of unigrams.")
 
 
 def names(model: Path, out: Path, seed: int, threads: int) -> float:

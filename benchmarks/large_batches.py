@@ -4,7 +4,7 @@ tuned.
     python benchmarks/large_batches.py --text WIKIPEDIA... --work WORK
     python benchmarks/large_batches.py --table
 
-An encoder of the demo's recipes, BERT-tiny pre-trained on novels (`experiment.base`), is trained further on `--samples`
+An encoder of the demo's recipes, BERT-tiny pre-trained on novels (studies/base), is trained further on `--samples`
 sequences of 32 tokens of other text, in batches from `--batches`. Arms:
 
 - lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), and the
@@ -74,7 +74,7 @@ def settings(args: argparse.Namespace, plan: Row) -> dict[str, Any]:
     more = {"optim.trust-coefficient": 1.0} if name == "lars" else {}
     warmup = 0.1 if tuned else WARMUP * plan["batch"] / args.batches[0]
     return {
-        **DATA, **more, "init": args.base, "optim.name": name, "optim.lr": plan["lr"],
+        **DATA, **more, "init": experiment.BASE, "optim.name": name, "optim.lr": plan["lr"],
         "optim.warmup-ratio": round(warmup, 6),
         "train.batch-size": plan["batch"], "train.steps": plan["steps"], "train.threads": args.threads,
         "train.precision": args.precision, "seed": plan["seed"], "log.every": max(1, plan["steps"] // 64),
@@ -200,15 +200,14 @@ def main() -> None:
     parser.add_argument("--trust", action="store_true", help="take one run of LAMB, and write its trust ratios")
     parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512, 2048])
-    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--precision", default="float32")
     args = parser.parse_args()
     if args.table:
         show(args)
         return
     if not (args.text and args.work):
         parser.error("--text and --work are needed")
-    args.base = experiment.base(args.work, args.threads)
-    corpus = experiment.corpus(args.text, args.work, args.work / "demo/corpus")
+    corpus = experiment.corpus(args.text, args.work, experiment.BASE)
     if args.trust:
         trust(args, corpus)
     else:

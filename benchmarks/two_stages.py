@@ -3,7 +3,7 @@
     python benchmarks/two_stages.py --text WIKIPEDIA... --work WORK
     python benchmarks/two_stages.py --table
 
-An encoder of the demo's recipes (`experiment.base`) is trained further on other text with LAMB. As in the LAMB paper,
+An encoder of the demo's recipes (studies/base) is trained further on other text with LAMB. As in the LAMB paper,
 stage 1 has 9/10 of the sequences at a quarter of the length (16 tokens, then 64), scored by the held-out masked-LM loss
 at 64 tokens. Arms:
 
@@ -106,8 +106,8 @@ def run(args: argparse.Namespace, plan: Row) -> Row:
         first, second = Path(folder) / "first", Path(folder) / "second"
         if plan["arm"] == "long":
             steps = round(plan["share"] * args.samples / args.batch)
-            loss = stage(args, plan, first, LONG, args.batch, steps, init=args.base)
-            spent = operations(args.base, LONG, steps * args.batch)
+            loss = stage(args, plan, first, LONG, args.batch, steps, init=experiment.BASE)
+            spent = operations(experiment.BASE, LONG, steps * args.batch)
         else:
             arm = ARMS[plan["arm"]]
             samples = arm.factor * args.samples
@@ -120,12 +120,12 @@ def run(args: argparse.Namespace, plan: Row) -> Row:
                 left = plan["lr"] * (1 - FIRST) / (1 - 0.1)
                 one = {"optim.warmup-ratio": warmup, "optim.end-lr": left}
                 begin = {"optim.warmup-ratio": 0.0, "optim.lr": left}
-            loss = stage(args, plan, first, SHORT, sizes[0], steps_of[0], init=args.base, **one)
+            loss = stage(args, plan, first, SHORT, sizes[0], steps_of[0], init=experiment.BASE, **one)
             if loss is not None:
                 more = {"init": first, **begin, **({"keep-moments": True} if arm.keep_moments else {})}
                 loss = stage(args, plan, second, LONG, sizes[1], steps_of[1], **more)
             spent = sum(
-                operations(args.base, length, count * size)
+                operations(experiment.BASE, length, count * size)
                 for length, count, size in zip((SHORT, LONG), steps_of, sizes, strict=True)
             )
     return {**plan, "mlm": None if loss is None else round(loss, 4), "operations": spent}
@@ -177,15 +177,14 @@ def main() -> None:
     parser.add_argument(
         "--lr", type=float, default=4e-3, help="of LAMB at --batch; 4e-3 is that of the demo's second stage"
     )
-    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--precision", default="float32")
     args = parser.parse_args()
     if args.table:
         show(args)
         return
     if not (args.text and args.work):
         parser.error("--text and --work are needed")
-    args.base = experiment.base(args.work, args.threads)
-    args.corpus = experiment.corpus(args.text, args.work, args.work / "demo/corpus")
+    args.corpus = experiment.corpus(args.text, args.work, experiment.BASE)
     experiment.continued(args.out, partial(plans, args), partial(run, args), args.runs)
 
 

@@ -150,14 +150,15 @@ def test_the_runs_of_the_aggregation_study_are_recognised(experiment: ModuleType
 def test_another_seed_is_tried_where_the_base_is_on_the_plateau(
     experiment: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    base = importlib.import_module("base")
     made: list[Path] = []
-    monkeypatch.setattr(experiment, "lambert", lambda verb, recipe, flags, threads: made.append(flags["out"]))
+    monkeypatch.setattr(base, "lambert", lambda verb, recipe, flags, threads: made.append(flags["out"]))
     losses = {"pretrain-64-1": 5.7, "pretrain-64-2": 4.2}
-    monkeypatch.setattr(experiment, "scores", lambda run: {"mlm": losses.get(run.name, 6.0)})
-    assert experiment.base(tmp_path, 1, seeds=(1, 2, 3)).name == "pretrain-64-2"
+    monkeypatch.setattr(base, "scores", lambda run: {"mlm": losses.get(run.name, 6.0)})
+    assert base.trained(tmp_path, 1, seeds=(1, 2, 3)).name == "pretrain-64-2"
     assert [path.name for path in made][-2:] == ["pretrain-32-2", "pretrain-64-2"]
     with pytest.raises(SystemExit, match="on the plateau"):
-        experiment.base(tmp_path, 1, seeds=(1, 3))
+        base.trained(tmp_path, 1, seeds=(1, 3))
 
 
 def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> None:
@@ -211,7 +212,7 @@ def test_a_run_that_diverged_has_a_row_without_scores(
     two_stages = importlib.import_module("two_stages")
     monkeypatch.setattr(two_stages, "operations", lambda *given: 1.0)
     args = argparse.Namespace(
-        work=tmp_path, corpus=tmp_path, base=tmp_path, samples=64, batch=32, threads=1, precision="float32",
+        work=tmp_path, corpus=tmp_path, samples=64, batch=32, threads=1, precision="float32",
         out=tmp_path / "runs.jsonl", seeds=[1], lr=4e-3,
     )  # fmt: skip
     plans = [*two_stages.plans(args, [])]
