@@ -7,12 +7,12 @@ tuned.
 An encoder of the demo's recipes, BERT-tiny pre-trained on novels (studies/base), is trained further on `--samples`
 sequences of 32 tokens of other text, in batches from `--batches`. Arms:
 
-- lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), and the
-  best one by held-out loss is kept. At larger batches the rate follows the square root of the batch size and the share
+- lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), further
+  ones while the best is at the edge, and the best one by held-out loss is kept. At larger batches the rate follows the square root of the batch size and the share
   of the warm-up the batch size, from 1/320 at the smallest to 1/5 at the 64 times larger one (You et al., 2020, section
   4 and table 4), which is the rule of `optim.base_batch`;
-- adamw-tuned, lars-tuned: at every batch size the first seed takes three rates around that rule, with a warm-up of a
-  tenth; the other seeds take the best one.
+- adamw-tuned, lars-tuned: at every batch size the first seed takes three to five rates around that rule in the same
+  way, with a warm-up of a tenth; the other seeds take the best one.
 
 Every run is scored by its held-out masked-LM loss and by the demo's names (F1 of four novels, after fine-tuning on 200
 passages with the same seed). A run that diverged is a row without scores. `--trust` takes one LAMB run at the
@@ -21,7 +21,7 @@ largest batch instead, and writes the trust ratios of its tensors at some update
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,13 @@ from experiment import Row
 
 WARMUP = 1 / 320
 """Share of the warm-up at the smallest batch, where the rule begins (You et al., 2020, table 4)."""
-RATES = {"lamb": (2e-3, 4e-3, 8e-3), "adamw": (5e-4, 1e-3, 2e-3), "radam": (5e-4, 1e-3, 2e-3)}
-"""Learning rates at the smallest batch."""
-TUNED = {
-    "adamw-tuned": (5e-4, 1e-3, 2e-3),
-    "lars-tuned": (1e-3, 4e-3, 1.6e-2),
-}
+RATES = {"lamb": (2e-3, 4e-3, 8e-3), "adamw": (1e-3, 2e-3, 4e-3), "radam": (1e-3, 2e-3, 4e-3)}
+"""Learning rates at the smallest batch, each the same factor above the one before."""
+TUNED = {"adamw-tuned": (1e-3, 2e-3, 4e-3), "lars-tuned": (1e-3, 4e-3, 1.6e-2)}
 """The same of what is tuned at every batch size, times the square root of the batch size over the smallest."""
+ARMS = {**RATES, **TUNED}
+MOST_RATES = 5
+"""Learning rates that are tried where the best one is the least or the largest so far."""
 DATA = {"packing.mode": "full", "packing.sequence-length": 32, "optim.betas": (0.9, 0.98), "optim.eps": 1e-9}
 PUBLISHED = (
     (512, 1_000_000, "90.395", "91.752", "90.717"), (1024, 500_000, "", "91.761", "90.369"),
@@ -49,23 +49,39 @@ PUBLISHED = (
 """SQuAD v1.1 F1 of BERT-Large by batch size and updates: AdamW, LAMB, LARS (You et al., 2020, tables 1 to 3)."""
 
 
+def tuned(grid: Sequence[float], rows: list[Row], **where: Any) -> Iterator[float]:
+    """The learning rates of a grid, and further ones while the best run, of those of `where` in `rows`, is at an edge.
+    `rows` grows meanwhile."""
+    tried, factor = sorted(grid), grid[1] / grid[0]
+    yield from tried
+    while len(tried) < MOST_RATES:
+        best = experiment.best([row for row in experiment.select(rows, **where) if row["lr"] in tried])
+        if best.get("mlm") is None or best["lr"] not in (tried[0], tried[-1]):
+            break
+        beyond = tried[-1] * factor if best["lr"] == tried[-1] else tried[0] / factor
+        tried = sorted([*tried, round(beyond, 7)])
+        yield round(beyond, 7)
+
+
 def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
     """The settings of all runs, seed by seed; of the first seed all learning rates."""
     first, smallest = args.seeds[0], args.batches[0]
     for seed in args.seeds:
-        for arm in (*RATES, *TUNED):
+        for arm in args.arms:
             for batch in args.batches:
                 where = {"arm": arm, "batch": batch}
                 root = (batch / smallest) ** 0.5
+                rates: Iterable[float]
                 if arm in RATES and batch > smallest:
                     base = experiment.best(experiment.select(rows, arm=arm, batch=smallest, seed=first))["lr"]
-                    rates = [base * root]
+                    rates = [round(base * root, 7)]
                 elif seed == first:
-                    rates = [rate * root for rate in {**RATES, **TUNED}[arm]]
+                    grid = [round(rate * root, 7) for rate in ARMS[arm]]
+                    rates = tuned(grid, rows, seed=seed, **where)
                 else:
                     rates = [experiment.best(experiment.select(rows, seed=first, **where))["lr"]]
                 for rate in rates:
-                    yield {**where, "seed": seed, "steps": args.samples // batch, "lr": round(rate, 7)}
+                    yield {**where, "seed": seed, "steps": args.samples // batch, "lr": rate}
 
 
 def settings(args: argparse.Namespace, plan: Row) -> dict[str, Any]:
@@ -152,7 +168,7 @@ def show(args: argparse.Namespace) -> None:
     text = [experiment.progress(partial(plans, args), rows), "", "BERT-tiny, at equal samples:", ""]
     panels: dict[str, dict[str, list[tuple[float, list[float | None]]]]] = {"Held-out masked-LM loss": {}, "Names": {}}
     lines = []
-    for arm in (*RATES, *TUNED):
+    for arm in ARMS:
         for batch in args.batches:
             found = experiment.select(rows, arm=arm, batch=batch)
             if not found:
@@ -200,6 +216,7 @@ def main() -> None:
     parser.add_argument("--trust", action="store_true", help="take one run of LAMB, and write its trust ratios")
     parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512, 2048])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], help="so that processes may share the runs")
     parser.add_argument("--precision", default="float32")
     args = parser.parse_args()
     if args.table:

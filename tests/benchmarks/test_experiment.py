@@ -1,13 +1,14 @@
 """The machinery of the studies in benchmarks/: runs that continue, plans that depend on results, tables and plots."""
 
 import argparse
+import functools
 import importlib
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -177,6 +178,7 @@ PLANNED = [("large_batches", 82), ("two_stages", 36), ("precision", 15), ("block
 def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(
     experiment: ModuleType, tmp_path: Path, name: str, runs: int
 ) -> None:
+    """`runs` as long as no result asks for more."""
     study = importlib.import_module(name)
     rates = tmp_path / "rates.jsonl"
     for arm in study.ARMS if name == "block" else ():
@@ -185,10 +187,28 @@ def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(
         seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=65_536, batch=32, lr=4e-3, steps=200, long=2000,
         dropouts=[0.0], precisions=["float32", "bfloat16", "float16"], micro_tokens=[1 << 14], size="tiny",
         batch_size=16, device="cpu", rates=rates, lrs=[1e-3, 2e-3, 4e-3], seconds=240.0,
+        arms=getattr(study, "ARMS", ()),
     )  # fmt: skip
-    assert experiment.progress(lambda rows: study.plans(args, rows), []) == f"Runs so far: 0 of {runs}."
-    page = BENCHMARKS / "studies" / name.replace("_", "-") / "README.md"
-    assert f" of {runs}." in page.read_text()
+    plans = functools.partial(study.plans, args)
+    assert experiment.progress(plans, []) == f"Runs so far: 0 of {runs}."
+    folder = BENCHMARKS / "studies" / name.replace("_", "-")
+    assert experiment.progress(plans, experiment.read(folder / "runs.jsonl")) in (folder / "README.md").read_text()
+
+
+def test_rates_beyond_the_grid_are_tried_while_the_best_is_at_its_edge(experiment: ModuleType) -> None:
+    large_batches = importlib.import_module("large_batches")
+
+    def tried(loss: Callable[[float], float | None]) -> list[float]:
+        rows: list[Row] = []
+        for rate in large_batches.tuned((1.0, 2.0, 4.0), rows, arm="lamb"):
+            rows.append({"arm": "lamb", "lr": rate, "mlm": loss(rate)})
+            rows.append({"arm": "adamw", "lr": rate, "mlm": -rate})
+        return [row["lr"] for row in rows[::2]]
+
+    assert tried(lambda rate: abs(rate - 2)) == [1, 2, 4]
+    assert tried(lambda rate: abs(rate - 8)) == [1, 2, 4, 8, 16]
+    assert tried(lambda rate: None if rate > 1 else rate) == [1, 2, 4, 0.5, 0.25]
+    assert tried(lambda rate: None) == [1, 2, 4]
 
 
 def test_the_study_of_budgets_refuses_what_it_does_not_read(
