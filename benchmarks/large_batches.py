@@ -8,9 +8,9 @@ An encoder of the demo's recipes, BERT-tiny pre-trained on novels (studies/base)
 sequences of 32 tokens of other text, in batches from `--batches`. Arms:
 
 - lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), further
-  ones while the best is at the edge, and the best one by held-out loss is kept. At larger batches the rate follows the square root of the batch size and the share
-  of the warm-up the batch size, from 1/320 at the smallest to 1/5 at the 64 times larger one (You et al., 2020, section
-  4 and table 4), which is the rule of `optim.base_batch`;
+  ones while the best is at the edge, and the best one by held-out loss is kept. At larger batches the rate follows the
+  square root of the batch size and the share of the warm-up the batch size, from 1/320 at the smallest to 1/5 at the 64
+  times larger one (You et al., 2020, section 4 and table 4), which is the rule of `optim.base_batch`;
 - adamw-tuned, lars-tuned: at every batch size the first seed takes three to five rates around that rule in the same
   way, with a warm-up of a tenth; the other seeds take the best one.
 
