@@ -64,6 +64,13 @@ def tuned(grid: Sequence[float], rows: list[Row], **where: Any) -> Iterator[floa
         yield round(beyond, 7)
 
 
+def ruled(args: argparse.Namespace, rows: list[Row], arm: str, batch: int) -> float:
+    """The learning rate of the rule: the best one at the smallest batch, times the root of the batch over that one."""
+    first, smallest = args.seeds[0], args.batches[0]
+    base: float = experiment.best(experiment.select(rows, arm=arm, batch=smallest, seed=first))["lr"]
+    return round(base * (batch / smallest) ** 0.5, 7)
+
+
 def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
     """The settings of all runs, seed by seed; of the first seed all learning rates."""
     first, smallest = args.seeds[0], args.batches[0]
@@ -74,8 +81,7 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
                 root = (batch / smallest) ** 0.5
                 rates: Iterable[float]
                 if arm in RATES and batch > smallest:
-                    base = experiment.best(experiment.select(rows, arm=arm, batch=smallest, seed=first))["lr"]
-                    rates = [round(base * root, 7)]
+                    rates = [ruled(args, rows, arm, batch)]
                 elif seed == first:
                     grid = [round(rate * root, 7) for rate in ARMS[arm]]
                     rates = tuned(grid, rows, seed=seed, **where)
@@ -135,12 +141,9 @@ def trust(args: argparse.Namespace, corpus: Path) -> None:
 
     trust_file(args).unlink(missing_ok=True)
     batch = args.batches[-1]
-    base = experiment.best(
-        experiment.select(experiment.read(args.out), arm="lamb", batch=args.batches[0], seed=args.seeds[0])
-    )["lr"]
     plan = {
         "arm": "lamb", "batch": batch, "seed": args.seeds[0], "steps": args.samples // batch,
-        "lr": base * (batch / args.batches[0]) ** 0.5,
+        "lr": ruled(args, experiment.read(args.out), "lamb", batch),
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         flags = {**settings(args, plan), "corpus": corpus, "out": Path(folder) / "run"}
@@ -174,6 +177,8 @@ def show(args: argparse.Namespace) -> None:
             found = experiment.select(rows, arm=arm, batch=batch)
             if not found:
                 continue
+            if arm in RATES and batch > args.batches[0]:
+                found = experiment.select(found, lr=ruled(args, rows, arm, batch))
             first = experiment.select(found, seed=min(row["seed"] for row in found))
             lr = experiment.best(first)["lr"]
             kept = experiment.select(found, lr=lr)
