@@ -67,8 +67,9 @@ def tuned(grid: Sequence[float], rows: list[Row], **where: Any) -> Iterator[floa
 def ruled(args: argparse.Namespace, rows: list[Row], arm: str, batch: int) -> float:
     """The learning rate of the rule: the best one at the smallest batch, times the root of the batch over that one."""
     first, smallest = args.seeds[0], args.batches[0]
-    base: float = experiment.best(experiment.select(rows, arm=arm, batch=smallest, seed=first))["lr"]
-    return round(base * (batch / smallest) ** 0.5, 7)
+    best = experiment.best(experiment.select(rows, arm=arm, batch=smallest, seed=first))
+    rate: float = round(best["lr"] * (batch / smallest) ** 0.5, 7)
+    return rate
 
 
 def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
