@@ -18,6 +18,9 @@ from lambert.data.stream import stream
 from lambert.tasks import SquadConfig, TaskConfig, learn
 
 STEPS, WARMUP, SIZE, LR, SEED = 12, 3, 8, 3e-3, 5
+EPS = 1e-4
+"""Far above the rounding of gradients that are 0 (of the keys' biases; where a softmax over the tokens follows, of the
+last normalization's and the head's too), which Adam divides by it and which differs between processors."""
 MODELS = {
     "classify": transformers.AutoModelForSequenceClassification,
     "squad": transformers.AutoModelForQuestionAnswering,
@@ -97,7 +100,7 @@ def by_transformers(task: str, folder: Path, data: Path) -> tuple[list[float], d
     model: Any = MODELS[task].from_pretrained(folder, attn_implementation="eager")
     weights = [*model.parameters()]
     groups = [{"params": [w for w in weights if (w.ndim > 1) == many], "weight_decay": 0.01 * many} for many in (1, 0)]
-    optimizer = torch.optim.AdamW(groups, lr=LR, eps=1e-6)
+    optimizer = torch.optim.AdamW(groups, lr=LR, eps=EPS)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     losses = []
     model.train()
@@ -119,7 +122,7 @@ def test_losses_and_weights_are_those_of_transformers(
     data = labelled(task, "train")
     done = lambert(
         "finetune", init=start, data=data, out=tmp_path / "run", seed=SEED, task__name=task, task__max_length=64,
-        optim__name="adamw", optim__lr=LR, optim__eps=1e-6, optim__warmup_ratio=WARMUP / STEPS, train__steps=STEPS,
+        optim__name="adamw", optim__lr=LR, optim__eps=EPS, optim__warmup_ratio=WARMUP / STEPS, train__steps=STEPS,
         train__batch_size=SIZE, train__precision="float32", train__threads=1, log__every=1,
         **({"task__squad__stride": 16, "task__squad__max_query": 16} if task == "squad" else {}),
     )  # fmt: skip
@@ -131,6 +134,4 @@ def test_losses_and_weights_are_those_of_transformers(
     before = MODELS[task].from_pretrained(start).state_dict()
     for name, value in weights.items():
         moved = (value - before[name]).abs().max()
-        assert (ours[name] - value).abs().max() <= 0.01 * moved + 2e-5, (
-            name
-        )  # gradients of the keys' biases are 0 but for rounding
+        assert (ours[name] - value).abs().max() <= 1e-3 * moved + 5e-6, name
