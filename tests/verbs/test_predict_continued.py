@@ -235,7 +235,7 @@ def test_another_model_input_or_setting_is_refused(
     model = str(tuned("classify"))
     for given, what in (
         ([*flags, "--errors", "stop"], "other settings (errors)"),
-        ([*flags, "--inference.precision", "bfloat16"], "other settings (inference.precision)"),
+        ([*flags, "--inference.device", "cpu"], "other settings (inference.device)"),
         ([str(tuned("regress")) if flag == model else flag for flag in flags], "another model"),
     ):
         said = f"{part} has predictions that were begun with {what}. Remove {part} to start again."
