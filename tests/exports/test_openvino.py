@@ -53,6 +53,16 @@ def test_int8_has_fixed_scales(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(ids[:1])[0], logits(ids)[0], atol=1e-5)
 
 
+def test_weights_of_7_bits_where_products_of_8_saturate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino, "_exact_products", lambda: False)
+    lines = exported(saved("bert", "label", tmp_path / "model"), tmp_path / "out", precision="int8")
+    assert "note: weights have 7 bits: this processor has no 8-bit dot products (VNNI)." in lines
+    model = openvino._openvino().Core().read_model(str(tmp_path / "out" / openvino.FILE))
+    constants = [node.data for node in model.get_ops() if node.get_type_name() == "Constant"]
+    largest = [int(np.abs(values.astype(int)).max()) for values in constants if values.dtype == np.int8]
+    assert sum(value > 64 for value in largest) == 2 < len(largest)  # the tables of pieces and types multiply nothing
+
+
 def test_calibration_texts(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("one\n\n two \n")

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, MachineError
 from lambert.exports import onnx
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import Original
 from lambert.exports.padded import PaddedModel, input_names
 from lambert.exports.sample import TEXTS, Arrays, Runtime, cut, padded
 from lambert.exports.written import Format, check_installed, written
+from lambert.inference import cpu
 
 FILE = "openvino_model.xml"
 """The name that Optimum gives it."""
@@ -74,7 +75,10 @@ def _write(net: PaddedModel, original: Original, folder: Path, config: ExportCon
 
 
 def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
-    """Returns the model with static 8-bit scales. Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant."""
+    """Returns the model with static 8-bit scales, and weights of 7 bits if this processor adds 8-bit products in 16.
+
+    Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant; OverflowFix.
+    """
     nncf = _nncf()
     nncf.set_log_level("ERROR")
     names = input_names(original.model)
@@ -86,8 +90,21 @@ def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
 
     texts = calibration_texts(config.calibration)
     data = nncf.Dataset(texts, inputs)
+    fix = nncf.OverflowFix.DISABLE if _exact_products() else nncf.OverflowFix.ENABLE
     with redirect_stdout(io.StringIO()):  # without progress bars
-        return nncf.quantize(model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts))
+        return nncf.quantize(
+            model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=fix),
+        )  # fmt: skip
+
+
+def _exact_products() -> bool:
+    """Returns whether this processor adds 8-bit products in 32 bits (VNNI); in 16, two of them can saturate."""
+    try:
+        cpu.check("int8")
+    except MachineError:
+        return False
+    return True
 
 
 def calibration_texts(path: Path | None) -> list[str]:
@@ -123,7 +140,9 @@ def opened(folder: Path, hint: str = _FLOAT32) -> Runtime:
 def _notes(config: ExportConfig) -> tuple[str, ...]:
     ours = "" if config.calibration else ", of built-in sentences: give texts of your domain (--calibration FILE)"
     if config.precision == "int8":
-        return (f"note: int8 has fixed ranges of activations{ours}; compare your scores.",)
+        ranges = f"note: int8 has fixed ranges of activations{ours}; compare your scores."
+        narrow = "note: weights have 7 bits: this processor has no 8-bit dot products (VNNI)."
+        return (ranges,) if _exact_products() else (ranges, narrow)
     return ('note: OpenVINO computes in bfloat16 where it can: set INFERENCE_PRECISION_HINT to "f32" to compare.',)
 
 
