@@ -32,10 +32,11 @@ def test_operations_are_those_of_layers_and_of_pairs() -> None:
 def test_what_a_token_saves() -> None:
     norms = 4 * 8 * 4
     wide = 6 * (100 * 4 + norms) + 3 * 8 * 4
-    assert Plain().saved_per_token(CONFIG, torch.float32, GPU, 30) == wide
-    assert Plain().saved_per_token(CONFIG, torch.float32, CPU, 30) == wide + 6 * 2 * 30 * 4
-    copies = 2 * 8 * 2
-    assert Plain().saved_per_token(CONFIG, torch.bfloat16, GPU, 30) == 6 * (100 * 2 + norms + copies) + 3 * 8 * 4
+    assert Plain().saved_per_token(CONFIG, torch.float32, GPU, 30, native=False) == wide
+    assert Plain().saved_per_token(CONFIG, torch.float32, CPU, 30, native=False) == wide + 6 * 2 * 30 * 4
+    assert Plain().saved_per_token(CONFIG, torch.float32, CPU, 30, native=True) == wide
+    narrow = 6 * (100 * 2 + norms + 2 * 8 * 2) + 3 * 8 * 4
+    assert Plain().saved_per_token(CONFIG, torch.bfloat16, GPU, 30, native=False) == narrow
 
 
 def test_local_attention_has_fewer_pairs() -> None:
@@ -47,7 +48,8 @@ def test_local_attention_has_fewer_pairs() -> None:
 
 @pytest.mark.parametrize("block", FAMILIES)
 def test_only_mpnet_saves_scores_on_a_gpu(block: str) -> None:
-    short, long = (FAMILIES[block].costs.saved_per_token(CONFIG, torch.bfloat16, GPU, n) for n in (16, 64))
+    costs = FAMILIES[block].costs
+    short, long = (costs.saved_per_token(CONFIG, torch.bfloat16, GPU, n, native=False) for n in (16, 64))
     assert (long > short) == (block == "mpnet")
 
 

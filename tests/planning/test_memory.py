@@ -10,6 +10,7 @@ import torch
 
 from lambert.engine.precision import PRECISIONS
 from lambert.model.config import SIZES, EncoderConfig, ModernConfig
+from lambert.model.costs import compiled
 from lambert.model.encoder import Encoder
 from lambert.model.families import FAMILIES
 from lambert.planning.memory import checkpoint_state, kept_per_token, kept_per_weight, training_state, weight_count
@@ -63,17 +64,20 @@ def test_the_estimate_is_near_the_measured_peak(
     done = subprocess.run([sys.executable, "-c", MEASURED, arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     config, cpu = EncoderConfig(**settings), torch.device("cpu")
-    estimate = kept_per_token(config, PRECISIONS[precision], cpu, longest=length, predicted=share)
+    dtype = PRECISIONS[precision]
+    estimate = kept_per_token(config, dtype, cpu, longest=length, predicted=share, native=compiled(dtype, cpu))
     assert 0.85 * float(done.stdout) < estimate < 2 * float(done.stdout)
 
 
-def test_only_a_cpu_without_the_kernels_keeps_the_probabilities_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    def estimate(device: str, longest: int) -> int:
+def test_only_a_cpu_without_the_kernels_keeps_the_probabilities_of_attention() -> None:
+    def estimate(device: str, longest: int, *, native: bool = False) -> int:
         config = EncoderConfig(**SIZES["base"], vocabulary=30_522)
-        return kept_per_token(config, torch.bfloat16, torch.device(device), longest=longest, predicted=0.15)
+        return kept_per_token(
+            config, torch.bfloat16, torch.device(device), longest=longest, predicted=0.15, native=native
+        )
 
     assert estimate("cuda", 512) == estimate("cuda", 128)
-    monkeypatch.setenv("LAMBERT_NATIVE", "0")
+    assert estimate("cpu", 512, native=True) == estimate("cpu", 128, native=True)
     assert estimate("cpu", 512) > 1.3 * estimate("cpu", 128)
 
 

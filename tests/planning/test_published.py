@@ -50,6 +50,14 @@ def test_the_documentation_has_the_tables_of_these_rows(plan: ModuleType) -> Non
     assert plan.tables() in (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
 
 
+def test_predictions_do_not_depend_on_the_kernels_of_this_machine(
+    plan: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [plan.predicted(row) for row in plan.rows()]
+    monkeypatch.setenv("LAMBERT_NATIVE", "0")
+    assert [plan.predicted(row) for row in plan.rows()] == before
+
+
 def test_the_errors_are_stated_as_they_are(plan: ModuleType) -> None:
     tested = [row for row in plan.rows() if not row["fitted"]]
     published = [row for row in plan.groups(tested)["Published runs"] if not row["fitted"]]

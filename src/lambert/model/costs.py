@@ -46,7 +46,9 @@ class Costs(ABC):
         linear = config.layers * sum(inputs * outputs for inputs, outputs in self.matrices(config)) * sum(lengths)
         return 2 * (linear + 2 * config.hidden * self.pairs(config, lengths))
 
-    def saved_per_token(self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
+    def saved_per_token(
+        self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int, *, native: bool
+    ) -> int:
         """Returns an estimate of the bytes that the encoder holds per token at the peak of the backward pass: the
         tensors that its blocks save, and two more blocks for the one being computed.
 
@@ -56,8 +58,9 @@ class Costs(ABC):
             device: On a CPU the attention probabilities are saved; other devices and the compiled kernels recompute
                 them.
             longest: Length of the sequences in tokens, to which the attention probabilities per token are proportional.
+            native: Whether the compiled kernels for CPUs compute the blocks (`compiled`).
         """
-        computed = device.type == "cpu" and not compiled(dtype, device)
+        computed = device.type == "cpu" and not native
         return self.saved_with(config, dtype, self.probabilities(config, longest) * dtype.itemsize * computed)
 
     def saved_with(self, config: EncoderConfig, dtype: torch.dtype, attention: int) -> int:

@@ -42,6 +42,8 @@ class Device:
     """Whether `peak` and `bandwidth` were measured on this machine; of published ones only a share is reached."""
     fitted: float = 1.0
     """Measured time of a micro-batch over the time that the constants of `steps` give."""
+    native: bool = True
+    """Of a CPU: whether the compiled kernels compute its blocks in bfloat16 (`lambert.native`)."""
     own_link: "Link | None" = None
     """Takes the place of `link` where the table of links lacks it."""
 

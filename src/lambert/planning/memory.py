@@ -60,8 +60,9 @@ def weight_count(config: EncoderConfig) -> int:
 
 
 def kept_per_token(
-    config: EncoderConfig, dtype: torch.dtype, device: torch.device, *, longest: int, predicted: float
-) -> int:
+    config: EncoderConfig, dtype: torch.dtype, device: torch.device, *, longest: int, predicted: float,
+    native: bool = False,
+) -> int:  # fmt: skip
     """Returns an estimate of the bytes per token of a micro-batch at the peak of the forward and backward pass.
 
     The estimate counts the tensors that the encoder and the masked-LM head save for the backward pass;
@@ -73,7 +74,9 @@ def kept_per_token(
         device: Determines which tensors the kernels save.
         longest: Length of the sequences, in tokens.
         predicted: Share of the tokens with logits over the whole vocabulary.
+        native: Whether the compiled kernels for CPUs compute the blocks (`model.costs.compiled`).
     """
     size = dtype.itemsize
     logits = config.vocabulary * (3 * size if device.type == "cpu" else size + 3 * _WIDE) + 4 * config.hidden * _WIDE
-    return round(family_of(config).costs.saved_per_token(config, dtype, device, longest) + predicted * logits)
+    encoder = family_of(config).costs.saved_per_token(config, dtype, device, longest, native=native)
+    return round(encoder + predicted * logits)

@@ -18,7 +18,6 @@ from math import ceil, prod
 import torch
 
 from lambert.core.division import even_count
-from lambert.model.costs import compiled
 from lambert.planning import memory, micro_batches, operations, traffic
 from lambert.planning.communication import exchange, exposed
 from lambert.planning.devices import Cluster, Device
@@ -167,7 +166,7 @@ def determined(work: Work, cluster: Cluster, held: float, per_token: int) -> int
 
 def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:
     kind = "cpu" if cluster.device.kind == "cpu" else "cuda"
-    fast = micro_batches.fastest(kind, compiled=compiled(DTYPES[work.precision], torch.device(kind)))
+    fast = micro_batches.fastest(kind, compiled=_native(work, cluster.device))
     return micro_batches.largest(int(max(0.0, cluster.device.memory - held) // per_token), fast)
 
 
@@ -213,7 +212,15 @@ def _operations(work: Work) -> tuple[float, float]:
 def _per_token(work: Work, device: Device) -> int:
     kind = torch.device("cpu" if device.kind == "cpu" else "cuda")
     predicted = work.targets.get("mlm", 0.0) / work.mean
-    return memory.kept_per_token(work.config, DTYPES[work.precision], kind, longest=work.longest, predicted=predicted)
+    return memory.kept_per_token(
+        work.config, DTYPES[work.precision], kind, longest=work.longest, predicted=predicted,
+        native=_native(work, device),
+    )  # fmt: skip
+
+
+def _native(work: Work, device: Device) -> bool:
+    """Returns whether the compiled kernels for CPUs compute the blocks on this device."""
+    return device.kind == "cpu" and device.native and DTYPES[work.precision] == torch.bfloat16
 
 
 def _matrix_units(device: Device, precision: str) -> bool:

@@ -85,7 +85,10 @@ class MicrobatchSize:
         if self._setting or self._fixed:
             return ""
         sample = Sample.of(source)
-        each = kept_per_token(model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted)
+        native = compiled(dtype, world.device)
+        each = kept_per_token(
+            model.config, dtype, world.device, longest=sample.longest, predicted=sample.predicted, native=native
+        )
         free = _room(model, optimizer, dtype, world, residuals_per_weight)
         fitting = -world.largest(-(free // each))
         update_tokens, least = batch_size * sample.mean, LEAST.get(world.device.type, LEAST["cpu"])
@@ -94,7 +97,7 @@ class MicrobatchSize:
         if 0 < self.tokens <= fitting and enough:
             return ""
         before = self.tokens
-        self.tokens = largest(fitting, fastest(world.device.type, compiled=compiled(dtype, world.device)))
+        self.tokens = largest(fitting, fastest(world.device.type, compiled=native))
         if not one:
             self.tokens = shared(self.tokens, least, update_tokens, sample.longest)
         found = f"up to {self.tokens:,} tokens ({free / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"

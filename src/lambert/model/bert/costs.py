@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 
 from lambert.model.config import EncoderConfig
-from lambert.model.costs import Costs, compiled
+from lambert.model.costs import Costs
 
 
 class BertCosts(Costs):
@@ -29,9 +29,11 @@ class BertCosts(Costs):
         # Query, key, value and attention output; the feed-forward layer before and after its activation; dropout masks.
         return (4 + 2 * bool(config.dropout)) * config.hidden + 2 * config.intermediate
 
-    def saved_per_token(self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
-        if not compiled(dtype, device):
-            return super().saved_per_token(config, dtype, device, longest)
+    def saved_per_token(
+        self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int, *, native: bool
+    ) -> int:
+        if not native:
+            return super().saved_per_token(config, dtype, device, longest, native=False)
         # Query, key, value, attention output, two sums and two norms; the feed-forward layer before and after gelu.
         values = 8 * config.hidden + 2 * config.intermediate
         return (config.layers + 2) * (values * dtype.itemsize + config.heads * 4) + 3 * config.hidden * 4

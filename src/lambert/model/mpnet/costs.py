@@ -13,7 +13,9 @@ class MpnetCosts(BertCosts):
     def weight_count(self, config: EncoderConfig) -> int:
         return super().weight_count(config) + BUCKETS * config.heads
 
-    def saved_per_token(self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int) -> int:
+    def saved_per_token(
+        self, config: EncoderConfig, dtype: torch.dtype, device: torch.device, longest: int, *, native: bool
+    ) -> int:
         # Scores, which have biases, and probabilities in float32; the latter in the type of the products too.
         attention = config.heads * longest * (2 * torch.float32.itemsize + dtype.itemsize)
         return self.saved_with(config, dtype, attention)

@@ -14,6 +14,7 @@ from lambert.distributed.detection import detect
 from lambert.engine.device_memory import free_memory
 from lambert.engine.precision import has_bfloat16
 from lambert.model.families import family_of
+from lambert.native import library
 from lambert.planning.choices import with_precision
 from lambert.planning.devices import GPU_CORES, Device, cluster, recognised
 from lambert.planning.steps import micro_batch, predict
@@ -72,6 +73,7 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
         name, MappingProxyType(peak), copy, float(free_memory(device)), known.watts if known else 0.0,
         "measured on this machine", "cuda" if gpu else "cpu", gpu, known.link if known else "memory",
         max(1, torch.cuda.device_count()), cores=GPU_CORES if gpu else torch.get_num_threads(), measured=True,
+        native=library() is not None,
     )  # fmt: skip
 
 
