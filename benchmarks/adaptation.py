@@ -1,5 +1,5 @@
 """What adapting an encoder to a domain gives and costs: fine-tuning alone, after continued pre-training, and after the
-vocabulary was extended too (docs/adapt.md).
+vocabulary was extended too (docs/adapt.md). For a search also after SimCSE, which learns vectors from the text alone.
 
     python benchmarks/adaptation.py reviews --init MINILM --data IMDB_FOLDER --out OUT
     python benchmarks/adaptation.py abstracts --init MINILM --data CRANFIELD_FOLDER --out OUT
@@ -11,10 +11,10 @@ about aerodynamics, the small text of a narrow field, whose words (laminar, invi
 divide. The task is a search, learnt from two thirds of the judged queries; the score is nDCG@10 of the others among all
 abstracts. The abstracts are part of the task, so all of them are text of the domain.
 
-An arm is whole commands, each a process of its own: `extend`, `prepare` and `pretrain` once, then `finetune` for each
-seed; seeds alternate between the arms. The deviation is therefore that over seeds of fine-tuning. Prints a line of JSON
-for each run, then a table: the score, tokens per word of the held-out text, and seconds of the commands before
-fine-tuning, and of fine-tuning with its scores (medians over seeds). `--out` must be new.
+An arm is whole commands, each a process of its own: `extend`, `prepare` and `pretrain`, or `finetune` on the text,
+once, then `finetune` for each seed; seeds alternate between the arms. The deviation is therefore that over seeds of
+fine-tuning. Prints a line of JSON for each run, then a table: the score, tokens per word of the held-out text, and
+seconds of the commands before fine-tuning, and of fine-tuning with its scores (medians over seeds). `--out` is new.
 """
 
 import argparse
@@ -33,8 +33,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ARMS = ("fine-tune", "continue, fine-tune", "extend, continue, fine-tune")
-
 
 @dataclass(frozen=True)
 class Domain:
@@ -46,6 +44,18 @@ class Domain:
     score: str
     flags: dict[str, Any]
     """Of `finetune`."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """An arm, and the encoder that its fine-tuning starts from."""
+
+    arm: str
+    init: Path
+    seconds: float
+    """Of the commands that made the encoder."""
+    tokens: float
+    """Per word of the held-out text."""
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -131,6 +141,30 @@ def continued(args: argparse.Namespace, domain: Domain, init: Path, out: Path) -
     )  # fmt: skip
 
 
+def contrasted(args: argparse.Namespace, domain: Domain, out: Path) -> float:
+    """Trains vectors on the text alone (SimCSE), in `out`. Returns the seconds."""
+    return lambert(
+        "finetune", init=args.init, data=domain.text, out=out, task__name="embed", task__max_length=128,
+        train__batch_size=32, train__steps=args.updates, train__precision=args.precision, train__threads=args.threads,
+    )  # fmt: skip
+
+
+def starts(args: argparse.Namespace, domain: Domain) -> list[Start]:
+    """Makes the encoders that fine-tuning starts from."""
+    extended_model, plain, larger = (args.out / name for name in ("extended", "continued", "extended-continued"))
+    per_word, extending = extended(args, domain, extended_model)
+    before, now = per_word["tokens_per_word_before"], per_word["tokens_per_word"]
+    made = [
+        Start("fine-tune", args.init, 0.0, before),
+        Start("continue, fine-tune", plain, continued(args, domain, args.init, plain), before),
+        Start("extend, continue, fine-tune", larger, extending + continued(args, domain, extended_model, larger), now),
+    ]
+    if domain.flags["task.name"] == "embed":
+        alone = args.out / "contrasted"
+        made.append(Start("SimCSE, fine-tune", alone, contrasted(args, domain, alone), before))
+    return made
+
+
 def tuned(args: argparse.Namespace, domain: Domain, init: Path, out: Path, seed: int) -> dict[str, float]:
     """Fine-tunes a model. Returns its score and the seconds."""
     flags = {"train.epochs": args.epochs, "train.precision": args.precision, "train.threads": args.threads}
@@ -159,26 +193,23 @@ def main() -> None:
     args.out.mkdir(parents=True)
     began = time.perf_counter()
     domain = {"reviews": reviews, "abstracts": abstracts}[args.domain](args, args.out)
-    per_word, extending = extended(args, domain, args.out / "extended")
-    before, now = per_word["tokens_per_word_before"], per_word["tokens_per_word"]
-    plain, larger = args.out / "continued", args.out / "extended-continued"
-    costs = [0.0, continued(args, domain, args.init, plain)]
-    costs.append(extending + continued(args, domain, args.out / "extended", larger))
-    runs: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    made = starts(args, domain)
+    runs: dict[str, list[dict[str, float]]] = {start.arm: [] for start in made}
     for seed in range(1, args.seeds + 1):
-        for number, (arm, init) in enumerate(zip(ARMS, (args.init, plain, larger), strict=True)):
-            result = tuned(args, domain, init, args.out / f"tuned-{number}-{seed}", seed)
-            runs[arm].append(result)
-            print(json.dumps({"domain": args.domain, "arm": arm, "seed": seed, **result}), flush=True)
+        for number, start in enumerate(made):
+            result = tuned(args, domain, start.init, args.out / f"tuned-{number}-{seed}", seed)
+            runs[start.arm].append(result)
+            print(json.dumps({"domain": args.domain, "arm": start.arm, "seed": seed, **result}), flush=True)
     print(json.dumps({"settings": {name: str(value) for name, value in vars(args).items()}}))
     print(f"\n{args.domain}: {time.perf_counter() - began:.0f} s in all\n")
     print(f"| arm | {domain.score} | deviation | tokens per word | seconds before | seconds of fine-tuning |")
     print("|---|---|---|---|---|---|")
-    for arm, cost, tokens in zip(ARMS, costs, (before, before, now), strict=True):
-        scores = [result["score"] for result in runs[arm]]
+    for start in made:
+        scores = [result["score"] for result in runs[start.arm]]
         deviation = f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
-        seconds = statistics.median(result["seconds"] for result in runs[arm])
-        print(f"| {arm} | {statistics.fmean(scores):.4f} | {deviation} | {tokens:.3f} | {cost:.0f} | {seconds:.0f} |")
+        seconds = statistics.median(result["seconds"] for result in runs[start.arm])
+        values = [f"{statistics.fmean(scores):.4f}", deviation, f"{start.tokens:.3f}", f"{start.seconds:.0f}"]
+        print(f"| {' | '.join([start.arm, *values, f'{seconds:.0f}'])} |")
 
 
 if __name__ == "__main__":

@@ -141,10 +141,10 @@ def test_the_runs_of_the_aggregation_study_are_recognised(experiment: ModuleType
     """Their keys are those of the plans of today, so a study continues."""
     aggregation = importlib.import_module("aggregation")
     args = argparse.Namespace(
-        seeds=[1], modes=["samples", "scaled"], aggregated=[1, 4, 16, 100], batch=4, epochs=1, updates=50, lr=1e-4
+        seeds=[1], modes=["samples", "scaled"], aggregated=[1, 4, 16, 100], batch=4, epochs=2, updates=40, lr=1e-4
     )
     rows = experiment.read(BENCHMARKS / "studies" / "aggregation" / "runs.jsonl")
-    plans = [*aggregation.plans(args, 4000, rows)]
+    plans = [*aggregation.plans(args, 2000, rows)]
     assert sum(not experiment.missing(plan, rows) for plan in plans) >= 10
 
 
