@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import one_line
+from commands import last_line, one_line
 from safetensors.torch import load_file
 
 from lambert.core import settings
@@ -45,6 +45,20 @@ def test_a_task_end_to_end(task: str, tuned: Callable[[str], Path], labelled: Ca
 def test_what_can_be_learnt_is_learnt(tuned: Callable[[str], Path]) -> None:
     assert scores(tuned("classify"))["accuracy"] > 0.9
     assert scores(tuned("tag"))["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_weights_that_are_not_usable_are_a_divergence(
+    scored: bool, pretrained: Path, labelled: Callable[[str, str], Path], tmp_path: Path, lambert: Lambert
+) -> None:
+    """Too few updates for the guard, which waits for several bad ones."""
+    dev = {"dev": labelled("classify", "dev")} if scored else {}
+    done = lambert(
+        "finetune", init=pretrained, data=labelled("classify", "train"), out=tmp_path / "run", task__max_length=64,
+        optim__lr=1e6, optim__warmup_ratio=0, train__steps=4, train__precision="float32", **dev,
+    )  # fmt: skip
+    last_line(done, 5, "Training diverged: ", "is not finite", "Try a smaller optim.lr")
+    assert not (tmp_path / "run/model").exists()
 
 
 def test_what_was_left_out_is_said(
@@ -122,7 +136,7 @@ def test_the_default_length_adapts_to_the_encoder(
             3,
             ["dev.tsv:2", "'c'", "a, b"],
         ),
-        ("text\tlabel\nthe stone\ta\nthe river\n", "", {}, 3, ["data.tsv:3", "1 columns", "2"]),
+        ("text\tlabel\nthe stone\ta\nthe river\n", "", {}, 3, ["data.tsv:3", "1 column,", "2"]),
         ("text\tlabel\nthe stone\ta\tx\n", "", {}, 3, ["data.tsv:2", "3 columns", "2"]),
         ("text\tlable\nthe stone\ta\n", "", {}, 3, ["data.tsv:1", "task.columns.label", "Did you mean 'lable'?"]),
         (

@@ -29,9 +29,13 @@ class MachineError(LambertError):
 
 
 class DivergedError(LambertError):
-    """Training diverged: the loss is not finite or explodes (exit code 5)."""
+    """Training diverged: the loss or an output is not finite, or the loss explodes (exit code 5)."""
 
     exit_code = 5
+
+
+REMEDIES = "Try a smaller optim.lr, a longer warm-up, optim.max_grad_norm = 1, or bfloat16 instead of float16."
+"""What a message of DivergedError advises."""
 
 
 class SavedAndStopped(LambertError):

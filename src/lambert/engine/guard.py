@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from lambert.core.errors import DivergedError
+from lambert.core.errors import REMEDIES, DivergedError
 from lambert.core.settings import check
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class Guard:
         numbers = f"loss {step.loss:.4g}, learning rate {step.lr:.3g}{norm}"
         raise DivergedError(
             f"Training diverged at step {step.index}{times}: {why} ({numbers}).{where} The last healthy step is "
-            f"{self.healthy}. Try a smaller optim.lr, a longer warm-up, optim.max_grad_norm = 1, or bfloat16 "
-            "instead of float16."
+            f"{self.healthy}. {REMEDIES}"
         )
 
     def _record(self, step: "Step", what: Literal["skipped", "spike", "rolled back", "diverged"]) -> None:

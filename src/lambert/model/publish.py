@@ -24,6 +24,10 @@ TOLERANCE = 2e-5
 """Maximum difference of a float32 logit from transformers: four times the rounding noise of float32 for BERT-Base."""
 
 
+class NotFinite(DataError):
+    """An output of the model that was to be written is not finite."""
+
+
 def publish(
     model: Model,
     folder: Path,
@@ -49,7 +53,8 @@ def publish(
         A line that says what was verified.
 
     Raises:
-        DataError: An output is not finite or differs. `folder` is unchanged.
+        NotFinite: An output is not finite.
+        DataError: An output differs. `folder` is unchanged.
     """
     training = model.training
     with atomic_folder(folder, replace=replace) as aside:
@@ -75,7 +80,7 @@ def _verified(model: Model, folder: Path, compare: bool) -> str:
         again = _outputs(read.eval().to(device), batch)
         for name, logits in expected.items():
             if not torch.isfinite(logits).all():
-                raise DataError(f"The output {name!r} is not finite: the weights are too large. Nothing was written.")
+                raise NotFinite(f"The output {name!r} is not finite: the weights are too large. Nothing was written.")
             if not torch.equal(logits, again[name]):
                 raise DataError(
                     f"{folder}: the output {name!r} of the model that was read back differs; nothing was written."

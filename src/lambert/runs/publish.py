@@ -9,13 +9,14 @@ from typing import Any
 
 from lambert import __version__
 from lambert.core import settings
+from lambert.core.errors import REMEDIES, DivergedError
 from lambert.core.files import json_text, write_atomic
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.engine.progress import score_text
 from lambert.model.families import DEFAULT, family_of, reads_segments
 from lambert.model.folder import architecture, unknown_to_transformers
 from lambert.model.heads import Model
-from lambert.model.publish import publish
+from lambert.model.publish import NotFinite, publish
 from lambert.runs.config import RunConfig
 from lambert.runs.result import SCORES
 from lambert.tasks.config import TaskConfig
@@ -55,7 +56,10 @@ def publish_run(
     write_atomic(config.out / SCORES, json_text(dict(scores), indent=1) + "\n")
     text = card(model, config, scores, trained)
     write = partial(tokenizers.save, tokenizer, longest=model.config.positions, segments=reads_segments(model.config))
-    publish(model.cpu(), folder, write, extra, card=text, files=files, replace=True)
+    try:
+        publish(model.cpu(), folder, write, extra, card=text, files=files, replace=True)
+    except NotFinite as error:
+        raise DivergedError(f"Training diverged: {error} {REMEDIES}") from error
     return f"model  {folder}"
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import REMEDIES, DivergedError, UsageError
 from lambert.core.settings import as_dict, dotted
 from lambert.core.world import World
 from lambert.corpus.tokens import roles
@@ -36,6 +36,7 @@ from lambert.runs.publish import LabelledFile, Trained, publish_run
 from lambert.runs.result import Result, Say, silent
 from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import (
+    Outputs,
     TaskConfig,
     described,
     model_files,
@@ -109,7 +110,8 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         def predict(model: Model, precision: Precision, micro_tokens: int) -> None:
             assert dev is not None
-            kept[:] = task.predictions(dev, outputs(model, dev, precision, world, micro_tokens, check_signal))
+            found = outputs(model, dev, precision, world, micro_tokens, check_signal)
+            kept[:] = task.predictions(dev, _finite(found, config.dev))
 
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
@@ -222,6 +224,15 @@ def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) ->
             )
         check_positions(task.config.max_length, teacher.model)
     return teacher
+
+
+def _finite(found: Outputs, path: Path | None) -> Outputs:
+    """Yields the outputs for a labelled file. Raises DivergedError if one is not finite."""
+    for batch in found:
+        for name, values in batch.items():
+            if not values.isfinite().all():
+                raise DivergedError(f"Training diverged: the output {name!r} for {path} is not finite. {REMEDIES}")
+        yield batch
 
 
 def _taught(config: FinetuneConfig, task: Any, data: Any, teacher: TextModel) -> tuple[Teacher | SpanTeacher, str]:
