@@ -13,6 +13,8 @@ from lambert.optim.config import OptimConfig
 from lambert.optim.groups import decay_groups
 from lambert.optim.lamb import FUSED_DEVICES, Lamb
 from lambert.optim.lars import Lars
+from lambert.optim.schedule import KIND as SHAPE
+from lambert.optim.schedule import SCHEDULES
 from lambert.optim.stable_adamw import StableAdamW
 
 Groups = list[dict[str, Any]]
@@ -88,6 +90,12 @@ OPTIMIZERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
     "stable_adamw": _stable_adamw,
 }
 KIND = Kind((list, OptimConfig))
+
+
+def check_names(config: OptimConfig) -> None:
+    """Raises UsageError if the optimizer or the schedule is unknown."""
+    lookup(OPTIMIZERS, config.name, "optim.name", KIND)
+    lookup(SCHEDULES, config.schedule, "optim.schedule", SHAPE)
 
 
 def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

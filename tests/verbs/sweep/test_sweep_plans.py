@@ -129,6 +129,11 @@ WRONG = {
     "a logarithm of zero": ('"optim.lr" = {low = 0.0, high = 1.0, log = true}', "above 0 on a logarithmic scale"),
     "a setting that does not exist": ('"optim.lrr" = {choices = [1.0]}', "Did you mean optim.lr?"),
     "a table that does not exist": ('"optm.lr" = {choices = [1.0]}', "unknown table [optm]. Did you mean [optim]?"),
+    "an optimizer that does not exist": (
+        '"optim.name" = {choices = ["adamw", "adamm"]}',
+        "optim.name = 'adamm' is unknown. Did you mean",
+    ),
+    "a schedule that does not exist": ('"optim.schedule" = {choices = ["linear", "linaer"]}', "Did you mean 'linear'?"),
     "a key that does not exist": ('"optim.lr" = {low = 1e-5, hihg = 1.0}', "hihg is unknown. Did you mean 'high'?"),
     "an end that is missing": ('"optim.lr" = {low = 1e-5}', "lacks high"),
     "no choices": ('"optim.lr" = {choices = []}', "at least one value"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from lambert.core.errors import LambertError, UsageError
 from lambert.core.settings import as_dict, dotted
+from lambert.optim.optimizers import check_names
 from lambert.runs.folder import FREE
 from lambert.tasks.cache import FOLDER
 from lambert.tasks.files import training_and_dev
@@ -133,7 +134,7 @@ def _check_ends(plan: Plan) -> None:
 
 def _problem(plan: Plan, values: Mapping[str, Any]) -> LambertError | None:
     try:
-        plan.run_settings(values, 0, plan.config.out / "trials")
+        check_names(plan.run_settings(values, 0, plan.config.out / "trials").optim)
     except LambertError as error:
         return error
     return None

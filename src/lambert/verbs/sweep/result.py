@@ -105,7 +105,8 @@ class Table:
             return []
         gap = abs((best.value or 0.0) - (others[0].value or 0.0))
         if not gap:
-            return [f"trial {best.number} and trial {others[0].number} have the same value. {chance}"]
+            same = ", ".join(str(row.number) for row in others if row.value == best.value)
+            return [f"trials with the value of trial {best.number}: {same}. {chance}"]
         source = f"over {len(self.seeds)} seeds" if len(self.seeds) > 1 else "over the held-out examples"
         if best.error is None or others[0].error is None:
             return [f"trial {best.number} is ahead of trial {others[0].number} by {gap:.4g}. {chance}"]
