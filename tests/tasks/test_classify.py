@@ -96,6 +96,16 @@ def test_a_temperature_found_on_dev_stays_with_the_model(words: Tokenizer, tmp_p
     assert task.rows(data, predictions) == plain.rows(data, predictions)
 
 
+def test_a_temperature_at_the_end_of_its_range_is_not_taken(words: Tokenizer, tmp_path: Path) -> None:
+    """Without an error on dev, the loss has no minimum."""
+    path = table(tmp_path / "x.tsv", ROWS)
+    task, _ = learn(TaskConfig(temperature="best"), words, path)
+    data = task.read(path)
+    sure = [np.array([0.8, 0.2] if truth == 0 else [0.2, 0.8]) for truth in data.truth_N.tolist()]
+    assert task.score(data, sure)["temperature"] == pytest.approx(0.05)
+    assert tuned(task, data, sure).config.temperature == 1.0
+
+
 @pytest.mark.parametrize("value", [0.0, 0.04, 21.0, float("nan"), "hot"])
 def test_temperatures_that_cannot_be(value: Any) -> None:
     with pytest.raises(UsageError, match=r"task\.temperature = .* must be"):

@@ -115,12 +115,14 @@ class Classify(SentenceTask):
 
     def tuned(self, data: Sentences, predictions: Sequence[Floats]) -> Self:
         """Returns the task with the temperature that minimises the loss on these labelled data, if its settings choose
-        it (`temperature` = "best")."""
+        it (`temperature` = "best"); 1 if that is an end of the range, as it is of data without errors, because such
+        data do not say how sure the model may be."""
         if self.config.temperature != "best":
             return self
         assert data.truth_N is not None, "choosing the temperature needs labels"
         found = calibration.temperature(np.stack(predictions), data.truth_N.astype(np.int64))
-        return type(self)(replace(self.config, temperature=found), self.tokenizer)
+        inside = calibration.COLDEST * 1.001 < found < calibration.HOTTEST / 1.001
+        return type(self)(replace(self.config, temperature=found if inside else 1.0), self.tokenizer)
 
     def _calibrated(self, predictions: Sequence[Floats]) -> Floats:
         """Returns the probabilities [N, L] at the temperature of the task."""
