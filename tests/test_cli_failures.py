@@ -220,6 +220,8 @@ def test_a_recipe_of_another_verb_is_named(recipe: Path, lambert: Lambert) -> No
     one_line(lambert("finetune", recipe), 2, f"{recipe} is a recipe of pretrain: lambert pretrain {recipe}")
     recipe.write_text('input = ["text.txt"]\nout = "corpus"\n')
     one_line(lambert("finetune", recipe), 2, f"{recipe} is a recipe of prepare: lambert prepare {recipe}")
+    recipe.write_text('data = "train.tsv"\n[sweep]\ntrials = 3\n')
+    one_line(lambert("finetune", recipe), 2, f"{recipe} is a recipe of sweep: lambert sweep {recipe}")
     recipe.write_text('input = ["text.txt"]\nout = "corpus"\ntrian.steps = 3\n')
     one_line(lambert("finetune", recipe), 2, "unknown setting input")
 

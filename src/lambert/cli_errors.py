@@ -33,6 +33,8 @@ def place_of(token: Any, tokens: list[str], source: str) -> tuple[str, str]:
 def other_verb(place: str, given: Collection[str], kinds: Mapping[str, type]) -> UsageError | None:
     """Returns the error for a recipe of another verb: one of `kinds`, the settings by verb, that has all settings that
     are `given` in the recipe."""
+    if any(name.partition(".")[0] == "sweep" for name in given) and Path(place).is_file():
+        return UsageError(f"{place} is a recipe of sweep: lambert sweep {place}")
     fitting = [name for name, kind in kinds.items() if {*given} <= {*dotted_names(kind)}]
     if not fitting or not Path(place).is_file():
         return None

@@ -124,6 +124,17 @@ def test_labels_of_numbers_and_text_are_refused() -> None:
         learnt([("x:1", "1"), ("x:2", "label"), ("x:3", "0"), ("x:4", "no")])
 
 
+def test_many_fractions_are_no_labels() -> None:
+    """Steps of a scale may be."""
+    numbers = [(f"x:{n}", f"{n / 8:.3f}") for n in range(11)]
+    assert len(learnt(numbers[:10])) == 10
+    with pytest.raises(
+        DataError, match=r'^x:0: label \'0\.000\' and 10 others are numbers and not whole.* task\.name = "regress"'
+    ):
+        learnt(numbers)
+    assert len(learnt([*numbers, ("x:11", "high")])) == 12
+
+
 def test_class_weights_that_do_not_fit(words: Tokenizer, path: Path) -> None:
     with pytest.raises(UsageError, match=r"class_weights has 2 weights, and there are 3 labels: .* mid, neg, pos"):
         learn(TaskConfig(class_weights=(1.0, 2.0)), words, path)

@@ -253,6 +253,15 @@ def test_wrong_predictions_are_named(
         scored_file(path, gold, CLASSIFY, like(gold))
 
 
+def test_an_id_that_two_labelled_rows_have_is_named(gold: Path, tmp_path: Path) -> None:
+    ids = [0, *range(len(TRUTH) - 1)]
+    gold.write_text("id\ttext\tlabel\n" + "".join(f"{n}\ta\t{label}\n" for n, label in zip(ids, TRUTH, strict=True)))
+    path = tmp_path / "p.tsv"
+    path.write_text("id\tprediction\n" + "".join(f"{n}\tsea\n" for n in ids[1:]))
+    with pytest.raises(DataError, match=r"dev\.tsv: the id '0' occurs twice"):
+        scored_file(path, gold, CLASSIFY, like(gold))
+
+
 def test_wrong_tags_are_named(tmp_path: Path) -> None:
     gold, path = tmp_path / "dev.conll", tmp_path / "p.conll"
     gold.write_text(CONLL)

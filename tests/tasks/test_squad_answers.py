@@ -12,6 +12,7 @@ import torch
 from squads import SETTINGS, checksum, outputs_of, write
 from tokenizers import Tokenizer
 
+from lambert.core.errors import DataError
 from lambert.tasks import SquadConfig, TaskConfig, create, predict
 from lambert.tasks.squad_answers import Answer, max_context
 
@@ -41,10 +42,11 @@ def test_answers_are_those_of_transformers(
             assert candidate.text.split() == context[slice(*candidate.characters)].split()
 
 
-def test_an_empty_paragraph_has_no_window(tokenizer: Tokenizer) -> None:
+def test_an_empty_paragraph_has_no_answer(tokenizer: Tokenizer) -> None:
     task = create(SETTINGS["wide"], tokenizer)
     line = json.dumps({"question": "Who?", "context": " \n"})
-    assert next(predict(task, outputs_of, [line]))["answer"] == "empty"
+    with pytest.raises(DataError, match=r"line 1: 'context' is empty: it has no answer"):
+        next(predict(task, outputs_of, [line]))
     two = create(TaskConfig(name="squad", squad=SquadConfig(version="2.0", null_threshold=-1.0)), tokenizer)
     assert next(predict(two, outputs_of, [line]))["answer"] == ""
 

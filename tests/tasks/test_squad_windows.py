@@ -110,9 +110,12 @@ def test_answers_of_other_paragraphs_are_dropped_and_counted(tokenizer: Tokenize
     task, data = learn(TaskConfig(name="squad"), tokenizer, path)
     assert [question.id for question in data.questions] == ["q1"]
     assert data.counts["answers_not_found"] == 2
-    assert len(task.read(path).questions) == 3
+    dev = task.read(path)
+    assert len(dev.questions) == 3
+    assert dev.counts["answers_absent"] == len(dev.notes) == 2
+    assert dev.notes[0] == f"scored all the same: {dev.questions[1].place}: the answer 'Paris' is not in its paragraph"
     qas.pop(0)
-    with pytest.raises(DataError, match="other paragraphs"):
+    with pytest.raises(DataError, match=r"qas\[0\]: the answer 'Paris' is not in its .* other paragraphs"):
         learn(TaskConfig(name="squad"), tokenizer, write(tmp_path, file))
 
 

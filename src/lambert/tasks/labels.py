@@ -1,5 +1,6 @@
 """The labels of a training file, and what each counts in the training loss."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,16 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.metrics import Floats
 from lambert.tasks.table import ordered
 
+_FRACTION = re.compile(r"[-+]?\d*\.\d+(e[-+]?\d+)?", re.IGNORECASE)
+_FRACTIONS = 10
+"""Fractions up to which they may be names of classes, such as steps of a scale; ours."""
+
 
 def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Returns the distinct labels of (place, label), sorted as by `table.ordered`.
 
     Raises DataError if some are whole numbers and others are not, which is mostly a mistake in the file: a second
-    header, a shifted column, or 1 beside 1.0.
+    header, a shifted column, or 1 beside 1.0; or if they are many numbers that are not whole, which is regression.
     """
     places: dict[str, str] = {}
     for place, label in labels:
@@ -32,6 +37,11 @@ def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
         raise DataError(
             f"{places[texts[0]]}: label {shown(texts[0])} is not a whole number, and label {shown(numbers[0])} "
             f"({places[numbers[0]]}) is one. Correct the file, or if all are labels, list them in task.labels."
+        )
+    if len(texts) > _FRACTIONS and all(_FRACTION.fullmatch(label) for label in texts):
+        raise DataError(
+            f"{places[texts[0]]}: label {shown(texts[0])} and {len(texts) - 1:,} others are numbers and not whole. "
+            'To predict numbers, set task.name = "regress"; if they are names, list them in task.labels.'
         )
     return ordered([*places])
 

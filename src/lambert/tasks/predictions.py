@@ -213,10 +213,10 @@ def _matched(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> 
     names = [number if name is None else name for number, name in zip(numbers, ids, strict=True)]
     if {*own} == {*numbers} != {*names}:
         names = numbers  # as in the files of GLUE, whose index is the number of the row
-    found = dict(zip([str(name) for name in own], rows, strict=True))
-    if len(found) < len(rows):
-        twice = next(name for number, name in enumerate(own) if name in own[:number])
-        raise DataError(f"{path}: the id {shown(str(twice))} occurs twice.")
+    _check_unique(names, gold)
+    given = [str(name) for name in own]
+    _check_unique(given, path)
+    found = dict(zip(given, rows, strict=True))
     _check_ids(path, found, names, gold)
     return [found[name] for name in names]
 
@@ -268,6 +268,13 @@ def _id(row: Row) -> str | None:
         if isinstance(value, str | int):
             return str(value)
     return None
+
+
+def _check_unique(ids: Sequence[str], path: Path) -> None:
+    """Raises DataError if an id of the file occurs twice."""
+    count = Counter(ids)
+    if twice := next((name for name in ids if count[name] > 1), None):
+        raise DataError(f"{path}: the id {shown(twice)} occurs twice. Give each example an id of its own.")
 
 
 def _check_ids(path: Path, found: Mapping[str, Any], ids: Sequence[str], gold: Path) -> None:

@@ -69,6 +69,8 @@ class Squad:
         questions = []
         for number, (row, place) in enumerate(zip(rows, places, strict=True)):
             text, context = text_of(row, "question", place), text_of(row, "context", place)
+            if not context.strip() and self.config.squad.version != "2.0":
+                raise DataError(f"{place}: 'context' is empty: it has no answer, and the model always gives one.")
             paragraph = contexts.setdefault(context, len(contexts))
             questions.append(Question(str(number), text, paragraph, (), False, place))
         squad = Questions(list(contexts), questions, self.config.squad.version or "1.1")

@@ -69,7 +69,8 @@ class Windows(Segments):
 def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, training: bool) -> Windows:
     """Returns all windows of a file. With `training`, the tokens of the answers are determined, and questions whose
     answer is not in the paragraph are left out. `counts` has questions, windows, impossible, offsets_corrected,
-    answers_not_found and questions_cut."""
+    answers_not_found, questions_cut and, without `training`, answers_absent: questions none of whose answers is in the
+    paragraph."""
     special = roles.template(tokenizer).pair
     room = config.max_length - config.squad.max_query - special
     if room < 1:
@@ -82,14 +83,21 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     paragraphs, words_T = encoder.with_words(squad.contexts)
     counts = {"offsets_corrected": 0, "answers_not_found": 0}
     spans_Q2, notes = None, []
-    if training:
+    if not training:
+        absent = [question for question in squad.questions if _absent(question, squad.contexts)]
+        counts["answers_absent"] = len(absent)
+        notes = [f"scored all the same: {_lost(question)}" for question in absent[:_SHOWN]]
+    else:
         spans_Q2 = _spans(tokenizer, encoder, squad, paragraphs, words_T, counts)
         kept = spans_Q2[:, 0] != _LOST
-        notes = _lost([q for q, k in zip(squad.questions, kept, strict=True) if not k], config.squad.bad_answers)
+        notes = _left_out([q for q, k in zip(squad.questions, kept, strict=True) if not k], config.squad.bad_answers)
         squad = Questions(squad.contexts, [q for q, k in zip(squad.questions, kept, strict=True) if k], squad.version)
         spans_Q2 = spans_Q2[kept]
         if not squad.questions:
-            raise DataError("No answer was found in its paragraph: the answers of the file belong to other paragraphs.")
+            raise DataError(
+                f"{notes[0].partition(': ')[2]}, and so it is for every question: the answers of the file "
+                "belong to other paragraphs. Give each paragraph its own questions."
+            )
     questions = encoder([question.text for question in squad.questions], config.squad.max_query)
     asked_Q = np.minimum(questions.lengths, config.squad.max_query)
     owner_Q = np.array([question.paragraph for question in squad.questions], dtype=np.int64)
@@ -116,10 +124,19 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     return made
 
 
-def _lost(questions: Sequence[Question], action: str) -> list[str]:
+def _absent(question: Question, contexts: Sequence[str]) -> bool:
+    """Returns whether a question has answers, and none of them is in its paragraph."""
+    return bool(question.answers) and not any(text in contexts[question.paragraph] for text, _ in question.answers)
+
+
+def _lost(question: Question) -> str:
+    return f"{question.place}: the answer {shown(question.answers[0][0])} is not in its paragraph"
+
+
+def _left_out(questions: Sequence[Question], action: str) -> list[str]:
     """Returns a line for each of the first questions whose answer was not found in the paragraph. Raises DataError if
     the action is "stop" and there are some."""
-    found = [f"{q.place}: the answer {shown(q.answers[0][0])} is not in its paragraph" for q in questions[:_SHOWN]]
+    found = [_lost(question) for question in questions[:_SHOWN]]
     if found and action == "stop":
         others = f" (and {len(questions) - 1:,} more)" if len(questions) > 1 else ""
         raise DataError(

@@ -98,11 +98,14 @@ def line_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with opened(path) as file:
         reader = csv.reader(io.TextIOWrapper(cast(Any, file), encoding="utf-8-sig", newline=""), strict=True)
+        begin = 1
         try:
             for row in reader:
                 yield reader.line_num, row
+                begin = reader.line_num + 1
         except csv.Error as error:
-            raise DataError(f"{path}:{reader.line_num} is not CSV: {error}.") from error
+            until = f", read up to line {reader.line_num}: is a quote missing?" if reader.line_num > begin else ""
+            raise DataError(f"{path}:{begin} is not CSV: {error}{until or '.'}") from error
         except UnicodeDecodeError:
             for _ in lines(path):  # the wrapper decodes many lines at once: `lines` raises the error with its line
                 pass
@@ -122,11 +125,14 @@ def _read_table(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
         if names is None:
             names = cells if header and not numbered else [str(column + 1) for column in range(len(cells))]
             if len(set(names)) < len(names):
-                raise DataError(f"{path}:{number}: two columns have the same name.")
+                twice = next(name for name in names if names.count(name) > 1)
+                raise DataError(f"{path}:{number}: two columns have the name {shown(twice)}. Rename one of them.")
             if header:
                 continue
         if len(cells) != len(names):
-            raise DataError(f"{path}:{number} has {len(cells)} columns, the first line has {len(names)}.")
+            advice = " Put a text with a comma in quotes." if kind(path) == ".csv" else ""
+            counts = f"{len(cells)} column{'s' * (len(cells) != 1)}, the first line has {len(names)}"
+            raise DataError(f"{path}:{number} has {counts}.{advice}")
         yield f"{path}:{number}", dict(zip(names, cells, strict=True))
 
 

@@ -15,6 +15,10 @@ from lambert.tasks import Outputs, scored
 from lambert.tasks.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
+from lambert.verbs.training_data import counted
+
+_TOLD = ("cut", "questions_cut", "answers_absent")
+"""Counts of a labelled file that the user is told, because they lower the scores."""
 
 
 def run(config: EvaluateConfig, say: Say = silent) -> Result:
@@ -47,13 +51,15 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
                     raise UsageError(f"The task {task.config.name!r} has no method `examples`: leave examples out.")
             data = model.read(config.data)
         compare_ranks(world, config.model, config.data)
+        if world.is_first and not config.json and {*_TOLD} & {name for name, count in data.counts.items() if count}:
+            say(counted(config.data, data, task.config))
         quiet = config.json or say is silent or not world.is_first
         with progress(data.size(0), "evaluate", unit="sequences", quiet=quiet) as bar:
             found = model.outputs(data, bar.advance)
             if not world.is_first:
                 deque(found, maxlen=0)
                 return {}
-            predictions = task.predictions(data, _then(found, lambda: bar.show("choosing answers and scoring")))
+            predictions = task.predictions(data, _then(found, lambda: bar.show("scoring")))
     scores = scored(task, data, predictions)
     if config.predictions is not None:
         for path in task.write(config.predictions, data, predictions):

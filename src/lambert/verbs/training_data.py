@@ -16,6 +16,7 @@ def counted(path: Path, data: Any, task: TaskConfig) -> str:
         "cut": f"longer than {task.max_length} tokens were cut",
         "empty": "empty texts",
         "questions_cut": f"questions longer than {task.squad.max_query} tokens were cut (task.squad.max_query)",
+        "answers_absent": "questions whose answer is not in the paragraph are scored all the same",
         "answers_not_found": "questions were left out, because their answer is not in the paragraph",
     }
     counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
