@@ -75,7 +75,7 @@ def reviews(args: argparse.Namespace, out: Path) -> Domain:
             rows = spread([json.loads(line) for line in lines], count)
         rows = [{"text": row["text"].replace("<br />", " "), "label": row["label"]} for row in rows]
         found[name] = write(out / f"{name}.jsonl", rows)
-    flags = {"task.name": "classify", "task.max-length": 128, "train.batch-size": 16}
+    flags = {"task.name": "classify", "task.max-length": args.length, "train.batch-size": 16}
     return Domain(found["unsup"], found["train"], found["test"], "accuracy", flags)
 
 
@@ -105,7 +105,7 @@ def abstracts(args: argparse.Namespace, out: Path) -> Domain:
     dev = beir / "qrels" / "test.tsv"
     dev.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{query}\t{text}\t1\n" for query, text in tested))
     text = write(out / "text.jsonl", [{"text": text} for text in spread([*texts.values()], args.texts)])
-    flags = {"task.name": "embed", "task.max-length": 128, "train.batch-size": 32}
+    flags = {"task.name": "embed", "task.max-length": args.length, "train.batch-size": 32}
     return Domain(text, write(out / "pairs.jsonl", spread(pairs, args.examples)), dev, "ndcg_10", flags)
 
 
@@ -135,7 +135,7 @@ def continued(args: argparse.Namespace, domain: Domain, init: Path, out: Path) -
     corpus = out.with_name(f"{out.name}-corpus")
     seconds = lambert("prepare", input=domain.text, out=corpus, tokenizer=init)
     return seconds + lambert(
-        "pretrain", init=init, corpus=corpus, out=out, packing__mode="full", packing__sequence_length=128,
+        "pretrain", init=init, corpus=corpus, out=out, packing__mode="full", packing__sequence_length=args.length,
         optim__name="adamw", optim__lr=args.lr, optim__warmup_ratio=0.06, train__batch_size=32,
         train__steps=args.updates, train__precision=args.precision, train__threads=args.threads,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def continued(args: argparse.Namespace, domain: Domain, init: Path, out: Path) -
 def contrasted(args: argparse.Namespace, domain: Domain, out: Path) -> float:
     """Trains vectors on the text alone (SimCSE), in `out`. Returns the seconds."""
     return lambert(
-        "finetune", init=args.init, data=domain.text, out=out, task__name="embed", task__max_length=128,
+        "finetune", init=args.init, data=domain.text, out=out, task__name="embed", task__max_length=args.length,
         train__batch_size=32, train__steps=args.updates, train__precision=args.precision, train__threads=args.threads,
     )  # fmt: skip
 
@@ -181,7 +181,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=10_000, help="texts of the domain")
     parser.add_argument("--words", type=int, default=400, help="words to add to the vocabulary")
-    parser.add_argument("--updates", type=int, default=150, help="updates of continued pre-training, 4,096 tokens each")
+    parser.add_argument("--updates", type=int, default=150, help="updates of continued pre-training, 32 sequences each")
+    parser.add_argument("--length", type=int, default=128, help="longest sequence, in tokens")
     parser.add_argument("--lr", type=float, default=2e-4, help="learning rate of continued pre-training")
     parser.add_argument("--examples", type=int, default=800, help="labelled reviews, or pairs of query and abstract")
     parser.add_argument("--dev", type=int, default=1000, help="test reviews")
