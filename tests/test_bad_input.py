@@ -165,7 +165,7 @@ def test_a_prepared_corpus_that_was_damaged_afterwards(
         (squad(without("answers")), ["qas[0]", "answers"]),
         (squad(question(start="fifteen")), ["answers[0]", "answer_start"]),
         (squad(question(), context=None), ["paragraphs[0]", "'context'"]),
-        (squad(question(text="a bird")), ["No answer was found in its paragraph"]),
+        (squad(question(text="a bird")), ["the answer 'a bird' is not in its paragraph, and so it is"]),
         (b'{"version": "1.1"}', ["'data' is missing"]),
         (b"[]", ["train.json"]),
         (b'{"data"', ["train.json", "JSON"]),

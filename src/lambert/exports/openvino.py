@@ -1,6 +1,7 @@
 """OpenVINO's intermediate representation, from the ONNX graph; in int8 by NNCF with calibration texts."""
 
 import io
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -80,7 +81,7 @@ def _quantized(model: Any, original: Original, config: ExportConfig) -> Any:
     Source: NNCF, quantize(model_type=TRANSFORMER), with SmoothQuant; OverflowFix.
     """
     nncf = _nncf()
-    nncf.set_log_level("ERROR")
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would change handlers, maybe another's
     names = input_names(original.model)
     shape = (1, 1) if "choice" in original.model.labels else (1,)
 
