@@ -92,8 +92,9 @@ def test_what_was_accepted_is_answered(number: int, folder: Path) -> None:
 
 
 def test_a_second_signal_ends_at_once(folder: Path) -> None:
-    with serving(folder, precision="float32", workers=1, max_items=20_000) as service, service.connect() as connection:
-        connection.sendall(post("/embed", {"inputs": TEXTS * 60}))
+    large = {"max_items": 100_000, "max_waiting_tokens": 10_000_000}
+    with serving(folder, precision="float32", workers=1, **large) as service, service.connect() as connection:
+        connection.sendall(post("/embed", {"inputs": TEXTS * 400}))  # seconds of work
         service.wait_for("lambert_waiting_tokens", lambda tokens: tokens > 0)
         service.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
