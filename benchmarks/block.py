@@ -65,7 +65,7 @@ def pretrained(args: argparse.Namespace, out: Path, settings: dict[str, Any]) ->
     """Runs the recipe with these settings and returns the scores; {} if it diverged."""
     flags = {
         "corpus": args.corpus, "out": out, "log.every": 10, "train.threads": args.threads,
-        "train.batch-size": args.batch_size, **settings,
+        "train.batch-size": args.batch_size, "train.device": args.device, "train.compile": "off", **settings,
     }  # fmt: skip
     return experiment.pretrained(flags, args.threads, ROOT / "recipes/mini-laptop.toml")
 
@@ -95,15 +95,15 @@ def scored(args: argparse.Namespace, plan: Row) -> Row:
         }  # fmt: skip
         scores = pretrained(args, run, settings)
         if not scores:
-            return {**plan, "mlm": None, "sst2": None}
+            return {**plan, "mlm": None, "sst2": None, "device": args.device}
         train = thinned(args.data / "SST-2/train.tsv", args.rows, Path(folder) / "train.tsv")
         flags = {
             "init": run, "data": train, "dev": args.data / "SST-2/dev.tsv", "out": tuned, "seed": plan["seed"],
             "task.columns.text": "sentence", "train.epochs": 3, "train.batch-size": 32, "optim.lr": 5e-4,
-            "train.threads": args.threads,
+            "train.threads": args.threads, "train.device": args.device, "train.compile": "off",
         }  # fmt: skip
         experiment.lambert("finetune", flags=flags, threads=args.threads)
-        return {**plan, "mlm": scores["mlm"], "sst2": experiment.scores(tuned)["accuracy"]}
+        return {**plan, "mlm": scores["mlm"], "sst2": experiment.scores(tuned)["accuracy"], "device": args.device}
 
 
 def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
@@ -121,7 +121,7 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
 
 def runs(args: argparse.Namespace) -> None:
     """All runs that `--out` has not."""
-    experiment.continued(args.out, partial(plans, args), partial(scored, args), args.runs)
+    experiment.continued(args.out, partial(plans, args), partial(scored, args), args.runs, args.jobs)
 
 
 def table(args: argparse.Namespace) -> None:
@@ -149,6 +149,7 @@ WORKS = {"rates": rates, "runs": runs, "table": table}
 
 def main() -> None:
     parser = experiment.arguments(__doc__, "block")
+    experiment.concurrent_arguments(parser)
     parser.add_argument("work", choices=WORKS)
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--rates", type=Path, default=experiment.STUDIES / "block/rates.jsonl")

@@ -43,12 +43,13 @@ import trust
 from experiment import ROOT, STUDIES, Row
 from finetune import thinned
 
-BUDGETS = {"cpu-10-minutes": 600.0, "cpu-2-hours": 7200.0, "gpu-30-minutes": 1800.0}
+BUDGETS = {"cpu-10-minutes": 600.0, "cpu-2-hours": 7200.0, "gpu-1-minute": 60.0, "gpu-30-minutes": 1800.0}
 """Seconds. The recipes are studies/budgets/NAME.toml."""
 HERE = STUDIES / "budgets"
 SIZES = {
     "cpu-10-minutes": ((2, 128), (4, 128), (2, 192), (3, 192), (2, 256)),
     "cpu-2-hours": ((4, 256), (6, 256), (3, 384), (5, 384)),
+    "gpu-1-minute": ((4, 512), (6, 512), (8, 512), (12, 512)),
     "gpu-30-minutes": ((8, 512), (12, 512), (6, 768), (12, 768)),
 }
 """Layers and width that `sizes` tries; heads have 64 elements, the layers' inner width is four times the width."""
@@ -112,16 +113,17 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
             yield {"task": name, "seed": seed}
 
 
-def finetuned(args: argparse.Namespace, model: Path, folder: Path, plan: Row) -> Row:
+def finetuned(
+    args: argparse.Namespace, model: Path, folder: Path, data: dict[str, tuple[Path, Path]], plan: Row
+) -> Row:
     """Fine-tunes the model, continuing a run that was killed, and returns the plan with its score in per cent."""
     out, name = folder / f"{plan['task']}-{plan['seed']}", plan["task"]
     if name == "names":
         return {**plan, "score": round(experiment.names(model, out, plan["seed"], args.threads), 2)}
-    train, dev = files(args, name)
-    task = TASKS[name]
+    (train, dev), task = data[name], TASKS[name]
     flags = {
         **task.settings, "init": model, "data": train, "dev": dev, "out": out, "seed": plan["seed"],
-        "optim.warmup-ratio": 0.1, "train.precision": "auto", "train.threads": args.threads,
+        "optim.warmup-ratio": 0.1, "train.precision": "auto", "train.threads": args.threads, "train.compile": "off",
     }  # fmt: skip
     experiment.lambert("finetune", flags=flags, threads=args.threads)
     return {**plan, "score": round(task.percent * experiment.scores(out)[task.score], 2)}
@@ -129,8 +131,8 @@ def finetuned(args: argparse.Namespace, model: Path, folder: Path, plan: Row) ->
 
 def scored(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, float]:
     """The mean score of each task over the seeds, and the mean over the tasks, in per cent."""
-    made = partial(finetuned, args, model, folder)
-    rows = experiment.continued(folder / "scores.jsonl", partial(plans, args), made)
+    made = partial(finetuned, args, model, folder, {name: files(args, name) for name in TASKS})
+    rows = experiment.continued(folder / "scores.jsonl", partial(plans, args), made, jobs=args.jobs)
     found = {
         name: round(statistics.fmean(row["score"] for row in experiment.select(rows, task=name)), 2)
         for name in ("names", *TASKS)
@@ -194,7 +196,7 @@ def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed), "--threads", str(args.threads)]
     command += ["--length", str(recipe["packing"]["sequence_length"]), "--lr", str(args.peer_lr)]
     command += ["--batch-size", str(args.peer_batch), "--clock", "wall" if gpu else "processor"]
-    command += ["--device", "cuda" if gpu else "cpu"]
+    command += ["--device", "cuda", "--workers", "8", "--compile"] if gpu else []
     if not (out / "result.json").exists():
         subprocess.run(command, check=True, stdout=sys.stderr)
     found: Row = json.loads((out / "result.json").read_text(encoding="utf-8"))
@@ -229,8 +231,8 @@ def machine(run: Path) -> Row:
 
 
 def run(args: argparse.Namespace) -> None:
-    if not (args.budget and args.text):
-        raise SystemExit("run needs --budget and --text")
+    if not args.budget:
+        raise SystemExit("run needs --budget")
     args.seconds = args.seconds or BUDGETS[args.budget]
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     plan = {
@@ -256,8 +258,8 @@ def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
 
 
 def sizes(args: argparse.Namespace) -> None:
-    if not (args.budget and args.text):
-        raise SystemExit("sizes needs --budget and --text")
+    if not args.budget:
+        raise SystemExit("sizes needs --budget")
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     seconds = (args.seconds or BUDGETS[args.budget]) / 4
     common = {"budget": args.budget, "seconds": seconds, "seed": args.seed}
@@ -310,10 +312,11 @@ WORKS = {"score": score, "run": run, "sizes": sizes, "table": table}
 def main() -> None:
     parser = experiment.arguments(__doc__, "budgets")
     parser.add_argument("verb", choices=WORKS)
+    parser.add_argument("--jobs", type=int, default=1, help="tasks that are scored at a time")
     parser.add_argument("--model", type=Path, help="model folder to score")
     parser.add_argument("--budget", choices=BUDGETS)
     parser.add_argument("--recipe", type=Path, help="another recipe of pre-training than that of the budget")
-    parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads")
+    parser.add_argument("--text", type=Path, nargs="+", help="for `lambert prepare`; without: the corpus in --work")
     parser.add_argument("--data", type=Path, help="folder with squad/ and glue/")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--seconds", type=float, default=0.0, help="another budget than that of the name, for a trial")

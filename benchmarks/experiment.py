@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,26 @@ def missing(plan: Row, rows: Iterable[Row]) -> bool:
     return not any(plan.items() <= row.items() for row in rows)
 
 
-def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0) -> list[Row]:
+def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0, jobs: int = 1) -> list[Row]:
     """Runs the plans that `out` has not, at most `most` of them (0: all), and returns all rows. SIGTERM ends the run
-    that is under way too."""
+    that is under way too. With several `jobs` so many run at a time, and no plan may depend on a run that is missing.
+
+    Raises what `run` raises; with several jobs after the other runs have ended.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows, done = read(out), 0
+    if jobs > 1:
+        wanted = [plan for plan in plans(rows) if missing(plan, rows)]
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = [pool.submit(run, plan) for plan in wanted[: most or None]]
+            for future in as_completed(futures):
+                if future.exception() is None:
+                    rows.append(future.result())
+                    append(out, rows[-1])
+                    print(json.dumps(rows[-1]), flush=True)
+        for future in futures:
+            future.result()
+        return rows
     for plan in plans(rows):
         if not missing(plan, rows):
             continue
@@ -209,11 +225,18 @@ def pretrained(flags: Mapping[str, Any], threads: int, recipe: Path | None = Non
     return {} if ended_with == DIVERGED else scores(flags["out"])
 
 
-def corpus(texts: Sequence[Path], work: Path, vocabulary: int | Path) -> Path:
+def corpus(texts: Sequence[Path] | None, work: Path, vocabulary: int | Path) -> Path:
     """Returns the folder of a corpus of these files in lower case, which is made if it is not there: with a vocabulary
-    of its own of so many pieces, or with that of another corpus."""
+    of its own of so many pieces, or with that of another corpus. Without files it must be there.
+
+    Raises SystemExit if it is not.
+    """
     own = isinstance(vocabulary, int)
     out = work / (f"corpus-{vocabulary}" if isinstance(vocabulary, int) else f"corpus-of-{vocabulary.parent.name}")
+    if not texts:
+        if not out.is_dir():
+            raise SystemExit(f"No corpus {out}: give its texts with --text.")
+        return out
     tokenizer = {"vocabulary": vocabulary, "lowercase": True} if own else {"tokenizer": vocabulary}
     lambert("prepare", flags={"input": [str(path.resolve()) for path in texts], "out": out, **tokenizer})
     return out
@@ -224,7 +247,7 @@ def names(model: Path, out: Path, seed: int, threads: int) -> float:
     data = DEMO / "data"
     flags = {
         "init": model, "data": data / "names-train.jsonl", "dev": data / "names-test.jsonl", "out": out, "seed": seed,
-        "train.threads": threads,
+        "train.threads": threads, "train.compile": "off",
     }  # fmt: skip
     lambert("finetune", DEMO / "recipes/names.toml", flags=flags, threads=threads)
     return 100 * scores(out)["f1"]
@@ -245,3 +268,9 @@ def planned_arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
     parser.add_argument("--table", action="store_true", help="show the runs of --out, and draw the plot beside them")
     parser.add_argument("--runs", type=int, default=0, help="end after so many new runs; 0: all")
     return parser
+
+
+def concurrent_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what studies take whose runs need not come one after the other on one processor."""
+    parser.add_argument("--device", default="cpu", help="of the training, as of train.device")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, of those that depend on no other run")

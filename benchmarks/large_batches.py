@@ -218,7 +218,9 @@ def show(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = experiment.planned_arguments(__doc__, "large-batches")
-    parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads, about 10 MB of text")
+    parser.add_argument(
+        "--text", type=Path, nargs="+", help="about 10 MB for `lambert prepare`; without: the corpus in --work"
+    )
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--trust", action="store_true", help="take one run of LAMB, and write its trust ratios")
     parser.add_argument("--samples", type=int, default=65_536, help="sequences of 32 tokens that a run reads")
@@ -229,8 +231,8 @@ def main() -> None:
     if args.table:
         show(args)
         return
-    if not (args.text and args.work):
-        parser.error("--text and --work are needed")
+    if not args.work:
+        parser.error("--work is needed")
     corpus = experiment.corpus(args.text, args.work, experiment.BASE)
     if args.trust:
         trust(args, corpus)

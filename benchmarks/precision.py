@@ -44,7 +44,7 @@ def plans(args: argparse.Namespace, rows: list[Row]) -> Iterator[Row]:
         for steps in (args.steps, *([args.long] if args.long else [])):
             for dropout in args.dropouts:
                 for precision in args.precisions:
-                    if steps == args.long and precision == "float16":
+                    if steps == args.long and precision == "float16" and args.device == "cpu":
                         continue
                     for micro in args.micro_tokens if precision != REFERENCE and not dropout else [WHOLE]:
                         yield {
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
             "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
             "train.batch-size": plan["batch_size"], "train.steps": plan["steps"], "train.precision": plan["precision"],
             "train.micro-tokens": plan["micro_tokens"], "train.device": plan["device"], "train.threads": args.threads,
+            "train.compile": "off",
             "train.evaluate-sequences": 256, "log.every": 1, "log.seconds": 60,
         }  # fmt: skip
         heldout = experiment.pretrained(flags, args.threads).get("mlm")
@@ -91,7 +92,7 @@ def differences(row: Row, reference: Row) -> dict[str, float]:
 
 def reference_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """The run in float32 of the same seed, length, size and dropout; None if one of both is missing or diverged."""
-    same = {name: row[name] for name in ("seed", "steps", "dropout", "size", "batch_size")}
+    same = {name: row[name] for name in ("seed", "steps", "dropout", "size", "batch_size", "device")}
     found = experiment.select(rows, precision=REFERENCE, **same)
     return found[0] if found and None not in (row["heldout"], found[0]["heldout"]) else None
 
@@ -106,10 +107,12 @@ def missed(row: Row, reference: Row) -> bool:
 def show(args: argparse.Namespace) -> bool:
     """Prints the table, draws the losses of the first seed on each other, and returns whether a goal is missed."""
     rows = experiment.read(args.out)
-    kinds = dict.fromkeys((r["steps"], r["dropout"], r["precision"], r["micro_tokens"]) for r in rows)
+    names = ("device", "size", "steps", "dropout", "precision", "micro_tokens")
+    kinds = dict.fromkeys(tuple(row[name] for name in names) for row in rows)
     lines = []
-    for steps, dropout, precision, micro in sorted(kinds, key=lambda kind: kind[:2]):
-        found = experiment.select(rows, steps=steps, dropout=dropout, precision=precision, micro_tokens=micro)
+    for kind in sorted(kinds, key=lambda kind: kind[:4]):
+        device, size, steps, dropout, precision, micro = kind
+        found = experiment.select(rows, **dict(zip(names, kind, strict=True)))
         pairs = [(row, reference) for row in found if (reference := reference_of(row, rows))]
         cells = [experiment.spread([row["heldout"] for row in found], 4), ""]
         if precision == REFERENCE:
@@ -120,18 +123,20 @@ def show(args: argparse.Namespace) -> bool:
             each = [differences(*pair) for pair in pairs]
             cells += [f"{max(one[name] for one in each):.1e}" if each else "" for name in DIFFERENCES]
         name = precision if micro >= WHOLE else f"{precision}, micro-batches of {micro} tokens"
-        lines.append([name, steps, dropout, *cells, len(found)])
+        lines.append([f"{size}, {device}", name, steps, dropout, *cells, len(found)])
     header = [
-        "precision", "updates", "dropout", "held-out loss", "difference, seed by seed", "largest, first 20 updates",
-        "mean of the last 50", "held-out", "seeds",
+        "model", "precision", "updates", "dropout", "held-out loss", "difference, seed by seed",
+        "largest, first 20 updates", "mean of the last 50", "held-out", "seeds",
     ]  # fmt: skip
     panels = {}
-    for steps in dict.fromkeys(row["steps"] for row in rows):
-        panels[f"{steps} updates"] = {
+    for device, size, steps in dict.fromkeys((row["device"], row["size"], row["steps"]) for row in rows):
+        panels[f"{size}, {device}, {steps} updates"] = {
             row["precision"]: [
                 (at, row["losses"][at : at + max(1, steps // 50)]) for at in range(0, steps, max(1, steps // 50))
             ]
-            for row in experiment.select(rows, steps=steps, seed=rows[0]["seed"], dropout=args.dropouts[0])
+            for row in experiment.select(
+                rows, device=device, size=size, steps=steps, seed=rows[0]["seed"], dropout=args.dropouts[0]
+            )
         }
     if panels:
         experiment.plot(args.out.with_name("plot.svg"), panels, "updates", "loss, nats", log=False)
@@ -142,12 +147,12 @@ def show(args: argparse.Namespace) -> bool:
 
 def main() -> None:
     parser = experiment.planned_arguments(__doc__, "precision")
-    parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads")
+    experiment.concurrent_arguments(parser)
+    parser.add_argument("--text", type=Path, nargs="+", help="for `lambert prepare`; without: the corpus in --work")
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16", "float16"])
     parser.add_argument("--dropouts", type=float, nargs="+", default=[0.0])
     parser.add_argument("--micro-tokens", type=int, nargs="+", default=[WHOLE], help="without dropout")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--steps", type=int, default=200)
@@ -158,10 +163,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the differences of each run, a line of JSON each")
     args = parser.parse_args()
     if not args.table:
-        if not (args.text and args.work):
-            parser.error("--text and --work are needed")
+        if not args.work:
+            parser.error("--work is needed")
         corpus = experiment.corpus(args.text, args.work, args.vocabulary)
-        experiment.continued(args.out, partial(plans, args), partial(run, args, corpus), args.runs)
+        experiment.continued(args.out, partial(plans, args), partial(run, args, corpus), args.runs, args.jobs)
     if args.json:
         rows = experiment.read(args.out)
         for row in rows:

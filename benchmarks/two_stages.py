@@ -95,6 +95,7 @@ def stage(
         **OPTIM, "corpus": args.corpus, "out": out, "packing.sequence-length": length, "train.batch-size": batch,
         "train.steps": steps, "train.threads": args.threads, "train.precision": args.precision, "seed": plan["seed"],
         "optim.lr": plan["lr"] * (batch / args.batch) ** 0.5, "optim.warmup-ratio": 0.1,
+        "train.device": args.device, "train.compile": "off",
         "log.every": max(1, steps // 64), **more,
     }  # fmt: skip
     return experiment.pretrained(flags, args.threads).get("mlm")
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace, plan: Row) -> Row:
                 operations(experiment.BASE, length, count * size)
                 for length, count, size in zip((SHORT, LONG), steps_of, sizes, strict=True)
             )
-    return {**plan, "mlm": None if loss is None else round(loss, 4), "operations": spent}
+    return {**plan, "mlm": None if loss is None else round(loss, 4), "operations": spent, "device": args.device}
 
 
 def equal_loss(curve: list[tuple[float, float]], loss: float) -> float | None:
@@ -170,7 +171,10 @@ def show(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = experiment.planned_arguments(__doc__, "two-stages")
-    parser.add_argument("--text", type=Path, nargs="+", help="files that `lambert prepare` reads, about 10 MB of text")
+    experiment.concurrent_arguments(parser)
+    parser.add_argument(
+        "--text", type=Path, nargs="+", help="about 10 MB for `lambert prepare`; without: the corpus in --work"
+    )
     parser.add_argument("--work", type=Path, help="folder for the corpus and for runs that are under way")
     parser.add_argument("--samples", type=int, default=81_920, help="sequences of `long`, and of both stages together")
     parser.add_argument("--batch", type=int, default=32)
@@ -182,10 +186,10 @@ def main() -> None:
     if args.table:
         show(args)
         return
-    if not (args.text and args.work):
-        parser.error("--text and --work are needed")
+    if not args.work:
+        parser.error("--work is needed")
     args.corpus = experiment.corpus(args.text, args.work, experiment.BASE)
-    experiment.continued(args.out, partial(plans, args), partial(run, args), args.runs)
+    experiment.continued(args.out, partial(plans, args), partial(run, args), args.runs, args.jobs)
 
 
 if __name__ == "__main__":

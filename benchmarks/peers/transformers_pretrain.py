@@ -11,6 +11,7 @@ Writes a Hugging Face folder and prints a line of JSON.
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -50,6 +51,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--workers", type=int, default=0, help="processes that mask")
+    parser.add_argument("--compile", action="store_true", help="compile the model, before the budget begins")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.set_seed(args.seed)
@@ -61,18 +64,32 @@ def main() -> None:
     weights = list(model.parameters())
     groups = [{"params": [w for w in weights if (w.ndim > 1) == many], "weight_decay": 0.01 * many} for many in (1, 0)]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=1e-6, fused=True)
+    examples: Any = [{"input_ids": row} for row in rows]
+    loader: Any = torch.utils.data.DataLoader(
+        examples, args.batch_size, shuffle=True, drop_last=True, collate_fn=masks,
+        num_workers=args.workers, pin_memory=args.device != "cpu", persistent_workers=args.workers > 0,
+    )  # fmt: skip
+    batches = (batch for _ in itertools.count() for batch in loader)
+
+    def gradients() -> Any:
+        batch = {name: value.to(args.device, non_blocking=True) for name, value in next(batches).items()}
+        with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.bf16):
+            loss = model(**batch).loss
+        loss.backward()
+        return loss
+
+    if args.compile:
+        model.compile()
+        gradients()
+        optimizer.zero_grad()
+        float(gradients().detach())
+        optimizer.zero_grad()
     clock = time.process_time if args.clock == "processor" else time.perf_counter
-    began, updates, order = clock(), 0, torch.empty(0, dtype=torch.long)
+    began, updates = clock(), 0
     while (share := (clock() - began) / args.seconds) < 1:
-        if len(order) < args.batch_size:
-            order = torch.randperm(len(rows))
-        taken, order = order[: args.batch_size], order[args.batch_size :]
-        batch = masks([{"input_ids": rows[i]} for i in taken])
         for group in optimizer.param_groups:
             group["lr"] = rate(share, 0.06, args.lr)
-        with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.bf16):
-            loss = model(**{name: value.to(args.device) for name, value in batch.items()}).loss
-        loss.backward()
+        loss = gradients()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -233,7 +233,7 @@ def test_a_run_that_diverged_has_a_row_without_scores(
     monkeypatch.setattr(two_stages, "operations", lambda *given: 1.0)
     args = argparse.Namespace(
         work=tmp_path, corpus=tmp_path, samples=64, batch=32, threads=1, precision="float32",
-        out=tmp_path / "runs.jsonl", seeds=[1], lr=4e-3,
+        out=tmp_path / "runs.jsonl", seeds=[1], lr=4e-3, device="cpu",
     )  # fmt: skip
     plans = [*two_stages.plans(args, [])]
     rows = [two_stages.run(args, plan) for plan in plans]
