@@ -85,12 +85,13 @@ def run(args: argparse.Namespace, train: Path, plan: Row) -> Row:
 def show(path: Path) -> None:
     """Prints a table for each mode, and draws F1 over the aggregation: means, and the range over seeds."""
     rows = experiment.read(path)
+    modes = {mode: title for mode, title in MODES.items() if experiment.select(rows, mode=mode)}
     same = experiment.select(rows, mode="samples")
     rows += [{**row, "mode": "scaled"} for row in experiment.select(same, aggregated=1)]
     rows += [{**row, "mode": "rectified"} for row in experiment.select(same, optimizer="adamw")]
     text = [f"{len(experiment.read(path))} runs so far."]
     panels: dict[str, dict[str, list[tuple[float, list[float]]]]] = {}
-    for mode, title in ((mode, title) for mode, title in MODES.items() if experiment.select(rows, mode=mode)):
+    for mode, title in modes.items():
         lines, panels[title] = [], {}
         for optimizer in OPTIMIZERS:
             curve: list[tuple[float, list[float]]] = []

@@ -13,6 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -170,7 +171,7 @@ def plot(path: Path, panels: Mapping[str, Curves], x: str, y: str | Sequence[str
             ]
             if filled:
                 axes.errorbar([at for at, _ in filled], means, bars, fmt=style, capsize=3, markersize=4, label=name)
-        axes.set(xlabel=x, title=title, **({"xscale": "log"} if log else {}))
+        axes.set(xlabel=x, title=textwrap.fill(title, 40), **({"xscale": "log"} if log else {}))
         if number == 0 or not isinstance(y, str):
             axes.set_ylabel(labels[number])
         axes.grid(alpha=0.3)
