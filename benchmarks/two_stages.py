@@ -15,7 +15,7 @@ at 64 tokens. Arms:
 - no-second-decay: stage 2 continues stage 1's schedule at the rate that a single schedule would have there;
 - mixed: stage 1 in batches twice as large at a rate larger by the square root of 2 (64k, then 32k in the paper);
 - large: both stages in batches twice as large;
-- equal-compute: as rewarmed, with as many sequences as cost the operations of long.
+- equal-compute: as rewarmed, with 1/0.325 as many sequences: two stages have 0.9/4 + 0.1 = 0.325 of the tokens of long.
 
 Compute is counted in floating-point operations of matrix products (`lambert.planning.operations`). Nothing is timed.
 """
@@ -36,8 +36,8 @@ from experiment import Row
 SHORT, LONG = 16, 64
 FIRST = 0.9
 """Share of the sequences in stage 1 (You et al., 2020, section 4.1: 9/10 of the epochs)."""
-SHARES = (0.325, 0.5, 0.75, 1.0)
-"""Of the sequences of `long`; two stages have 0.9/4 + 0.1 = 0.325 of its tokens."""
+SHARES = (0.25, 0.325, 0.5, 0.75, 1.0)
+"""Of the sequences of `long`."""
 OPTIM = {"packing.mode": "full", "optim.name": "lamb", "optim.betas": (0.9, 0.98), "optim.eps": 1e-9}
 MASKED = 0.15
 
@@ -63,7 +63,7 @@ ARMS = {
     "no-second-decay": Arm(warmup=0.0, keep_moments=True, one_schedule=True),
     "mixed": Arm(batches=(2, 1)),
     "large": Arm(batches=(2, 2)),
-    "equal-compute": Arm(factor=1 / SHARES[0]),
+    "equal-compute": Arm(factor=1 / 0.325),
 }
 
 

@@ -171,7 +171,7 @@ def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> No
     assert two_stages.equal_loss([], 3.0) is None
 
 
-PLANNED = [("large_batches", 82), ("two_stages", 36), ("precision", 15), ("block", 50)]
+PLANNED = [("large_batches", 82), ("two_stages", 39), ("precision", 15), ("block", 50)]
 
 
 @pytest.mark.parametrize(("name", "runs"), PLANNED)
