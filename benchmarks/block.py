@@ -1,7 +1,7 @@
 """Which block, and which of its companions, gives the better small encoder in equal time?
 
     python benchmarks/block.py rates --corpus CORPUS
-    python benchmarks/block.py runs --corpus CORPUS --seconds 600 --data GLUE
+    python benchmarks/block.py runs --corpus CORPUS --data GLUE
     python benchmarks/block.py table
 
 The baseline is recipes/mini-laptop.toml with smaller batches: BERT's block, 15% masked, AdamW, a linear schedule. The
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=0, help="end after so many new runs; 0: all")
     parser.add_argument("--data", type=Path, help="folder of GLUE's files")
     parser.add_argument("--seconds", type=float, default=600.0, help="time of a run")
-    parser.add_argument("--lrs", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3])
     parser.add_argument("--batch-size", type=int, default=32, help="sequences of 128 tokens")
     parser.add_argument("--rows", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -175,19 +175,14 @@ PLANNED = [("large_batches", 82), ("two_stages", 39), ("precision", 15), ("block
 
 
 @pytest.mark.parametrize(("name", "runs"), PLANNED)
-def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(
-    experiment: ModuleType, tmp_path: Path, name: str, runs: int
-) -> None:
+def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: ModuleType, name: str, runs: int) -> None:
     """`runs` as long as no result asks for more."""
     study = importlib.import_module(name)
-    rates = tmp_path / "rates.jsonl"
-    for arm in study.ARMS if name == "block" else ():
-        experiment.append(rates, {"arm": arm, "updates_per_second": 1.0})
     args = argparse.Namespace(
         seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=65_536, batch=32, lr=4e-3, steps=200, long=2000,
         dropouts=[0.0], precisions=["float32", "bfloat16", "float16"], micro_tokens=[1 << 14], size="tiny",
-        batch_size=16, device="cpu", rates=rates, lrs=[1e-3, 2e-3, 4e-3], seconds=240.0,
-        arms=getattr(study, "ARMS", ()),
+        batch_size=16, device="cpu", rates=BENCHMARKS / "studies/block/rates.jsonl", lrs=[5e-4, 1e-3, 2e-3],
+        seconds=600.0, arms=getattr(study, "ARMS", ()),
     )  # fmt: skip
     plans = functools.partial(study.plans, args)
     assert experiment.progress(plans, []) == f"Runs so far: 0 of {runs}."
