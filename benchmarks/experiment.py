@@ -56,7 +56,8 @@ def missing(plan: Row, rows: Iterable[Row]) -> bool:
 
 def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0, jobs: int = 1) -> list[Row]:
     """Runs the plans that `out` has not, at most `most` of them (0: all), and returns all rows. SIGTERM ends the run
-    that is under way too. With several `jobs` so many run at a time, and no plan may depend on a run that is missing.
+    that is under way too. With several `jobs` so many run at a time, no plan may depend on a run that is missing, and
+    SIGTERM begins no further run, but waits for those that are under way and drops them.
 
     Raises what `run` raises; with several jobs after the other runs have ended.
     """
@@ -66,11 +67,15 @@ def continued(out: Path, plans: Plans, run: Callable[[Row], Row], most: int = 0,
         wanted = [plan for plan in plans(rows) if missing(plan, rows)]
         with ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(run, plan) for plan in wanted[: most or None]]
-            for future in as_completed(futures):
-                if future.exception() is None:
-                    rows.append(future.result())
-                    append(out, rows[-1])
-                    print(json.dumps(rows[-1]), flush=True)
+            try:
+                for future in as_completed(futures):
+                    if future.exception() is None:
+                        rows.append(future.result())
+                        append(out, rows[-1])
+                        print(json.dumps(rows[-1]), flush=True)
+            except KeyboardInterrupt:
+                pool.shutdown(cancel_futures=True)
+                raise
         for future in futures:
             future.result()
         return rows

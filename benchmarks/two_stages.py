@@ -36,6 +36,8 @@ from experiment import Row
 SHORT, LONG = 16, 64
 FIRST = 0.9
 """Share of the sequences in stage 1 (You et al., 2020, section 4.1: 9/10 of the epochs)."""
+TOKENS = FIRST * SHORT / LONG + 1 - FIRST
+"""Share of the tokens of `long` that two stages with as many sequences have: 0.325."""
 SHARES = (0.25, 0.325, 0.5, 0.75, 1.0)
 """Of the sequences of `long`."""
 OPTIM = {"packing.mode": "full", "optim.name": "lamb", "optim.betas": (0.9, 0.98), "optim.eps": 1e-9}
@@ -63,7 +65,7 @@ ARMS = {
     "no-second-decay": Arm(warmup=0.0, keep_moments=True, one_schedule=True),
     "mixed": Arm(batches=(2, 1)),
     "large": Arm(batches=(2, 2)),
-    "equal-compute": Arm(factor=1 / 0.325),
+    "equal-compute": Arm(factor=1 / TOKENS),
 }
 
 

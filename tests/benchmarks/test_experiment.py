@@ -191,6 +191,20 @@ def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: Modul
     assert experiment.progress(plans, experiment.read(folder / "runs.jsonl")) in (folder / "README.md").read_text()
 
 
+def test_jobs_keep_the_rows_beside_a_run_that_fails(experiment: ModuleType, tmp_path: Path) -> None:
+    def run(plan: Row) -> Row:
+        if plan["seed"] == 2:
+            raise ValueError("seed 2")
+        return {**plan, "mlm": 1.0}
+
+    plans = [{"seed": seed} for seed in (1, 2, 3)]
+    with pytest.raises(ValueError, match="seed 2"):
+        experiment.continued(tmp_path / "runs.jsonl", lambda rows: iter(plans), run, jobs=2)
+    assert sorted(row["seed"] for row in experiment.read(tmp_path / "runs.jsonl")) == [1, 3]
+    rows = experiment.continued(tmp_path / "runs.jsonl", lambda rows: iter(plans[::2]), run, jobs=2)
+    assert len(rows) == 2
+
+
 def test_rates_beyond_the_grid_are_tried_while_the_best_is_at_its_edge(experiment: ModuleType) -> None:
     large_batches = importlib.import_module("large_batches")
 
