@@ -171,7 +171,7 @@ def test_the_compute_at_equal_loss_is_interpolated(experiment: ModuleType) -> No
     assert two_stages.equal_loss([], 3.0) is None
 
 
-PLANNED = [("large_batches", 82), ("two_stages", 39), ("precision", 15), ("block", 50)]
+PLANNED = [("large_batches", 82), ("two_stages", 39), ("precision", 15), ("block", 55)]
 
 
 @pytest.mark.parametrize(("name", "runs"), PLANNED)
@@ -182,8 +182,8 @@ def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: Modul
         seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=81_920 if name == "two_stages" else 65_536, batch=32,
         lr=4e-3, steps=200, long=2000,
         dropouts=[0.0], precisions=["float32", "bfloat16", "float16"], micro_tokens=[1 << 14], size="tiny",
-        batch_size=16, device="cpu", rates=BENCHMARKS / "studies/block/rates.jsonl", lrs=[5e-4, 1e-3, 2e-3],
-        seconds=600.0, arms=getattr(study, "ARMS", ()),
+        batch_size=16, device="cpu", rates=BENCHMARKS / "studies/block/rates.jsonl", lrs=[1e-3, 2e-3, 4e-3],
+        width=128, arms=getattr(study, "ARMS", ()),
     )  # fmt: skip
     plans = functools.partial(study.plans, args)
     assert experiment.progress(plans, []) == f"Runs so far: 0 of {runs}."
