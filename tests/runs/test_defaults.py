@@ -12,7 +12,6 @@ from lambert.runs.defaults import (
     FinetuneTrainConfig,
     FreshEncoderConfig,
     finetuning_lr,
-    init_range,
 )
 from lambert.tasks import TaskConfig
 
@@ -21,18 +20,8 @@ def shape(hidden: int = 128) -> EncoderConfig:
     return EncoderConfig(hidden=hidden)
 
 
-@pytest.mark.parametrize(
-    ("width", "std"), [(64, 0.125), (128, 0.088388), (256, 0.06), (384, 0.04), (512, 0.03), (768, 0.02), (1024, 0.02)]
-)
-def test_fresh_weights_of_a_narrow_encoder_are_larger(width: int, std: float) -> None:
-    assert init_range(width) == pytest.approx(std, rel=1e-5)
-    assert FreshEncoderConfig(hidden=width).shape(100) == EncoderConfig(
-        hidden=width, vocabulary=100, init_range=init_range(width)
-    )
-
-
 def test_what_a_recipe_names_is_kept() -> None:
-    assert FreshEncoderConfig(init_range=0.02).shape(100) == EncoderConfig(vocabulary=100, init_range=0.02)
+    assert FreshEncoderConfig(init_range=0.1).shape(100) == EncoderConfig(vocabulary=100, init_range=0.1)
     assert TaskConfig(max_length=64).resolved(32).max_length == 64
     assert FinetuneOptimConfig(lr=3e-5).resolved(shape()).lr == 3e-5
     for given in ({"steps": 7}, {"epochs": 0.5}, {"steps": 7, "epochs": 2.0}):
@@ -45,7 +34,7 @@ MODERN = {"dropout": 0.0, "attention_dropout": 0.0, "norm_eps": 1e-5}
 
 def test_what_is_not_given_is_as_in_the_family() -> None:
     assert FreshEncoderConfig(block="roberta").shape(100, 1) == EncoderConfig(
-        block="roberta", vocabulary=100, pad=1, segment_types=1, position_offset=2, init_range=init_range(128)
+        block="roberta", vocabulary=100, pad=1, segment_types=1, position_offset=2
     )
     shape = FreshEncoderConfig(block="modernbert").shape(100)
     assert {name: getattr(shape, name) for name in MODERN} == MODERN

@@ -11,9 +11,8 @@ from lambert.model.config import EncoderConfig, ModernConfig
 from lambert.optim.config import OptimConfig
 from lambert.runs.config import TrainConfig
 
-BASE_WIDTH, BASE_LR, BASE_INIT = 768, 2e-5, 0.02
-"""BERT-base: its width, a fine-tuning learning rate (Devlin et al., 2018, appendix A.3), and the standard deviation of
-its fresh weights (google-research/bert, create_initializer)."""
+BASE_WIDTH, BASE_LR = 768, 2e-5
+"""BERT-base: its width and a fine-tuning learning rate (Devlin et al., 2018, appendix A.3)."""
 LARGEST_LR = 1e-3
 """The largest fine-tuning learning rate that was measured to train (benchmarks/finetune-defaults)."""
 EPOCHS, LEAST_UPDATES = 3, 300
@@ -67,9 +66,8 @@ class FreshEncoderConfig(EncoderConfig):
     norm_eps: float | None = None  # type: ignore[assignment]
     """Epsilon that norms add to the variance. Unset: that of the model in init, or 1e-12; in a fresh ModernBERT and
     EuroBERT 1e-5."""
-    init_range: float = 0.0
-    """Standard deviation of fresh weights, truncated at two of them. 0: by the width: 0.02 from 768 on, as in BERT, and
-    larger in a narrower encoder: 0.03 at 512, 0.06 at 256, 0.088 at 128 (docs/numerics.md)."""
+    init_range: float | None = None  # type: ignore[assignment]
+    """Standard deviation of fresh weights, truncated at two of them. Unset: that of the model in init, or 0.02."""
     block: str | None = None  # type: ignore[assignment]
     """Family of the encoder (bert, modernbert, roberta, xlm-roberta, camembert, distilbert, electra, mpnet, nomic_bert,
     gte, eurobert), or package.module:name of a block that takes the place of BERT's. Unset: that of the model in init,
@@ -89,7 +87,7 @@ class FreshEncoderConfig(EncoderConfig):
 
         usual = EncoderConfig(block=self.block or EncoderConfig().block)
         family = family_of(usual)
-        defaults: dict[str, Any] = {"init_range": init_range(self.hidden or usual.hidden), **family.defaults}
+        defaults: dict[str, Any] = {**family.defaults}
         given = self._filled(dataclasses.replace(usual, **defaults))
         shape = family.completed(dataclasses.replace(given, vocabulary=vocabulary, pad=pad))
         for name in (one.name for one in dataclasses.fields(given)):
@@ -115,7 +113,6 @@ class FreshEncoderConfig(EncoderConfig):
         """Returns these settings with those of `shape` in place of unset ones."""
         own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         own |= {name: getattr(shape, name) for name, value in own.items() if value is None}
-        own["init_range"] = self.init_range or shape.init_range
         modern = dataclasses.asdict(self.modern)
         modern |= {name: getattr(shape.modern, name) for name, value in modern.items() if value is None}
         return EncoderConfig(**own | {"modern": ModernConfig(**modern)})
@@ -163,13 +160,6 @@ class FinetuneTrainConfig(TrainConfig):
             return self
         steps = max(math.ceil(EPOCHS * sequences / self.batch_size), LEAST_UPDATES)
         return dataclasses.replace(self, steps=steps)
-
-
-def init_range(width: int) -> float:
-    """Returns the standard deviation of the fresh weights of an encoder of that width: 1/sqrt(width), with which a
-    narrow model leaves the unigram plateau (docs/log.md), and BERT's 0.02 from a width of 768 on. In between it falls
-    as 1/width: at 236 the two rules are equal."""
-    return max(BASE_INIT, min(1 / math.sqrt(width), BASE_INIT * BASE_WIDTH / width))
 
 
 def finetuning_lr(width: int) -> float:

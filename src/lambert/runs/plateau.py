@@ -74,9 +74,9 @@ def plateau(entropy: float | None, config: RunConfig, init_range: float) -> Moni
         ended = True
         return (
             f"the masked-LM loss has been near the unigram entropy of {entropy:.2f} nats for {LONG:,} updates: the "
-            "model has learnt little more than the frequencies of words. Settings that end this sooner: "
-            f"model.init_range near 1/sqrt(width) (now {init_range:.3g}), optim.eps = 1e-9 (now {config.optim.eps:g}), "
-            f"or a larger optim.lr (now {config.optim.lr:g}); see docs/log.md."
+            "model has learnt little more than the frequencies of words. Settings that ended this in other runs: half "
+            f"the optim.lr (now {config.optim.lr:g}), model.init_range = 0.02 (now {init_range:.3g}) or, with two "
+            f"layers, 1/sqrt(width), optim.eps = 1e-9 (now {config.optim.eps:g}); see docs/numerics.md."
         )
 
     return monitor

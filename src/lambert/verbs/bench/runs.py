@@ -37,7 +37,6 @@ from lambert.engine.precision import PRECISIONS
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.planning import operations as flops
-from lambert.runs.defaults import init_range
 from lambert.verbs.bench import batches
 from lambert.verbs.bench.ceilings import Ceilings
 from lambert.verbs.bench.processes import Process, ended
@@ -142,7 +141,6 @@ def write(config: BenchConfig, folder: Path) -> Sequences:
         nsp_US=np.stack(labels) if labels else np.zeros((0, 0), dtype=np.int64),
     )
     encoder = replace(batches.encoder_of(config), vocabulary=specials.vocabulary)
-    encoder = replace(encoder, init_range=init_range(encoder.hidden))  # as the run's own default
     described = {"model_type": encoder.block} | family_of(encoder).keys.to_json(encoder)
     (folder / MODEL).write_text(json.dumps(described), encoding="utf-8")
     operations = sum(
