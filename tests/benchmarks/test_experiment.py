@@ -179,8 +179,8 @@ def test_the_plan_of_a_study_has_as_many_runs_as_its_page_says(experiment: Modul
     """`runs` as long as no result asks for more."""
     study = importlib.import_module(name)
     args = argparse.Namespace(
-        seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=81_920 if name == "two_stages" else 65_536, batch=32,
-        lr=4e-3, steps=200, long=2000,
+        seeds=[1, 2, 3], batches=[32, 128, 512, 2048], samples=81_920 if name == "two_stages" else 65_536,
+        batch=16 if name == "block" else 32, lr=4e-3, steps=1000 if name == "block" else 200, long=2000,
         dropouts=[0.0], precisions=["float32", "bfloat16", "float16"], micro_tokens=[1 << 14], size="tiny",
         batch_size=16, device="cpu", rates=BENCHMARKS / "studies/block/rates.jsonl", lrs=[1e-3, 2e-3, 4e-3],
         width=128, arms=getattr(study, "ARMS", ()),

@@ -65,8 +65,8 @@ def test_the_temperature(pretrained: Path, tmp_path: Path, lambert: Lambert) -> 
         labels = [label if draw.random() >= noise else "ab"[label == "a"] for label in "ab" * 30]
         rows = [f"{texts[text]}\t{label}\n" for text, label in zip("ab" * 30, labels, strict=True)]
         (tmp_path / f"{part}.tsv").write_text("text\tlabel\n" + "".join(rows))
-    flags = {**FLAGS, "train__steps": 30, "task__temperature": "best", "data": tmp_path / "train.tsv"}
-    flags |= {"init": pretrained, "out": tmp_path / "run"}
+    flags = {**FLAGS, "optim__lr": 5e-3, "train__steps": 60, "task__temperature": "best"}
+    flags |= {"init": pretrained, "data": tmp_path / "train.tsv", "out": tmp_path / "run"}
     one_line(lambert("finetune", **flags), 2, 'task.temperature = "best" is chosen on dev: name the dev file')
     dev, out = tmp_path / "dev.tsv", tmp_path / "run"
     assert lambert("finetune", dev=dev, **flags).code == 0
