@@ -4,8 +4,8 @@
     python benchmarks/block.py runs --corpus CORPUS --data GLUE
     python benchmarks/block.py table
 
-The baseline is recipes/mini-laptop.toml at half the width and smaller batches: BERT's block, 15% masked, AdamW, a
-linear schedule, fresh weights with a standard deviation of 0.02. The arms (ARMS) change one thing of it, or go from it
+The baseline is studies/block/bert.toml at half the width and smaller batches: BERT's block, 15% masked, AdamW, a linear
+schedule, fresh weights with a standard deviation of 0.02. The arms (ARMS) change one thing of it, or go from it
 to the modern block in steps: rotary positions and a gated unit (the block of gte), then norms before the layers, then
 no biases, then local attention. CORPUS is of the recipe's vocabulary size.
 
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import experiment
-from experiment import ROOT, Row
+from experiment import Row
 from finetune import thinned
 
 GATED = 2.625
@@ -65,7 +65,7 @@ ARMS: dict[str, dict[str, Any]] = {
 """Settings of the arms; `model.intermediate` in widths, and a standard deviation of None is 1 / sqrt(width)."""
 UPDATES_OF = {"bert, spread by width": "bert", "bert, rotary and gate": "modern", "modern, biases": "modern"}
 """Arms that have the number of updates of another one: there are no compiled kernels for the last two."""
-RECIPE = ROOT / "recipes/mini-laptop.toml"
+RECIPE = experiment.STUDIES / "block/bert.toml"
 RECIPE_SIZE = (256, 32)
 """Its width, and the sequences of an update of `rates`."""
 
@@ -150,18 +150,20 @@ def runs(args: argparse.Namespace) -> None:
 
 def lines(rows: list[Row]) -> Iterator[list[object]]:
     """The lines of the table of one size: means and deviations over the seeds at the best learning rate of each arm."""
+    lrs = sorted({row["lr"] for row in rows})
     for arm in ARMS:
         own = experiment.select(rows, arm=arm)
         if not own:
             continue
-        tried = experiment.select(own, seed=min(row["seed"] for row in own))
-        lr = experiment.best(tried)["lr"]
-        edge = ", at the edge" if len(tried) > 1 and lr in (tried[0]["lr"], tried[-1]["lr"]) else ""
+        first = min(row["seed"] for row in own)
+        tried = {row["lr"]: row for row in own if row["seed"] == first}
+        lr = experiment.best(tried.values())["lr"]
+        edge = ", at the edge" if len(tried) > 1 and lr in (min(tried), max(tried)) else ""
         kept = experiment.select(own, lr=lr)
         losses, accuracies = ([row[name] for row in kept] for name in ("mlm", "sst2"))
         percent = [100 * value for value in experiment.ended(accuracies)]
         updates = f"{kept[0]['steps']:,}{' (as modern)' * (UPDATES_OF.get(arm) == 'modern')}"
-        grid = ", ".join(experiment.spread([row["mlm"]], 2) for row in sorted(tried, key=lambda row: row["lr"]))
+        grid = ", ".join(experiment.spread([tried[one]["mlm"]], 2) if one in tried else "-" for one in lrs)
         shown = [experiment.spread(losses), experiment.spread(percent, 1)]
         yield [arm, updates, grid, f"{lr:g}{edge}", *shown, len(kept)]
 
