@@ -72,6 +72,7 @@ def folder(
         (tmp_path / f"{split}.conll").write_text("Peter B-PER\nBlackburn I-PER\n\nfell O\nhere O\n")
     (tmp_path / "mine.csv").write_text((tmp_path / "train.tsv").read_text().replace("\t", ","))
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     shutil.copytree(demo.PACKAGE / demo.RECIPES, tmp_path / "runs" / "demo" / "recipes")
     recipe = (pretrained / "config.toml").read_text().replace(str(corpus), "corpus")
     (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")
