@@ -11,7 +11,7 @@ per cent: names (the demo's: F1), squad (SQuAD v1.1, 2,000 questions of train, 5
 settings of the tasks are fixed (TASKS), and the learning rate is `finetune`'s own, by the width of the model.
 
 `run` measures what an update of the budget's recipe costs, gives the recipe as many updates as the budget allows,
-pre-trains and scores. `--peer` pre-trains a BERT of the same sizes with transformers instead
+pre-trains and scores. `--peer` pre-trains a BERT of the same layers and width with transformers instead
 (peers/transformers_pretrain.py), and scores it in the same way. Budgets are of pre-training alone: the text is prepared
 before, and fine-tuning is the same for all. A CPU budget is processor time of all threads, so other work on the machine
 disturbs it little; a GPU budget is time.
@@ -52,7 +52,8 @@ SIZES = {
     "gpu-1-minute": ((4, 512), (6, 512), (8, 512), (12, 512)),
     "gpu-30-minutes": ((8, 512), (12, 512), (6, 768), (12, 768)),
 }
-"""Layers and width that `sizes` tries; heads have 64 elements, the layers' inner width is four times the width."""
+"""Layers and width that `sizes` tries; heads have 64 elements, and the inner width grows with the width from the
+recipe's."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
     out.mkdir(parents=True, exist_ok=True)
     sizes = {
         "num_hidden_layers": shape["layers"], "hidden_size": shape["hidden"], "num_attention_heads": shape["heads"],
-        "intermediate_size": shape["intermediate"], "max_position_embeddings": shape["positions"],
+        "intermediate_size": 4 * shape["hidden"], "max_position_embeddings": shape["positions"],
         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     }  # fmt: skip
     (out / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
@@ -246,11 +247,12 @@ def run(args: argparse.Namespace) -> None:
 
 def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     """Pre-trains a model of another size, and returns the plan with the held-out loss."""
-    folder = args.work / f"size-{args.budget}-{plan['layers']}-{plan['hidden']}-{args.seed}"
+    folder = args.work / f"size-{plan['recipe']}-{plan['layers']}-{plan['hidden']}-{args.seed}"
     folder.mkdir(parents=True, exist_ok=True)
+    own = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["model"]
     shape = {
         "model.layers": plan["layers"], "model.hidden": plan["hidden"], "model.heads": plan["hidden"] // 64,
-        "model.intermediate": 4 * plan["hidden"],
+        "model.intermediate": plan["hidden"] * own["intermediate"] // own["hidden"],
     }  # fmt: skip
     steps = updates_within(args, corpus, folder, plan["seconds"], shape)
     pretrain(args, corpus, folder / "run", steps, shape)
@@ -262,7 +264,7 @@ def sizes(args: argparse.Namespace) -> None:
         raise SystemExit("sizes needs --budget")
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     seconds = (args.seconds or BUDGETS[args.budget]) / 4
-    common = {"budget": args.budget, "seconds": seconds, "seed": args.seed}
+    common = {"budget": args.budget, "recipe": recipe_of(args).stem, "seconds": seconds, "seed": args.seed}
     wanted = [{**common, "layers": layers, "hidden": hidden} for layers, hidden in SIZES[args.budget]]
     out = args.out.with_name("sizes.jsonl")
     found = experiment.continued(out, lambda rows: iter(wanted), partial(sized, args, corpus))
@@ -297,9 +299,10 @@ def table(args: argparse.Namespace) -> None:
     text.append(experiment.table(["budget", "side", "recipe", "updates", *names, "runs"], lines))
     if tried:
         sized = [
-            [r["budget"], f"{r['seconds']:g}", r["layers"], r["hidden"], r["steps"], f"{r['mlm']:.3f}"] for r in tried
+            [r["budget"], r["recipe"], f"{r['seconds']:g}", r["layers"], r["hidden"], r["steps"], f"{r['mlm']:.3f}"]
+            for r in tried
         ]
-        header = ["budget", "seconds", "layers", "width", "updates", "held-out loss"]
+        header = ["budget", "recipe", "seconds", "layers", "width", "updates", "held-out loss"]
         text += ["", "Sizes that were tried in a quarter of the budget, one seed:", "", experiment.table(header, sized)]
     if drawn:
         experiment.plot(args.out.with_name("plot.svg"), {"": drawn}, "minutes", "score, per cent")
