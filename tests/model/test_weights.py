@@ -285,6 +285,18 @@ def test_a_wrong_shape_is_named(folder: Path) -> None:
         weights.load(folder)
 
 
+def test_the_settings_that_contradict_the_table_of_words_are_named(folder: Path) -> None:
+    change(folder, vocab_size=80)
+    with pytest.raises(DataError, match=r"word_embeddings\.weight is \[90, 32\] in .*, \[80, 32\] in the model"):
+        weights.load(folder, vocabulary=90)
+
+
+def test_an_architecture_without_a_model_type_is_that_of_bert(folder: Path) -> None:
+    change(folder, model_type=None, architectures=["ModernBertForMaskedLM"])
+    with pytest.raises(DataError, match=r'has no model_type.*Add "model_type": "modernbert"'):
+        weights.load(folder)
+
+
 @pytest.mark.parametrize("vocabulary", [40, 91, 30522])
 def test_another_vocabulary_is_refused(folder: Path, vocabulary: int) -> None:
     with pytest.raises(DataError, match=f"vocabulary does not match the weights.*{vocabulary} pieces.*has 90"):

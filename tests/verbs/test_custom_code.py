@@ -54,6 +54,7 @@ def test_code_of_a_folder_is_not_run(
     for verb, settings in commands:
         done = lambert(verb, **settings)
         assert done.code == 0, done.err
+        assert ("auto_map, code that is not run" in done.out) == (verb != "predict")
         assert not trap.exists(), verb
     assert json.loads(done.out)["masks"]
     written = [path for path in out.rglob("*") if path.is_file()]

@@ -203,7 +203,7 @@ QUERY = "bert/encoder/layer_0/attention/self/query/kernel"
         (with_key("hidden_size", 64), ["word_embeddings", "32]", "64]"]),
         (with_key("intermediate_size", 48), ["intermediate.dense.weight", "[64, 32]", "[48, 32]"]),
         (with_key("num_hidden_layers", 2), ["lacks bert.encoder.layer.1"]),
-        (with_key("vocab_size", 90), ["The vocabulary does not match the weights"]),
+        (with_key("vocab_size", 90), ["word_embeddings", "[90, 32] in the model"]),
         (with_tensor(QUERY, with_nan), ["query.weight are NaN or infinite"]),
         (with_tensor(QUERY, torch.Tensor.double), [f"{QUERY} is of float64; only float32"]),
     ],

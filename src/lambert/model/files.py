@@ -55,7 +55,10 @@ def weights_file(folder: Path) -> Path:
             f"{folder} is an export to {EXPORTED[exported]} ({exported}), for that runtime: give the model folder from "
             "which it was exported."
         )
-    raise DataError(f"No weights in {folder}: neither {WEIGHTS} nor {INDEX} nor {PICKLED}, nor bert_model.ckpt.index.")
+    raise DataError(
+        f"No weights in {folder}: neither {WEIGHTS} nor {INDEX} nor {PICKLED}, nor bert_model.ckpt.index. Fetch one of "
+        "them."
+    )
 
 
 def fingerprint(folder: Path) -> str:

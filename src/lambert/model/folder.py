@@ -133,6 +133,8 @@ def check_family(settings: Mapping[str, Any], folder: Path) -> Family:
     """Returns the family of the model that config.json describes. Raises DataError for a family that Lambert does not
     have."""
     known = [OWN_TYPE] if BLOCK in settings else [*FAMILIES]
+    if "model_type" not in settings and BLOCK not in settings:
+        _check_default(settings, folder)
     found = settings.get("model_type", OWN_TYPE if BLOCK in settings else DEFAULT)
     if found not in known:
         close = difflib.get_close_matches(str(found), known, n=1, cutoff=0.75)
@@ -142,6 +144,18 @@ def check_family(settings: Mapping[str, Any], folder: Path) -> Family:
             f"{_config_file(folder)} has model_type = {shown(found)}, a family that Lambert does not have. {hint}"
         )
     return FAMILIES[DEFAULT if found == OWN_TYPE else found]
+
+
+def _check_default(settings: Mapping[str, Any], folder: Path) -> None:
+    """Raises DataError if the architecture of a config.json without a model_type is of another family than BERT."""
+    named = settings.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    others = [name for name, family in FAMILIES.items() if isinstance(first, str) and first in family.architectures]
+    if others and DEFAULT not in others:
+        raise DataError(
+            f"{_config_file(folder)} has no model_type, and names the architecture {first!r}. "
+            f'Add "model_type": "{others[0]}" to it.'
+        )
 
 
 def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[str] = ()) -> EncoderConfig:
@@ -163,10 +177,11 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
         raise DataError(f"{path}: {error}") from error
 
 
-def dropouts_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
-    """Returns a line for each dropout in config.json that training does not use: embeddings and heads drop as the
-    layers do."""
-    return [
+def left_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
+    """Returns a line if config.json names code, which is not run, and for each dropout that training does not use:
+    embeddings and heads drop as the layers do."""
+    code = f"note: config.json has auto_map, code that is not run: the model is read as a plain {config.block!r}."
+    return [code] * ("auto_map" in settings) + [
         f"note: config.json has {key} = {shown(value)}, which is left aside: {what} drop as the layers do, with "
         f"{config.dropout:g}."
         for key, what in _DROPOUTS.items()
@@ -215,14 +230,15 @@ def _labels(settings: Mapping[str, Any], folder: Path) -> int:
     return count
 
 
-def check_vocabulary(config: EncoderConfig, vocabulary: int, path: Path) -> None:
-    """Raises DataError if the table of words at `path` is not for a tokenizer of `vocabulary` pieces: it must have a
-    row for each, and may have more that pad it."""
+def check_vocabulary(rows: int, vocabulary: int, path: Path) -> None:
+    """Raises DataError if the table of words at `path`, of `rows` rows, is not for a tokenizer of `vocabulary` pieces:
+    it must have a row for each, and may have more that pad it."""
     padded = {_padded(vocabulary, block) for block in _BLOCKS}
-    if config.vocabulary not in padded and not 0 <= config.vocabulary - vocabulary <= _SPARE:
-        pieces = f"the tokenizer has {vocabulary} pieces, {path} has {config.vocabulary}"
+    if rows not in padded and not 0 <= rows - vocabulary <= _SPARE:
+        pieces = f"the tokenizer has {vocabulary} pieces, the table of words in {path} has {rows} rows"
+        more = ", more than padding to a multiple of 8, 64 or 128 gives" if rows > vocabulary else ""
         raise DataError(
-            f"The vocabulary does not match the weights: {pieces}. Use the tokenizer they were trained with."
+            f"The vocabulary does not match the weights: {pieces}{more}. Use the tokenizer they were trained with."
         )
 
 

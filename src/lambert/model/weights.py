@@ -249,7 +249,8 @@ def _loaded(
     family = family_of(config)
     tensors, untied = current(family, read), untied_copies(family, read)
     if vocabulary is not None:
-        layout.check_vocabulary(config, vocabulary, path)
+        words = tensors.get(family.names.stored("encoder.words.weight"))
+        layout.check_vocabulary(config.vocabulary if words is None else len(words), vocabulary, path)
     own_heads = heads is None
     heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
     pooler = pooler and family.names.stored("pooler.weight") in tensors
@@ -261,7 +262,7 @@ def _loaded(
         name: tensor for name, tensor in tensors.items() if name not in labelled or tensor.shape == shapes[name]
     }
     files.check_finite(((name, tensor) for name, tensor in found.items() if name in shapes), path)
-    notes = tuple(layout.dropouts_aside(settings, config))
+    notes = tuple(layout.left_aside(settings, config))
     report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied, notes=notes)
     check_lacking(family, dict(model.named_parameters()), tensors, path)
     if own_heads:

@@ -44,7 +44,7 @@ def beside_unigrams(losses: Mapping[str, float], manifest: Mapping[str, Any]) ->
         return ""
     return (
         f"warning: the held-out masked-LM loss is {losses['mlm']:.2f} nats, that of a unigram model {bar:.2f}: the "
-        "encoder does not use context yet. Train for more updates (train.steps, train.epochs), or with another "
+        "encoder uses next to no context yet. Train for more updates (train.steps, train.epochs), or with another "
         "optim.lr and optim.warmup_ratio"
     )
 

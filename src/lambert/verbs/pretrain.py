@@ -232,7 +232,9 @@ def _model(config: PretrainConfig, tokenizer: Any, world: World, say: Say) -> Mo
     folder = model_folder(config.init)
     code = (*config.code, *([config.model.block] if config.model and config.model.block else []))
     shape = layout.encoder_config(layout.read_config(folder), folder, code)
-    if tokenizers.load(folder).get_vocab() != tokenizer.get_vocab():
+    own = tokenizers.load(folder)
+    roles.mask_id(own, str(tokenizers.file_in(folder)))  # raises if there is none
+    if own.get_vocab() != tokenizer.get_vocab():
         raise DataError(
             f"{config.corpus} was prepared with another vocabulary than that of {folder}. Prepare it with "
             f"--tokenizer {folder}, or leave init out."
