@@ -13,8 +13,8 @@ settings of the tasks are fixed (TASKS), and the learning rate is `finetune`'s o
 `run` measures what an update of the budget's recipe costs, gives the recipe as many updates as the budget allows,
 pre-trains and scores. `--peer` pre-trains a BERT of the same layers and width with transformers instead
 (peers/transformers_pretrain.py), and scores it in the same way. Budgets are of pre-training alone: the text is prepared
-before, and fine-tuning is the same for all. A CPU budget is processor time of all threads, so other work on the machine
-disturbs it little; a GPU budget is time.
+before, and fine-tuning is the same for all. A CPU budget is processor time of all threads, a GPU budget is time.
+Nothing else may run then, also not on the other hardware threads of the processor's cores.
 
 `sizes` pre-trains models of other sizes (SIZES) in a quarter of the budget each, with the recipe's other settings, and
 appends their held-out loss to sizes.jsonl beside `--out`: the search for the size of the recipe.
@@ -39,9 +39,12 @@ from pathlib import Path
 from typing import Any
 
 import experiment
+import torch
 import trust
 from experiment import ROOT, STUDIES, Row
 from finetune import thinned
+
+from lambert.engine.precision import has_bfloat16
 
 BUDGETS = {"cpu-10-minutes": 600.0, "cpu-2-hours": 7200.0, "gpu-1-minute": 60.0, "gpu-30-minutes": 1800.0}
 """Seconds. The recipes are studies/budgets/NAME.toml."""
@@ -192,7 +195,8 @@ def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
     }  # fmt: skip
     (out / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
     gpu = args.budget.startswith("gpu")
-    command = [sys.executable, str(ROOT / "benchmarks/peers/transformers_pretrain.py"), "--bf16"]
+    command = [sys.executable, str(ROOT / "benchmarks/peers/transformers_pretrain.py")]
+    command += ["--bf16"] if has_bfloat16(torch.device("cuda" if gpu else "cpu")) else []
     command += ["--corpus", str(corpus), "--config", str(out / "config.json"), "--out", str(out)]
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed), "--threads", str(args.threads)]
     command += ["--length", str(recipe["packing"]["sequence_length"]), "--lr", str(args.peer_lr)]
