@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
         flags = {
             "corpus": corpus, "out": out, "seed": plan["seed"],
             "model.layers": layers, "model.hidden": hidden, "model.heads": heads, "model.intermediate": 4 * hidden,
-            "model.positions": args.length, "model.dropout": plan["dropout"],
+            "model.positions": args.length, "model.init-range": 0.02, "model.dropout": plan["dropout"],
             "model.attention-dropout": plan["dropout"], "packing.mode": "pairs", "packing.sequence-length": args.length,
             "optim.name": "adamw", "optim.lr": args.lr, "optim.warmup-ratio": 0.1,
             "train.batch-size": plan["batch_size"], "train.steps": plan["steps"], "train.precision": plan["precision"],

@@ -291,7 +291,15 @@ def test_the_settings_that_contradict_the_table_of_words_are_named(folder: Path)
         weights.load(folder, vocabulary=90)
 
 
-def test_an_architecture_without_a_model_type_is_that_of_bert(folder: Path) -> None:
+def test_a_table_of_words_without_rows_is_refused(folder: Path) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    (name,) = (name for name in tensors if name.endswith("word_embeddings.weight"))
+    safetensors.torch.save_file(tensors | {name: torch.tensor(1.0)}, folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"word_embeddings\.weight is \[\]"):
+        weights.load(folder, vocabulary=90)
+
+
+def test_another_familys_architecture_needs_a_model_type(folder: Path) -> None:
     change(folder, model_type=None, architectures=["ModernBertForMaskedLM"])
     with pytest.raises(DataError, match=r'has no model_type.*Add "model_type": "modernbert"'):
         weights.load(folder)

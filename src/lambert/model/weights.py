@@ -250,7 +250,8 @@ def _loaded(
     tensors, untied = current(family, read), untied_copies(family, read)
     if vocabulary is not None:
         words = tensors.get(family.names.stored("encoder.words.weight"))
-        layout.check_vocabulary(config.vocabulary if words is None else len(words), vocabulary, path)
+        rows = config.vocabulary if words is None or not words.ndim else len(words)
+        layout.check_vocabulary(rows, vocabulary, path)
     own_heads = heads is None
     heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
     pooler = pooler and family.names.stored("pooler.weight") in tensors

@@ -43,8 +43,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     division = Division(tokenizer, source, replace=config.replace_unused)
     specials = roles.specials(tokenizer, source)
     old = specials.vocabulary
-    layout.check_vocabulary(shape.vocabulary, old, folder)  # raises if it is another vocabulary
-    model, report = weights.load(folder, code=config.code, pooler=True)
+    model, report = weights.load(folder, vocabulary=old, code=config.code, pooler=True)
     for warning in report.warnings():
         say(warning)
     extra, files = kept(folder, shape.hidden)
