@@ -1,12 +1,15 @@
 """The process of a service: its socket, its threads, and how it ends."""
 
 import asyncio
+import ctypes
 import gc
 import logging
 import math
 import os
+import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -25,6 +28,10 @@ _FILES = 65_536
 """Open files that the process asks for; each connection is one."""
 _RESERVED_FILES = 128
 _HEADER_SECONDS = 10.0
+_ACCEPT_SECONDS = 1.0
+"""When the service ends, the longest time in which it accepts the connections that wait in the queue of the socket."""
+_SO_ATTACH_FILTER, _BPF_RETURN = 26, 0x06
+"""Of Linux: asm-generic/socket.h, linux/bpf_common.h (BPF_RET | BPF_K: return a constant, the bytes to keep)."""
 _NEW_OBJECTS = 50_000
 """New objects after which Python searches them for garbage; its default is 700. A request leaves a few in cycles."""
 
@@ -162,11 +169,21 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
     connections."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
+    last: list[asyncio.Task[None]] = []
+
+    async def accept_the_last() -> None:
+        _drop_new_connections(listener)
+        deadline = loop.time() + _ACCEPT_SECONDS
+        while select.select([listener], [], [], 0)[0] and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the last ones get their protocol, which `should_exit` tells to end
+        server.should_exit = True
 
     def end(number: int) -> None:
         service.state.ready = False
         if not ended[0]:
-            ended[0], server.should_exit = number, True
+            ended[0] = number
+            last.append(loop.create_task(accept_the_last()))
             return
         ended[1], server.force_exit = number, True
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it shows every request that is dropped
@@ -184,6 +201,17 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
     except asyncio.CancelledError:
         if not ended[1]:
             raise
+
+
+def _drop_new_connections(listener: socket.socket) -> None:
+    """Makes Linux drop handshakes that are not complete; those clients try again and are refused once the socket is
+    closed. Without this, the connections that come between the last `accept` and `close` would be reset after they
+    had been established. Connections that wait to be accepted, and accepted ones, go on."""
+    if sys.platform != "linux":
+        return
+    drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", _BPF_RETURN, 0, 0, 0))
+    with suppress(OSError):  # a sandbox may forbid filters
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(drop_all)))
 
 
 def _missing(error: ImportError) -> UsageError:
