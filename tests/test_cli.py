@@ -74,20 +74,29 @@ def values(kind: Any, name: str) -> st.SearchStrategy[Any]:
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
-    """Settings that their own checks accept, about half of the fields at their defaults."""
+    """Settings that their own checks accept. About half of the fields are at their defaults, also those that do not go
+    with the fields before them."""
 
-    def build(given: dict[str, Any]) -> Any:
+    def accepted(given: dict[str, Any]) -> Any:
         try:
             return kind(**given)
         except errors.UsageError:
             return None
 
+    def build(given: dict[str, Any]) -> Any:
+        kept = {name: given[name] for name in required}
+        config = accepted(kept)
+        for name in (name for name in optional if name in given):
+            extended = accepted({**kept, name: given[name]})
+            if config is None or extended is not None:
+                kept[name], config = given[name], extended
+        return config
+
     hints = get_type_hints(kind)
-    required: dict[str, Any] = {}
-    optional: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        needed = field.default is field.default_factory
-        (required if needed else optional)[field.name] = values(hints[field.name], field.name)
+    drawn = {field.name: values(hints[field.name], field.name) for field in dataclasses.fields(kind)}
+    needed = {field.name for field in dataclasses.fields(kind) if field.default is field.default_factory}
+    required = {name: value for name, value in drawn.items() if name in needed}
+    optional = {name: value for name, value in drawn.items() if name not in needed}
     built = st.fixed_dictionaries(required, optional=optional).map(build)
     return built.filter(lambda config: config is not None)
 
