@@ -205,7 +205,7 @@ def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
     if not (out / "result.json").exists():
         subprocess.run(command, check=True, stdout=sys.stderr)
     found: Row = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    return {"steps": found["steps"], "lr": args.peer_lr, "batch": args.peer_batch}
+    return {"steps": found["steps"], "mlm": round(found["mlm"], 4), "lr": args.peer_lr, "batch": args.peer_batch}
 
 
 def entry(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
@@ -221,7 +221,7 @@ def entry(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
         pretrain(args, corpus, out, steps)
         found = {"steps": steps, "mlm": round(experiment.scores(out)["mlm"], 4)}
     scores = scored(args, out / "model", folder / "tasks")
-    row = {**plan, **found, "seeds": len(args.seeds), **scores, **machine(folder / "tasks" / f"names-{args.seeds[0]}")}
+    row = {**plan, **found, "seeds": len(args.seeds), **scores, **machine(folder / "tasks" / f"sst2-{args.seeds[0]}")}
     if not args.peer:
         kept = args.out.parent / "logs" / f"{folder.name}.jsonl.gz"
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -230,9 +230,10 @@ def entry(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
 
 
 def machine(run: Path) -> Row:
-    """The processor or GPU of a run, its threads and the version of torch."""
+    """The processor or GPU of a run, the precision that Lambert chose there, its threads and the version of torch."""
     found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    return {"device": found["device_name"], "threads": found["threads"], "torch": found["packages"]["torch"]}
+    device = {"device": found["device_name"], "precision": found["precision"], "threads": found["threads"]}
+    return {**device, "torch": found["packages"]["torch"]}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -291,16 +292,19 @@ def table(args: argparse.Namespace) -> None:
     drawn: dict[str, list[tuple[float, list[float]]]] = {}
     for budget, seconds in BUDGETS.items():
         found = experiment.select(rows, budget=budget, seconds=seconds)
-        for side, recipe, lr, batch in dict.fromkeys(
-            (row["side"], row["recipe"], row.get("lr"), row.get("batch")) for row in found
-        ):
-            own = [row for row in experiment.select(found, side=side, recipe=recipe) if row.get("lr") == lr]
-            own = [row for row in own if row.get("batch") == batch]
+        kinds = ("side", "recipe", "lr", "batch", "device", "precision")
+        for kind in dict.fromkeys(tuple(row.get(key) for key in kinds) for row in found):
+            own = [row for row in found if tuple(row.get(key) for key in kinds) == kind]
+            side, recipe, lr, batch, *device = kind
             name = recipe if lr is None else f"{recipe}'s sizes, lr {lr:g}, batch {batch}"
             scores = [experiment.spread([row[one] for row in own], 1) for one in names]
-            lines.append([budget, side, name, own[0]["steps"], *scores, len(own)])
+            updates = round(statistics.fmean(row["steps"] for row in own))
+            loss = experiment.spread([row["mlm"] for row in own])
+            lines.append([budget, side, name, ", ".join(filter(None, device)), updates, loss, *scores, len(own)])
             drawn.setdefault(side, []).append((seconds / 60, [row["score"] for row in own]))
-    text.append(experiment.table(["budget", "side", "recipe", "updates", *names, "runs"], lines))
+    text.append(
+        experiment.table(["budget", "side", "recipe", "device", "updates", "held-out loss", *names, "runs"], lines)
+    )
     if tried:
         sized = [
             [r["budget"], r["recipe"], f"{r['seconds']:g}", r["layers"], r["hidden"], r["steps"], f"{r['mlm']:.3f}"]

@@ -7,7 +7,8 @@ same text and vocabulary, and groups them into blocks of `--length`, as run_mlm 
 collator for language modeling, new in every epoch; the model is a BERT of the sizes in model.json, with sdpa attention;
 the optimizer is torch's fused AdamW. The budget is processor time (`--clock wall`: seconds) of training alone. The
 learning rate is a function of the share of the budget that is used, so that it is 0 at its end: warm-up, then linear.
-Writes a Hugging Face folder and prints a line of JSON.
+Writes a Hugging Face folder and prints a line of JSON. `mlm` is the loss on held-out text, with 15% of the tokens
+masked, as that of `lambert pretrain`.
 """
 
 import argparse
@@ -21,15 +22,31 @@ import numpy as np
 import torch
 import transformers
 
+HELDOUT = 2048
+"""Blocks of held-out text that are scored."""
 
-def blocks(corpus: Path, tokenizer: Any, length: int) -> torch.Tensor:
-    """The tokens of the corpus in blocks of `length` with [CLS] and [SEP], [B, length]."""
+
+def blocks(corpus: Path, split: str, tokenizer: Any, length: int) -> torch.Tensor:
+    """The tokens of a split of the corpus in blocks of `length` with [CLS] and [SEP], [B, length]."""
     dtype = "<u2" if len(tokenizer) <= 65_536 else "<u4"
-    tokens = np.concatenate([np.fromfile(shard, dtype) for shard in sorted((corpus / "train").glob("*.bin"))])
+    tokens = np.concatenate([np.fromfile(shard, dtype) for shard in sorted((corpus / split).glob("*.bin"))])
     inner = length - 2
     rows = tokens[: len(tokens) // inner * inner].reshape(-1, inner).astype(np.int64)
     ends = np.full((2, len(rows), 1), [[[tokenizer.cls_token_id]], [[tokenizer.sep_token_id]]])
     return torch.from_numpy(np.concatenate([ends[0], rows, ends[1]], axis=1))
+
+
+@torch.no_grad()
+def heldout(model: Any, rows: torch.Tensor, tokenizer: Any) -> float:
+    """The mean loss of the masked tokens of these blocks, each masked once; changes torch's random numbers."""
+    torch.manual_seed(0)
+    masks = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
+    total = count = 0.0
+    for part in rows[:HELDOUT].split(64):
+        batch = {name: value.to(model.device) for name, value in masks([{"input_ids": row} for row in part]).items()}
+        masked = int((batch["labels"] != -100).sum())
+        total, count = total + masked * float(model.eval()(**batch).loss), count + masked
+    return total / count
 
 
 def rate(share: float, warmup: float, lr: float) -> float:
@@ -57,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     transformers.set_seed(args.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.corpus)
-    rows = blocks(args.corpus, tokenizer, args.length)
+    rows = blocks(args.corpus, "train", tokenizer, args.length)
     masks = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=args.masked)
     config = transformers.BertConfig(**json.loads(args.config.read_text()), vocab_size=len(tokenizer))
     model = transformers.BertForMaskedLM._from_config(config, attn_implementation="sdpa").to(args.device).train()
@@ -95,6 +112,8 @@ def main() -> None:
         optimizer.zero_grad()
         updates += 1
     result = {"steps": updates, "seconds": round(clock() - began, 1), "loss": float(loss.detach())}
+    result["mlm"] = heldout(model, blocks(args.corpus, "heldout", tokenizer, args.length), tokenizer)
+    result |= {"lr": args.lr, "batch": args.batch_size, "masked": args.masked}
     model.save_pretrained(args.out / "model")
     tokenizer.save_pretrained(args.out / "model")
     (args.out / "result.json").write_text(json.dumps(result))
