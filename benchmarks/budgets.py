@@ -58,6 +58,13 @@ SIZES = {
 """Layers and width that `sizes` tries; heads have 64 elements, and the inner width grows with the width from the
 recipe's."""
 
+SEARCHES = {
+    "sizes.jsonl": ["recipe", "seconds", "lr", "layers", "hidden", "precision", "steps", "mlm"],
+    "peers.jsonl": ["recipe", "seconds", "lr", "batch", "masked", "precision", "steps", "mlm"],
+}
+"""Files beside the runs with what was tried before them, and their columns. Lines of `peers` are those that
+peers/transformers_pretrain.py prints, with the other keys."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -200,18 +207,19 @@ def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
     command += ["--corpus", str(corpus), "--config", str(out / "config.json"), "--out", str(out)]
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed), "--threads", str(args.threads)]
     command += ["--length", str(recipe["packing"]["sequence_length"]), "--lr", str(args.peer_lr)]
-    command += ["--batch-size", str(args.peer_batch), "--clock", "wall" if gpu else "processor"]
+    command += ["--batch-size", str(args.peer_batch), "--masked", str(args.peer_masked)]
+    command += ["--clock", "wall" if gpu else "processor"]
     command += ["--device", "cuda", "--workers", "8", "--compile"] if gpu else []
     if not (out / "result.json").exists():
         subprocess.run(command, check=True, stdout=sys.stderr)
     found: Row = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    return {"steps": found["steps"], "mlm": round(found["mlm"], 4), "lr": args.peer_lr, "batch": args.peer_batch}
+    return {"steps": found["steps"], "mlm": round(found["mlm"], 4)}
 
 
 def entry(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     """Pre-trains within the budget, scores, and returns the plan with the scores."""
-    lr = f"-{args.peer_lr:g}-{args.peer_batch}" if args.peer else ""
-    folder = args.work / f"{plan['side']}-{plan['recipe']}-{plan['seconds']:g}-{plan['seed']}{lr}"
+    tried = f"-{args.peer_lr:g}-{args.peer_batch}-{args.peer_masked:g}" if args.peer else ""
+    folder = args.work / f"{plan['side']}-{plan['recipe']}-{plan['seconds']:g}-{plan['seed']}{tried}"
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / "run"
     if args.peer:
@@ -246,7 +254,7 @@ def run(args: argparse.Namespace) -> None:
         "seconds": args.seconds, "seed": args.seed,
     }  # fmt: skip
     if args.peer:
-        plan |= {"lr": args.peer_lr, "batch": args.peer_batch}
+        plan |= {"lr": args.peer_lr, "batch": args.peer_batch, "masked": args.peer_masked}
     experiment.continued(args.out, lambda rows: iter([plan]), partial(entry, args, corpus))
 
 
@@ -254,14 +262,16 @@ def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     """Pre-trains a model of another size, and returns the plan with the held-out loss."""
     folder = args.work / f"size-{plan['recipe']}-{plan['layers']}-{plan['hidden']}-{args.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    own = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["model"]
+    recipe = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))
+    own = recipe["model"]
     shape = {
         "model.layers": plan["layers"], "model.hidden": plan["hidden"], "model.heads": plan["hidden"] // 64,
         "model.intermediate": plan["hidden"] * own["intermediate"] // own["hidden"],
     }  # fmt: skip
     steps = updates_within(args, corpus, folder, plan["seconds"], shape)
     pretrain(args, corpus, folder / "run", steps, shape)
-    return {**plan, "steps": steps, "mlm": round(experiment.scores(folder / "run")["mlm"], 4)}
+    loss = round(experiment.scores(folder / "run")["mlm"], 4)
+    return {**plan, "lr": recipe["optim"]["lr"], "steps": steps, "mlm": loss, **machine(folder / "run")}
 
 
 def sizes(args: argparse.Namespace) -> None:
@@ -287,31 +297,27 @@ def table(args: argparse.Namespace) -> None:
     """Prints the table, and draws the scores over the budget."""
     rows = experiment.read(args.out)
     names = ("score", "names", *TASKS)
-    tried = experiment.read(args.out.with_name("sizes.jsonl"))
     text, lines = [f"Runs so far: {len(rows)}.", ""], []
     drawn: dict[str, list[tuple[float, list[float]]]] = {}
     for budget, seconds in BUDGETS.items():
         found = experiment.select(rows, budget=budget, seconds=seconds)
-        kinds = ("side", "recipe", "lr", "batch", "device", "precision")
+        kinds = ("side", "recipe", "lr", "batch", "masked", "device", "precision")
         for kind in dict.fromkeys(tuple(row.get(key) for key in kinds) for row in found):
             own = [row for row in found if tuple(row.get(key) for key in kinds) == kind]
-            side, recipe, lr, batch, *device = kind
-            name = recipe if lr is None else f"{recipe}'s sizes, lr {lr:g}, batch {batch}"
+            side, recipe, lr, batch, masked, *device = kind
+            name = recipe if lr is None else f"{recipe}'s sizes, lr {lr:g}, batch {batch}, {masked:.0%} masked"
             scores = [experiment.spread([row[one] for row in own], 1) for one in names]
             updates = round(statistics.fmean(row["steps"] for row in own))
             loss = experiment.spread([row["mlm"] for row in own])
             lines.append([budget, side, name, ", ".join(filter(None, device)), updates, loss, *scores, len(own)])
-            drawn.setdefault(side, []).append((seconds / 60, [row["score"] for row in own]))
+            drawn.setdefault(str(side), []).append((seconds / 60, [row["score"] for row in own]))
     text.append(
         experiment.table(["budget", "side", "recipe", "device", "updates", "held-out loss", *names, "runs"], lines)
     )
-    if tried:
-        sized = [
-            [r["budget"], r["recipe"], f"{r['seconds']:g}", r["layers"], r["hidden"], r["steps"], f"{r['mlm']:.3f}"]
-            for r in tried
-        ]
-        header = ["budget", "recipe", "seconds", "layers", "width", "updates", "held-out loss"]
-        text += ["", "Sizes that were tried in a quarter of the budget, one seed:", "", experiment.table(header, sized)]
+    for file, header in SEARCHES.items():
+        if tried := experiment.read(args.out.with_name(file)):
+            title = f"Tried in a quarter of the budget, one seed ({file}):"
+            text += ["", title, "", experiment.table(header, [[row[key] for key in header] for row in tried])]
     if drawn:
         experiment.plot(args.out.with_name("plot.svg"), {"": drawn}, "minutes", "score, per cent")
     experiment.publish(args.out, "\n".join(text), "Score over the budget" if drawn else "")
@@ -337,6 +343,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="run: transformers instead of Lambert")
     parser.add_argument("--peer-lr", type=float, default=1e-3)
     parser.add_argument("--peer-batch", type=int, default=32)
+    parser.add_argument("--peer-masked", type=float, default=0.15)
     args = parser.parse_args()
     if args.verb in ("score", "run") and not args.data:
         parser.error("--data is needed")

@@ -5,8 +5,9 @@
 Imports nothing of Lambert. Reads the tokens of a corpus of `lambert prepare` with numpy, so that both sides have the
 same text and vocabulary, and groups them into blocks of `--length`, as run_mlm does. Masks are those of transformers'
 collator for language modeling, new in every epoch; the model is a BERT of the sizes in model.json, with sdpa attention;
-the optimizer is torch's fused AdamW. The budget is processor time (`--clock wall`: seconds) of training alone. The
-learning rate is a function of the share of the budget that is used, so that it is 0 at its end: warm-up, then linear.
+unlike in run_mlm, only the masked tokens pass through the head. The optimizer is torch's fused AdamW. The budget is
+processor time (`--clock wall`: seconds) of training alone. The learning rate is a function of the share of the budget
+that is used, so that it is 0 at its end: warm-up, then linear.
 Writes a Hugging Face folder and prints a line of JSON. `mlm` is the loss on held-out text, with 15% of the tokens
 masked, as that of `lambert pretrain`.
 """
@@ -36,6 +37,13 @@ def blocks(corpus: Path, split: str, tokenizer: Any, length: int) -> torch.Tenso
     return torch.from_numpy(np.concatenate([ends[0], rows, ends[1]], axis=1))
 
 
+def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The mean loss of the masked tokens of a batch of sequences of equal length."""
+    masked = batch["labels"] != -100
+    logits = model.cls(model.bert(batch["input_ids"]).last_hidden_state[masked])
+    return torch.nn.functional.cross_entropy(logits.float(), batch["labels"][masked])
+
+
 @torch.no_grad()
 def heldout(model: Any, rows: torch.Tensor, tokenizer: Any) -> float:
     """The mean loss of the masked tokens of these blocks, each masked once; changes torch's random numbers."""
@@ -45,7 +53,7 @@ def heldout(model: Any, rows: torch.Tensor, tokenizer: Any) -> float:
     for part in rows[:HELDOUT].split(64):
         batch = {name: value.to(model.device) for name, value in masks([{"input_ids": row} for row in part]).items()}
         masked = int((batch["labels"] != -100).sum())
-        total, count = total + masked * float(model.eval()(**batch).loss), count + masked
+        total, count = total + masked * float(loss_of(model.eval(), batch)), count + masked
     return total / count
 
 
@@ -91,12 +99,13 @@ def main() -> None:
     def gradients() -> Any:
         batch = {name: value.to(args.device, non_blocking=True) for name, value in next(batches).items()}
         with torch.autocast(torch.device(args.device).type, torch.bfloat16, enabled=args.bf16):
-            loss = model(**batch).loss
+            loss = loss_of(model, batch)
         loss.backward()
         return loss
 
     if args.compile:
-        model.compile()
+        model.bert.compile()
+        model.cls.compile(dynamic=True)
         gradients()
         optimizer.zero_grad()
         float(gradients().detach())
