@@ -56,7 +56,7 @@ SIZES = {
     "gpu-30-minutes": ((8, 512), (12, 512), (6, 768), (12, 768)),
 }
 """Layers and width that `sizes` tries; heads have 64 elements, and the inner width grows with the width from the
-recipe's."""
+recipe's, in multiples of 32, which the compiled kernels need."""
 
 SEARCHES = {
     "sizes.jsonl": ["recipe", "seconds", "lr", "layers", "hidden", "precision", "steps", "mlm"],
@@ -266,7 +266,7 @@ def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     own = recipe["model"]
     shape = {
         "model.layers": plan["layers"], "model.hidden": plan["hidden"], "model.heads": plan["hidden"] // 64,
-        "model.intermediate": plan["hidden"] * own["intermediate"] // own["hidden"],
+        "model.intermediate": 32 * round(plan["hidden"] * own["intermediate"] / own["hidden"] / 32),
     }  # fmt: skip
     steps = updates_within(args, corpus, folder, plan["seconds"], shape)
     pretrain(args, corpus, folder / "run", steps, shape)
