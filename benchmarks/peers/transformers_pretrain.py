@@ -37,7 +37,7 @@ def blocks(corpus: Path, split: str, tokenizer: Any, length: int) -> torch.Tenso
     return torch.from_numpy(np.concatenate([ends[0], rows, ends[1]], axis=1))
 
 
-def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> Any:
     """The mean loss of the masked tokens of a batch of sequences of equal length."""
     masked = batch["labels"] != -100
     logits = model.cls(model.bert(batch["input_ids"]).last_hidden_state[masked])
@@ -50,8 +50,9 @@ def heldout(model: Any, rows: torch.Tensor, tokenizer: Any) -> float:
     torch.manual_seed(0)
     masks = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
     total = count = 0.0
-    for part in rows[:HELDOUT].split(64):
-        batch = {name: value.to(model.device) for name, value in masks([{"input_ids": row} for row in part]).items()}
+    for begin in range(0, min(HELDOUT, len(rows)), 64):
+        found = masks([{"input_ids": row} for row in rows[begin : begin + 64]])
+        batch = {name: value.to(model.device) for name, value in found.items()}
         masked = int((batch["labels"] != -100).sum())
         total, count = total + masked * float(loss_of(model.eval(), batch)), count + masked
     return total / count
