@@ -316,7 +316,7 @@ def table(args: argparse.Namespace) -> None:
     )
     for file, header in SEARCHES.items():
         if tried := experiment.read(args.out.with_name(file)):
-            title = f"Tried in a quarter of the budget, one seed ({file}):"
+            title = f"Tried before, one seed ({file}):"
             text += ["", title, "", experiment.table(header, [[row[key] for key in header] for row in tried])]
     if drawn:
         experiment.plot(args.out.with_name("plot.svg"), {"": drawn}, "minutes", "score, per cent")
