@@ -260,10 +260,9 @@ def run(args: argparse.Namespace) -> None:
 
 def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     """Pre-trains a model of another size, and returns the plan with the held-out loss."""
-    folder = args.work / f"size-{plan['recipe']}-{plan['layers']}-{plan['hidden']}-{args.seed}"
+    folder = args.work / f"size-{plan['recipe']}-{plan['layers']}-{plan['hidden']}-{plan['lr']:g}-{plan['seconds']:g}-{args.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    recipe = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))
-    own = recipe["model"]
+    own = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["model"]
     shape = {
         "model.layers": plan["layers"], "model.hidden": plan["hidden"], "model.heads": plan["hidden"] // 64,
         "model.intermediate": 32 * round(plan["hidden"] * own["intermediate"] / own["hidden"] / 32),
@@ -271,7 +270,7 @@ def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     steps = updates_within(args, corpus, folder, plan["seconds"], shape)
     pretrain(args, corpus, folder / "run", steps, shape)
     loss = round(experiment.scores(folder / "run")["mlm"], 4)
-    return {**plan, "lr": recipe["optim"]["lr"], "steps": steps, "mlm": loss, **machine(folder / "run")}
+    return {**plan, "steps": steps, "mlm": loss, **machine(folder / "run")}
 
 
 def sizes(args: argparse.Namespace) -> None:
@@ -279,7 +278,8 @@ def sizes(args: argparse.Namespace) -> None:
         raise SystemExit("sizes needs --budget")
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     seconds = (args.seconds or BUDGETS[args.budget]) / 4
-    common = {"budget": args.budget, "recipe": recipe_of(args).stem, "seconds": seconds, "seed": args.seed}
+    lr = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["optim"]["lr"]
+    common = {"budget": args.budget, "recipe": recipe_of(args).stem, "seconds": seconds, "seed": args.seed, "lr": lr}
     wanted = [{**common, "layers": layers, "hidden": hidden} for layers, hidden in SIZES[args.budget]]
     out = args.out.with_name("sizes.jsonl")
     found = experiment.continued(out, lambda rows: iter(wanted), partial(sized, args, corpus))
@@ -302,15 +302,17 @@ def table(args: argparse.Namespace) -> None:
     for budget, seconds in BUDGETS.items():
         found = experiment.select(rows, budget=budget, seconds=seconds)
         kinds = ("side", "recipe", "lr", "batch", "masked", "device", "precision")
-        for kind in dict.fromkeys(tuple(row.get(key) for key in kinds) for row in found):
-            own = [row for row in found if tuple(row.get(key) for key in kinds) == kind]
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in found:
+            groups.setdefault(tuple(row.get(key) for key in kinds), []).append(row)
+        for kind, own in groups.items():
             side, recipe, lr, batch, masked, *device = kind
             name = recipe if lr is None else f"{recipe}'s sizes, lr {lr:g}, batch {batch}, {masked:.0%} masked"
             scores = [experiment.spread([row[one] for row in own], 1) for one in names]
             updates = round(statistics.fmean(row["steps"] for row in own))
             loss = experiment.spread([row["mlm"] for row in own])
             lines.append([budget, side, name, ", ".join(filter(None, device)), updates, loss, *scores, len(own)])
-            drawn.setdefault(str(side), []).append((seconds / 60, [row["score"] for row in own]))
+            drawn.setdefault(side, []).append((seconds / 60, [row["score"] for row in own]))
     text.append(
         experiment.table(["budget", "side", "recipe", "device", "updates", "held-out loss", *names, "runs"], lines)
     )

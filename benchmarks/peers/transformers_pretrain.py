@@ -8,6 +8,7 @@ collator for language modeling, new in every epoch; the model is a BERT of the s
 unlike in run_mlm, only the masked tokens pass through the head. The optimizer is torch's fused AdamW. The budget is
 processor time (`--clock wall`: seconds) of training alone. The learning rate is a function of the share of the budget
 that is used, so that it is 0 at its end: warm-up, then linear.
+
 Writes a Hugging Face folder and prints a line of JSON. `mlm` is the loss on held-out text, with 15% of the tokens
 masked, as that of `lambert pretrain`.
 """
@@ -38,7 +39,7 @@ def blocks(corpus: Path, split: str, tokenizer: Any, length: int) -> torch.Tenso
 
 
 def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> Any:
-    """The mean loss of the masked tokens of a batch of sequences of equal length."""
+    """The mean loss of the masked tokens of a batch of sequences of equal length, [B, length], in nats."""
     masked = batch["labels"] != -100
     logits = model.cls(model.bert(batch["input_ids"]).last_hidden_state[masked])
     return torch.nn.functional.cross_entropy(logits.float(), batch["labels"][masked])
@@ -46,7 +47,9 @@ def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> Any:
 
 @torch.no_grad()
 def heldout(model: Any, rows: torch.Tensor, tokenizer: Any) -> float:
-    """The mean loss of the masked tokens of these blocks, each masked once; changes torch's random numbers."""
+    """The mean loss of the masked tokens of these blocks, each masked once, in nats. Changes the mode of the model and torch's
+    random numbers."""
+    model.eval()
     torch.manual_seed(0)
     masks = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
     total = count = 0.0
@@ -54,7 +57,7 @@ def heldout(model: Any, rows: torch.Tensor, tokenizer: Any) -> float:
         found = masks([{"input_ids": row} for row in rows[begin : begin + 64]])
         batch = {name: value.to(model.device) for name, value in found.items()}
         masked = int((batch["labels"] != -100).sum())
-        total, count = total + masked * float(loss_of(model.eval(), batch)), count + masked
+        total, count = total + masked * float(loss_of(model, batch)), count + masked
     return total / count
 
 
