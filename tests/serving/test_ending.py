@@ -74,7 +74,7 @@ def load(service: Service, clients: int = 4) -> Iterator[Counter[Any]]:
 def test_what_was_accepted_is_answered(number: int, folder: Path) -> None:
     with serving(folder, precision="float32", workers=1) as service:
         fresh, ready = service.connect(), service.connect()
-        with load(service) as found, fresh, ready:
+        with load(service, 16) as found, fresh, ready:
             while not found:
                 time.sleep(0.01)
             service.process.send_signal(number)

@@ -173,8 +173,10 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
 
     async def accept_the_last() -> None:
         _drop_new_connections(listener)
+        queue = select.poll()  # `select.select` fails on descriptors above 1023
+        queue.register(listener, select.POLLIN)
         deadline = loop.time() + _ACCEPT_SECONDS
-        while select.select([listener], [], [], 0)[0] and loop.time() < deadline:
+        while queue.poll(0) and loop.time() < deadline:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)  # the last ones get their protocol, which `should_exit` tells to end
         server.should_exit = True
