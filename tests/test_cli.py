@@ -86,7 +86,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     def build(given: dict[str, Any]) -> Any:
         kept = {name: given[name] for name in required}
         config = accepted(kept)
-        for name in (name for name in optional if name in given):
+        for name in [name for name in optional if name in given]:
             extended = accepted({**kept, name: given[name]})
             if config is None or extended is not None:
                 kept[name], config = given[name], extended
