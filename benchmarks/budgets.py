@@ -260,7 +260,8 @@ def run(args: argparse.Namespace) -> None:
 
 def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     """Pre-trains a model of another size, and returns the plan with the held-out loss."""
-    folder = args.work / f"size-{plan['recipe']}-{plan['layers']}-{plan['hidden']}-{plan['lr']:g}-{plan['seconds']:g}-{args.seed}"
+    keys = ("recipe", "layers", "hidden", "lr", "seconds", "seed")
+    folder = args.work / "-".join(["size", *(str(plan[key]) for key in keys)])
     folder.mkdir(parents=True, exist_ok=True)
     own = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["model"]
     shape = {

@@ -47,8 +47,8 @@ def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> Any:
 
 @torch.no_grad()
 def heldout(model: Any, rows: torch.Tensor, tokenizer: Any) -> float:
-    """The mean loss of the masked tokens of these blocks, each masked once, in nats. Changes the mode of the model and torch's
-    random numbers."""
+    """The mean loss of the masked tokens of these blocks, each masked once, in nats. Changes the mode of the model
+    and torch's random numbers."""
     model.eval()
     torch.manual_seed(0)
     masks = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
