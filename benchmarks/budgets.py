@@ -59,8 +59,8 @@ SIZES = {
 recipe's, in multiples of 32, which the compiled kernels need."""
 
 SEARCHES = {
-    "sizes.jsonl": ["recipe", "seconds", "lr", "layers", "hidden", "precision", "steps", "mlm"],
-    "peers.jsonl": ["recipe", "seconds", "lr", "batch", "masked", "precision", "steps", "mlm"],
+    "sizes.jsonl": ["recipe", "seconds", "lr", "layers", "hidden", "device", "precision", "steps", "mlm"],
+    "peers.jsonl": ["recipe", "seconds", "lr", "batch", "masked", "device", "precision", "steps", "mlm"],
 }
 """Files beside the runs with what was tried before them, and their columns. Lines of `peers` are those that
 peers/transformers_pretrain.py prints, with the other keys."""
@@ -103,9 +103,9 @@ TASKS = {
 """Besides `names`, whose recipe is that of the demo. An encoder needs 128 positions."""
 
 
-def files(args: argparse.Namespace, name: str) -> tuple[Path, Path]:
-    """The training and dev file of a task in WORK."""
-    task, out = TASKS[name], args.work / "data" / name
+def files(args: argparse.Namespace, folder: Path, name: str) -> tuple[Path, Path]:
+    """The training and dev file of a task, in the folder of the model that is scored: two may be scored at a time."""
+    task, out = TASKS[name], folder / "data" / name
     out.mkdir(parents=True, exist_ok=True)
     train, dev = (trust.opened(args.data, path, out) for path in (task.train, task.dev))
     if name == "sts-b":
@@ -142,7 +142,7 @@ def finetuned(
 
 def scored(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, float]:
     """The mean score of each task over the seeds, and the mean over the tasks, in per cent."""
-    made = partial(finetuned, args, model, folder, {name: files(args, name) for name in TASKS})
+    made = partial(finetuned, args, model, folder, {name: files(args, folder, name) for name in TASKS})
     rows = experiment.continued(folder / "scores.jsonl", partial(plans, args), made, jobs=args.jobs)
     found = {
         name: round(statistics.fmean(row["score"] for row in experiment.select(rows, task=name)), 2)
@@ -299,21 +299,24 @@ def table(args: argparse.Namespace) -> None:
     rows = experiment.read(args.out)
     names = ("score", "names", *TASKS)
     text, lines = [f"Runs so far: {len(rows)}.", ""], []
-    drawn: dict[str, list[tuple[float, list[float]]]] = {}
+    drawn: dict[str, dict[str, list[tuple[float, list[float]]]]] = {}
     for budget, seconds in BUDGETS.items():
         found = experiment.select(rows, budget=budget, seconds=seconds)
         kinds = ("side", "recipe", "lr", "batch", "masked", "device", "precision")
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in found:
             groups.setdefault(tuple(row.get(key) for key in kinds), []).append(row)
-        for kind, own in groups.items():
-            side, recipe, lr, batch, masked, *device = kind
+        for key, own in groups.items():
+            side, recipe, lr, batch, masked, *device = key
             name = recipe if lr is None else f"{recipe}'s sizes, lr {lr:g}, batch {batch}, {masked:.0%} masked"
             scores = [experiment.spread([row[one] for row in own], 1) for one in names]
             updates = round(statistics.fmean(row["steps"] for row in own))
             loss = experiment.spread([row["mlm"] for row in own])
             lines.append([budget, side, name, ", ".join(filter(None, device)), updates, loss, *scores, len(own)])
-            drawn.setdefault(side, []).append((seconds / 60, [row["score"] for row in own]))
+            kind = "one GPU" if budget.startswith("gpu") else "processor time"
+            line = side if recipe == budget else f"{side}, {recipe}"
+            points = drawn.setdefault(kind, {}).setdefault(line, [])
+            points.append((seconds / 60, [row["score"] for row in own]))
     text.append(
         experiment.table(["budget", "side", "recipe", "device", "updates", "held-out loss", *names, "runs"], lines)
     )
@@ -322,7 +325,7 @@ def table(args: argparse.Namespace) -> None:
             title = f"Tried before, one seed ({file}):"
             text += ["", title, "", experiment.table(header, [[row[key] for key in header] for row in tried])]
     if drawn:
-        experiment.plot(args.out.with_name("plot.svg"), {"": drawn}, "minutes", "score, per cent")
+        experiment.plot(args.out.with_name("plot.svg"), drawn, "minutes", "score, per cent")
     experiment.publish(args.out, "\n".join(text), "Score over the budget" if drawn else "")
 
 
