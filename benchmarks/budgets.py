@@ -8,7 +8,8 @@
 `score` fine-tunes any model folder that Lambert reads on five tasks with each of `--seeds`, and prints the scores, in
 per cent: names (the demo's: F1), squad (SQuAD v1.1, 2,000 questions of train, 500 of dev: F1), mrpc (accuracy), sst2
 (4,000 rows of train: accuracy) and sts-b (vectors trained on its pairs: Spearman on dev). The score is their mean. The
-settings of the tasks are fixed (TASKS), and the learning rate is `finetune`'s own, by the width of the model.
+settings of the tasks are fixed (TASKS); the learning rate is `finetune`'s own, by the width of the model, but that of
+names is the demo's, 1e-3.
 
 `run` measures what an update of the budget's recipe costs, gives the recipe as many updates as the budget allows,
 pre-trains and scores. `--peer` pre-trains a BERT of the same layers and width with transformers instead
@@ -20,14 +21,18 @@ Nothing else may run then, also not on the other hardware threads of the process
 appends their held-out loss to sizes.jsonl beside `--out`: the search for the size of the recipe.
 
 DATA is the folder with squad/ and glue/ (trust.py says which files). WORK keeps what is under way: a command that was
-killed continues. A run appends a line of JSON to `--out`, with the device and the version of torch; a run that is there
-is omitted. The log of Lambert's pre-training goes to logs/ beside `--out`.
+killed continues, but for the pre-training of the peer, which starts again. A run appends a line of JSON to `--out`,
+with the device and the version of torch; a run that is there is omitted. The log of Lambert's pre-training goes to
+logs/ beside `--out`.
 """
 
 import argparse
 import gzip
+import hashlib
 import json
+import math
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -49,6 +54,8 @@ from lambert.engine.precision import has_bfloat16
 BUDGETS = {"cpu-10-minutes": 600.0, "cpu-2-hours": 7200.0, "gpu-1-minute": 60.0, "gpu-30-minutes": 1800.0}
 """Seconds. The recipes are studies/budgets/NAME.toml."""
 HERE = STUDIES / "budgets"
+PILOT = 0.04
+"""The part of the budget that the two runs which measure the time of an update differ by, at least."""
 SIZES = {
     "cpu-10-minutes": ((2, 128), (4, 128), (2, 192), (3, 192), (2, 256)),
     "cpu-2-hours": ((4, 256), (6, 256), (3, 384), (5, 384)),
@@ -175,19 +182,28 @@ def pretrain(
 def updates_within(
     args: argparse.Namespace, corpus: Path, folder: Path, seconds: float, shape: Shape | None = None
 ) -> int:
-    """The updates that the budget allows, from two short runs, of which the longer one is a third of a minute."""
+    """The updates that the budget allows, from two short runs whose times differ by `PILOT` of the budget or more."""
     known = experiment.select(experiment.read(folder / "rate.jsonl"), budget=args.budget)
     if not known:
-        wall = args.budget.startswith("gpu")
-        spent = []
-        for steps in (args.pilot, 3 * args.pilot):
-            used, rows = pretrain(args, corpus, folder / f"pilot-{steps}", steps, shape)
-            times = [row["time"] for row in rows if "time" in row and "loss" in row]
-            spent.append(times[-1] - times[0] if wall else used)
-        cost = (spent[1] - spent[0]) / (2 * args.pilot)
+        short, difference = args.pilot, 0.0
+        while True:
+            difference = pilot(args, corpus, folder, 3 * short, shape) - pilot(args, corpus, folder, short, shape)
+            cost = difference / (2 * short)
+            if difference >= PILOT * seconds:
+                break
+            short = max(2 * short, math.ceil(0.6 * PILOT * seconds / max(cost, 1e-6)))
         known = [{"budget": args.budget, "seconds_per_update": cost, "updates": round(seconds / cost)}]
         experiment.append(folder / "rate.jsonl", known[0])
     return int(known[0]["updates"])
+
+
+def pilot(args: argparse.Namespace, corpus: Path, folder: Path, steps: int, shape: Shape | None) -> float:
+    """The time of a run of so many updates from the beginning, as the budget counts it, in seconds."""
+    out = folder / f"pilot-{steps}"
+    shutil.rmtree(out, ignore_errors=True)  # a run that continues does not take the whole time
+    used, rows = pretrain(args, corpus, out, steps, shape)
+    times = [row["time"] for row in rows if "time" in row and "loss" in row]
+    return float(times[-1] - times[0]) if args.budget.startswith("gpu") else used
 
 
 def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
@@ -208,6 +224,7 @@ def peer(args: argparse.Namespace, corpus: Path, out: Path) -> Row:
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed), "--threads", str(args.threads)]
     command += ["--length", str(recipe["packing"]["sequence_length"]), "--lr", str(args.peer_lr)]
     command += ["--batch-size", str(args.peer_batch), "--masked", str(args.peer_masked)]
+    command += ["--eps", str(recipe["optim"]["eps"])]
     command += ["--clock", "wall" if gpu else "processor"]
     command += ["--device", "cuda", "--workers", "8", "--compile"] if gpu else []
     if not (out / "result.json").exists():
@@ -255,6 +272,8 @@ def run(args: argparse.Namespace) -> None:
     }  # fmt: skip
     if args.peer:
         plan |= {"lr": args.peer_lr, "batch": args.peer_batch, "masked": args.peer_masked}
+    if not experiment.missing(plan, experiment.read(args.out)):
+        print(f"{args.out} has this run: name another --out to repeat it.")
     experiment.continued(args.out, lambda rows: iter([plan]), partial(entry, args, corpus))
 
 
@@ -290,8 +309,13 @@ def sizes(args: argparse.Namespace) -> None:
 def score(args: argparse.Namespace) -> None:
     if args.model is None:
         raise SystemExit("score needs --model")
-    folder = args.work / "-".join(args.model.resolve().parts[1:])
-    print(json.dumps({"model": str(args.model), **scored(args, args.model, folder)}))
+    digest = hashlib.sha256()
+    for weights in sorted(args.model.rglob("*.safetensors")):
+        digest.update(weights.read_bytes())
+    folder = args.work / "-".join([*args.model.resolve().parts[1:], digest.hexdigest()[:8]])
+    found = scored(args, args.model, folder)
+    device = machine(folder / f"sst2-{args.seeds[0]}")
+    print(json.dumps({"model": str(args.model), "seeds": len(args.seeds), **found, **device}))
 
 
 def table(args: argparse.Namespace) -> None:
@@ -311,7 +335,7 @@ def table(args: argparse.Namespace) -> None:
             name = recipe if lr is None else f"{recipe}'s sizes, lr {lr:g}, batch {batch}, {masked:.0%} masked"
             scores = [experiment.spread([row[one] for row in own], 1) for one in names]
             updates = round(statistics.fmean(row["steps"] for row in own))
-            loss = experiment.spread([row["mlm"] for row in own])
+            loss = experiment.spread([row["mlm"] for row in own]) if all("mlm" in row for row in own) else ""
             lines.append([budget, side, name, ", ".join(filter(None, device)), updates, loss, *scores, len(own)])
             kind = "one GPU" if budget.startswith("gpu") else "processor time"
             line = side if recipe == budget else f"{side}, {recipe}"

@@ -6,6 +6,7 @@ learning rate that was best. `continued` appends each row to a file and omits th
 """
 
 import argparse
+import fcntl
 import json
 import math
 import os
@@ -44,6 +45,7 @@ def append(path: Path, row: Row) -> None:
     """Appends a row, in the place of a last line that was not written to its end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
         file.write((json.dumps(row) + "\n").encode())

@@ -9,8 +9,8 @@ unlike in run_mlm, only the masked tokens pass through the head. The optimizer i
 processor time (`--clock wall`: seconds) of training alone. The learning rate is a function of the share of the budget
 that is used, so that it is 0 at its end: warm-up, then linear.
 
-Writes a Hugging Face folder and prints a line of JSON. `mlm` is the loss on held-out text, with 15% of the tokens
-masked, as that of `lambert pretrain`.
+Writes a Hugging Face folder and prints a line of JSON. `mlm` is the loss on the first blocks of held-out text, with
+15% of the tokens masked, as in `lambert pretrain`.
 """
 
 import argparse
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--eps", type=float, default=1e-6)
     parser.add_argument("--masked", type=float, default=0.15)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
@@ -92,7 +93,7 @@ def main() -> None:
     model = transformers.BertForMaskedLM._from_config(config, attn_implementation="sdpa").to(args.device).train()
     weights = list(model.parameters())
     groups = [{"params": [w for w in weights if (w.ndim > 1) == many], "weight_decay": 0.01 * many} for many in (1, 0)]
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=1e-6, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), eps=args.eps, fused=True)
     examples: Any = [{"input_ids": row} for row in rows]
     loader: Any = torch.utils.data.DataLoader(
         examples, args.batch_size, shuffle=True, drop_last=True, collate_fn=masks,
@@ -129,7 +130,8 @@ def main() -> None:
     result |= {"lr": args.lr, "batch": args.batch_size, "masked": args.masked}
     model.save_pretrained(args.out / "model")
     tokenizer.save_pretrained(args.out / "model")
-    (args.out / "result.json").write_text(json.dumps(result))
+    (args.out / "result.tmp").write_text(json.dumps(result))
+    (args.out / "result.tmp").replace(args.out / "result.json")
     print(json.dumps(result))
 
 
