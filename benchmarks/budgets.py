@@ -17,8 +17,9 @@ pre-trains and scores. `--peer` pre-trains a BERT of the same layers and width w
 before, and fine-tuning is the same for all. A CPU budget is processor time of all threads, a GPU budget is time.
 Nothing else may run then, also not on the other hardware threads of the processor's cores.
 
-`sizes` pre-trains models of other sizes (SIZES) in a quarter of the budget each, with the recipe's other settings, and
-appends their held-out loss to sizes.jsonl beside `--out`: the search for the size of the recipe.
+`sizes` pre-trains models of other sizes (SIZES) in a quarter of the budget each (of `--seconds`, if given), with the
+recipe's other settings and its learning rate or `--lr`, and appends their held-out loss to sizes.jsonl beside `--out`:
+the search for the size of the recipe.
 
 DATA is the folder with squad/ and glue/ (trust.py says which files). WORK keeps what is under way: a command that was
 killed continues, but for the pre-training of the peer, which starts again. A run appends a line of JSON to `--out`,
@@ -57,7 +58,7 @@ HERE = STUDIES / "budgets"
 PILOT = 0.04
 """The part of the budget that the two runs which measure the time of an update differ by, at least."""
 SIZES = {
-    "cpu-10-minutes": ((2, 128), (4, 128), (2, 192), (3, 192), (2, 256)),
+    "cpu-10-minutes": ((2, 128), (3, 128), (4, 128), (2, 192), (3, 192), (2, 256)),
     "cpu-2-hours": ((4, 256), (6, 256), (3, 384), (5, 384)),
     "gpu-1-minute": ((4, 512), (6, 512), (8, 512), (12, 512)),
     "gpu-30-minutes": ((8, 512), (12, 512), (6, 768), (12, 768)),
@@ -163,8 +164,8 @@ def recipe_of(args: argparse.Namespace) -> Path:
     return args.recipe or HERE / f"{args.budget}.toml"
 
 
-Shape = dict[str, int]
-"""Settings of the size of the model."""
+Shape = dict[str, float]
+"""Settings of the size of the model, and the learning rate."""
 
 
 def pretrain(
@@ -286,6 +287,7 @@ def sized(args: argparse.Namespace, corpus: Path, plan: Row) -> Row:
     shape = {
         "model.layers": plan["layers"], "model.hidden": plan["hidden"], "model.heads": plan["hidden"] // 64,
         "model.intermediate": 32 * round(plan["hidden"] * own["intermediate"] / own["hidden"] / 32),
+        "optim.lr": plan["lr"],
     }  # fmt: skip
     steps = updates_within(args, corpus, folder, plan["seconds"], shape)
     pretrain(args, corpus, folder / "run", steps, shape)
@@ -298,7 +300,7 @@ def sizes(args: argparse.Namespace) -> None:
         raise SystemExit("sizes needs --budget")
     corpus = experiment.corpus(args.text, args.work, args.vocabulary)
     seconds = (args.seconds or BUDGETS[args.budget]) / 4
-    lr = tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["optim"]["lr"]
+    lr = args.lr or tomllib.loads(recipe_of(args).read_text(encoding="utf-8"))["optim"]["lr"]
     common = {"budget": args.budget, "recipe": recipe_of(args).stem, "seconds": seconds, "seed": args.seed, "lr": lr}
     wanted = [{**common, "layers": layers, "hidden": hidden} for layers, hidden in SIZES[args.budget]]
     out = args.out.with_name("sizes.jsonl")
@@ -368,6 +370,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--seconds", type=float, default=0.0, help="another budget than that of the name, for a trial")
     parser.add_argument("--seed", type=int, default=1, help="of pre-training; --seeds are those of fine-tuning")
+    parser.add_argument("--lr", type=float, default=0.0, help="sizes: another learning rate than the recipe's")
     parser.add_argument("--pilot", type=int, default=40, help="updates of the shorter run that measures the rate")
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--peer", action="store_true", help="run: transformers instead of Lambert")
