@@ -186,7 +186,7 @@ def updates_within(
     """The updates that the budget allows, from two short runs whose times differ by `PILOT` of the budget or more."""
     known = experiment.select(experiment.read(folder / "rate.jsonl"), budget=args.budget)
     if not known:
-        short, difference = args.pilot, 0.0
+        short = args.pilot
         while True:
             difference = pilot(args, corpus, folder, 3 * short, shape) - pilot(args, corpus, folder, short, shape)
             cost = difference / (2 * short)
