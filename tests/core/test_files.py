@@ -12,6 +12,8 @@ from lambert.core import files
 from lambert.core.errors import MachineError
 from lambert.core.files import (
     atomic_folder,
+    json_text,
+    parse_json,
     remove_all_leftovers,
     remove_leftovers,
     replace_files,
@@ -109,3 +111,22 @@ def test_temporary_files_go_where_there_is_room(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(MachineError, match="TMPDIR"), scratch_folder("work"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("NaN", "not a finite"), ("[-Infinity]", "not a finite"), ("1e999", "not a finite"),
+        ("9" * 400, "not a finite"),
+        ("[" * 99_999, "nested too deeply"), ('"\\udc00"', "surrogates"), ("{", "Expecting"), (b"\xff", "decode"),
+    ],
+)  # fmt: skip
+def test_json_that_is_not_standard_is_a_value_error(text: str | bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_json(text)
+
+
+def test_json_is_read_as_it_was_written() -> None:
+    value = {"a": [1, -2.5, 10**300, True, None, "\U0001f600"]}
+    assert parse_json(json_text(value)) == value
+    assert parse_json(json_text(value).encode()) == value

@@ -184,7 +184,8 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def held_out(out: Path) -> list[tuple[int, float, int]]:
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["heldout/accuracy"], row["best_update"]) for row in rows if "heldout/accuracy" in row]
+    scored = [row for row in rows if "heldout/accuracy" in row]
+    return [(row["step"], row["heldout/accuracy"], row.get("best_update", 0)) for row in scored]
 
 
 def test_the_best_weights_are_published(flags: dict[str, object], tmp_path: Path, lambert: Lambert) -> None:
@@ -232,6 +233,19 @@ def test_a_run_that_is_stopped_gives_the_same_result(
     if stop_at == 20:  # the newest checkpoint is from before the evaluation that ended the run
         again = run(lambert, out, flags, first=stop_at)
         assert "has all its 20 updates already of 24" in again.out
+
+
+def test_a_run_that_keeps_no_weights_repeats_an_interrupted_evaluation(
+    flags: dict[str, object], tmp_path: Path, lambert: Lambert
+) -> None:
+    """Also one that is interrupted twice, but not one that was complete when the signal came."""
+    flags, out = flags | {"train__keep_best": ""}, tmp_path / "run"
+    for first, stop_at, before, scored in [(4, 12, True, 2), (12, 12, True, 2), (12, 16, False, 4)]:
+        called = run(lambert, out, flags, first=first, stop_at=stop_at, before=before)
+        last_line(called, 75, "SIGTERM", f"update {stop_at}")
+        assert [step for step, _, _ in held_out(out)] == [*SCORED][:scored]
+    assert run(lambert, out, flags, first=20).code == 0
+    assert held_out(out) == [(step, value, 0) for step, value in SCORED.items()]
 
 
 def test_a_signal_while_the_best_weights_predict_stops_the_run(

@@ -45,6 +45,31 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
         return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises ValueError if it is not standard JSON, is nested too deeply to be read, or has a number beyond float64 or
+    half of a surrogate pair.
+    """
+    try:
+        value = json.loads(text, parse_constant=_parse_number, parse_float=_parse_number, parse_int=_parse_integer)
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
+def _parse_number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
+
+
+def _parse_integer(text: str) -> int:
+    _parse_number(text)
+    return int(text)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from lambert.core.contents import HashedFile, check, digests, misfit
 from lambert.core.errors import DataError
+from lambert.core.files import parse_json
 from lambert.core.unsupported import is_work_folder
 
 FORMAT_VERSION = 1
@@ -322,8 +323,8 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
             hint = f" Run `lambert prepare --input {corpus} --out {out}` first."
         raise DataError(f"No prepared corpus at {corpus} (no manifest.json).{hint}")
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        manifest: dict[str, Any] = parse_json(path.read_bytes())
+    except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}. {_REMEDY}") from error
     found = manifest.get("format_version") if isinstance(manifest, dict) else None
     if found != FORMAT_VERSION:

@@ -1,6 +1,5 @@
 """Measures the highest speed that a device reaches, with which the utilisation of a run is compared."""
 
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,8 +9,9 @@ from typing import Any
 
 import torch
 
+from lambert.core.files import parse_json
 from lambert.engine.device import Stopwatch
-from lambert.engine.metrics_file import METRICS
+from lambert.engine.metrics_file import METRICS, read_row
 
 Shape = tuple[int, int, int]
 """Rows, inner width and columns of a matrix product."""
@@ -111,7 +111,7 @@ def known(run: Path, machine: dict[str, Any]) -> float:
     """Returns the best rate in metrics.jsonl of a run, if its environment.json has the entries `machine`; otherwise
     0."""
     try:
-        before = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+        before = parse_json((run / "environment.json").read_bytes())
         rows = (run / METRICS).read_bytes().splitlines()
     except (OSError, ValueError):
         return 0.0
@@ -121,10 +121,7 @@ def known(run: Path, machine: dict[str, Any]) -> float:
 
 
 def _recorded(line: bytes) -> float:
-    try:
-        found = json.loads(line).get(CEILING)
-    except (ValueError, AttributeError):
-        return 0.0
+    found = (read_row(line) or {}).get(CEILING)
     return float(found) if isinstance(found, int | float) and 0 < found < float("inf") else 0.0
 
 

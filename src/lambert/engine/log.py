@@ -21,6 +21,8 @@ from lambert.engine.step import Step
 from lambert.engine.trackers import Tracker, started
 
 LOG = "log.txt"
+SCORED = "scored"
+"""Key of `RunLog.state()`: the last update with a row of held-out scores. Earlier versions did not store it."""
 Monitor = Callable[[Mapping[str, Any]], str]
 """Receives each row of metrics.jsonl and returns a line for the log, or an empty string."""
 _WAIT_SHOWN = 0.01
@@ -80,7 +82,7 @@ class RunLog:
         self._run, self._start, self._every, self.peak_flops = run, start, every, peak_flops
         self._ended = start >= steps
         self._facts = dict(facts or {})
-        self._totals = {"sequences": 0, "tokens": 0, "skipped": 0} | dict(state or {})
+        self._load({"sequences": 0, "tokens": 0, "skipped": 0, SCORED: 0} | dict(state or {}))
         self._interval = _Interval()
         self._pending: Step | None = None
         self._details, self._warned = "", False
@@ -91,6 +93,10 @@ class RunLog:
             measured=_MEASURED,
         )  # fmt: skip
         self._trackers = started(trackers, run, start) if self._writes else {}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._totals = {name: state[name] for name in ("sequences", "tokens", "skipped")}
+        self._scored: int = state[SCORED]
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -156,6 +162,7 @@ class RunLog:
     def scores(self, step: int, scores: Mapping[str, float], best: int = 0) -> None:
         """Writes a row of held-out scores after update `step`, and shows them. Does nothing without scores. `best` is
         the update with the best scores so far, 0 if the run does not keep its weights."""
+        self._scored = step if scores else self._scored
         if self._writes and scores:
             marked = ({"best_update": best} if best else {}) | self._cost()
             self._write({"step": step, **{f"heldout/{name}": value for name, value in scores.items()}, **marked})
@@ -181,11 +188,11 @@ class RunLog:
         self._flush()
         if self._writes:
             self._metrics.sync()
-        return dict(self._totals)
+        return {**self._totals, SCORED: self._scored}
 
     def rewind(self, start: int, state: Mapping[str, Any]) -> None:
         """Called after a roll back to the checkpoint of update `start`, which has this `state`: removes later rows."""
-        self._totals |= dict(state)
+        self._load(self._totals | {SCORED: self._scored} | dict(state))
         self._pending, self._interval = None, _Interval()
         self._bar.done, self._bar.details, self._details = start, "", ""
         if self._writes:

@@ -1,12 +1,11 @@
 """The file metrics.jsonl of a run: appending rows, and repairing the file when a run is resumed or rolled back."""
 
-import json
 import os
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from lambert.core.files import replace_files, sync
+from lambert.core.files import parse_json, replace_files, sync
 
 METRICS = "metrics.jsonl"
 
@@ -70,40 +69,33 @@ def truncate(path: Path, start: int, *, ended: bool = False) -> None:
         replace_files({path: kept})
 
 
+def read_row(line: str | bytes) -> dict[str, Any] | None:
+    """Returns a row; None for an incomplete line, and for another value than an object with an update as `step`."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    step = row.get("step") if isinstance(row, dict) else None
+    return row if type(step) is int and step >= 0 else None
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the complete rows, the last one first."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return (row for row in map(read_row, reversed(lines)) if row is not None)
+
+
 def last_update(path: Path) -> int:
     """Returns the number of the last update that has a row; 0 if no update has one."""
-    rows = path.read_bytes().splitlines() if path.is_file() else []
-    return max((step for step in map(_update, rows) if step is not None), default=0)
+    return max((row["step"] for row in _rows(path)), default=0)
 
 
 def last_number(path: Path, key: str) -> float:
     """Returns the number `key` of the last row that has it; 0 if no row does."""
-    rows = path.read_bytes().splitlines() if path.is_file() else []
-    return next((value for value in map(partial(_number, key), reversed(rows)) if value is not None), 0.0)
-
-
-def _number(key: str, line: bytes) -> float | None:
-    try:
-        return float(json.loads(line)[key])
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _update(line: bytes) -> int | None:
-    """Returns the number of the update of a row; None if the row is incomplete."""
-    try:
-        row = json.loads(line)
-        return int(row["step"])
-    except (ValueError, TypeError, KeyError):
-        return None
+    values = (row.get(key) for row in _rows(path))
+    return next((float(value) for value in values if isinstance(value, int | float)), 0.0)
 
 
 def _is_kept(line: bytes, start: int, ended: bool) -> bool:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return False
-    if not isinstance(row, dict):
-        return False
-    step = int(row.get("step", start + 1))
-    return 0 < start >= step and not (ended and step == start and "loss" not in row)
+    row = read_row(line)
+    return row is not None and 0 < start >= row["step"] and not (ended and row["step"] == start and "loss" not in row)

@@ -1,6 +1,5 @@
 """The result of a verb, and the function that receives its messages."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lambert.engine.metrics_file import METRICS
+from lambert.core.errors import DataError
+from lambert.core.files import parse_json
+from lambert.engine.metrics_file import METRICS, read_row
 
 Say = Callable[[str], None]
 """Receives a line for the user. The command line prints the line."""
@@ -31,9 +32,15 @@ class Result:
 
     @classmethod
     def of_run(cls, folder: Path) -> "Result":
-        """Returns the result of the run in `folder`, with its final scores."""
+        """Returns the result of the run in `folder`, with its final scores. Raises DataError if they are damaged."""
         path = folder / SCORES
-        return cls(folder, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})
+        try:
+            scores = parse_json(path.read_bytes()) if path.is_file() else {}
+        except ValueError as error:
+            raise DataError(
+                f"{path} is damaged ({error}). Delete it and repeat the command, which writes it."
+            ) from error
+        return cls(folder, scores if isinstance(scores, dict) else {})
 
     @property
     def model(self) -> Path:
@@ -42,11 +49,11 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The rows of metrics.jsonl as arrays [rows] by key, with NaN if a row lacks the key. Held-out scores have
-        separate rows. Units: docs/contracts.md."""
+        """The complete rows of metrics.jsonl as arrays [rows] by key, with NaN if a row lacks the key. Held-out scores
+        have separate rows. Units: docs/contracts.md."""
         path = self.folder / METRICS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        rows = [json.loads(line) for line in lines]
+        lines = path.read_bytes().splitlines() if path.is_file() else []
+        rows = [row for row in map(read_row, lines) if row is not None]
         keys = {key: None for row in rows for key in row}  # in order of appearance
         return {key: np.array([_number(row.get(key)) for row in rows], dtype=np.float64) for key in keys}
 

@@ -20,7 +20,7 @@ from lambert.engine import archive, ceiling, environment
 from lambert.engine.compiler import Compilation, compiled, wanted
 from lambert.engine.device_memory import release
 from lambert.engine.incidents import Incidents
-from lambert.engine.log import Monitor, RunLog
+from lambert.engine.log import SCORED, Monitor, RunLog
 from lambert.engine.loop import OutOfMemory, train
 from lambert.engine.metrics_file import METRICS, last_update
 from lambert.engine.numerics import numerics
@@ -106,7 +106,8 @@ def run_updates(
             run.take_moments(moments_of)
         best, planned = run.best, steps
         missed: dict[str, float] = {}
-        if best.name and done and done < steps and done % options.evaluate_every == 0 and best.scored < done:
+        due = 0 < done < steps and options.evaluate_every and done % options.evaluate_every == 0
+        if due and min(logged.get(SCORED, done), best.scored if best.name else done) < done:
             missed = _scores(run, score, done, stop)  # a signal interrupted this evaluation
             best.offer(done, missed, model)
         steps = done if best.exhausted else steps

@@ -1,6 +1,5 @@
 """Reads run folders, which may be incomplete or damaged."""
 
-import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 from lambert import __version__
 from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
+from lambert.core.files import parse_json
 from lambert.core.unsupported import is_work_folder
-from lambert.engine.metrics_file import METRICS
+from lambert.engine.metrics_file import METRICS, read_row
 from lambert.runs.expect import TABLE
 from lambert.tasks import examples
 from lambert.tasks.examples import EXAMPLES, Examples
@@ -116,7 +116,7 @@ def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:
     rows, unreadable = [], 0
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
-        row = _row(line)
+        row = read_row(line)
         if row is not None:
             rows.append(row)
         elif line.strip() and number < len(lines):  # the last line of a run that is being written may be incomplete
@@ -136,28 +136,12 @@ def _log(path: Path) -> list[tuple[str, str]]:
     return [(at, text) for at, _, text in lines if _is_time(at)]
 
 
-def _row(line: str) -> dict[str, Any] | None:
-    try:
-        row = _loaded(line)
-    except (ValueError, RecursionError):
-        return None
-    step = row.get("step") if isinstance(row, dict) else None
-    return row if isinstance(step, int) and is_number(step) and step >= 0 else None
-
-
-def _loaded(text: str) -> Any:
-    """Returns the JSON value. Raises ValueError also for half of a surrogate pair, which no page can contain."""
-    found = json.loads(text)
-    json.dumps(found, ensure_ascii=False).encode()
-    return found
-
-
 def _json(path: Path, name: str, notices: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = _loaded(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        found = parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
         notices.append(f"{name}: {path.name} could not be read ({error}).")
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,6 +1,5 @@
 """The section of a report about a sweep, from its sweep.json."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError
+from lambert.core.files import parse_json
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.curves import GRID, INK, RUNS, compact, svg
 from lambert.verbs.report.folders import is_number
@@ -43,7 +43,7 @@ def read(folder: Path, name: str) -> SweepPage:
     """Reads the folder of a sweep. Raises DataError if its sweep.json is damaged."""
     path = folder / SWEEP
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
         rows = [row for row in found["trials"] if isinstance(row["values"], dict) and row["state"]]
         lower = found["direction"] == "minimize"
         space = {str(name): dict(table) for name, table in found["space"].items()}
@@ -52,7 +52,7 @@ def read(folder: Path, name: str) -> SweepPage:
             name, str(found["metric"]), str(found["verdict"]), _trials(rows, space, lower), shares,
             _charts(rows, space, str(found["metric"]), lower),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is damaged: {error!r}. Repeat the command of the sweep, which writes it again."
         ) from error

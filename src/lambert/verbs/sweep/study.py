@@ -1,6 +1,5 @@
 """The study of a sweep in its storage: which trial is next, and what became of each."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.files import parse_json
 from lambert.core.lock import lock_folder
 from lambert.engine import archive
 from lambert.runs.result import Say, silent
@@ -170,7 +170,7 @@ class Study:
         if not path.is_file():
             return
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
+            before = parse_json(path.read_bytes())
             if before["study"] != self.plan.config.study or not before["trials"]:
                 return
             self._study.set_user_attr("settings", before["settings"])

@@ -1,6 +1,5 @@
 """What a run folder shows: its losses, scores, speed, data and environment."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from statistics import fmean, median
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.files import parse_json
 from lambert.core.settings import dotted
 from lambert.engine.incidents import INCIDENTS
-from lambert.engine.metrics_file import METRICS
 from lambert.runs.folder import CONFIG, DATA, FREE
 from lambert.runs.result import Result
 
@@ -81,10 +80,8 @@ def measured(folder: Path) -> Measured:
     or its metrics cannot be read."""
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder} is not a run folder: it has no {CONFIG}.")
-    try:
-        rows, scores = Result.of_run(folder).metrics, Result.of_run(folder).scores
-    except (ValueError, AttributeError) as error:
-        raise DataError(f"{folder}: {METRICS} or scores.json is damaged ({error}).") from error
+    result = Result.of_run(folder)
+    rows, scores = result.metrics, result.scores
     logged = [place for place, loss in enumerate(rows.get("lr", ())) if not math.isnan(loss)]
     steps = [int(rows["step"][place]) for place in logged]
 
@@ -114,7 +111,7 @@ def _problem(folder: Path, updates: int) -> str:
     """Returns where the guard stopped a run that has logged losses up to `updates`. The guard judges an update when the
     next one is done."""
     try:
-        last = json.loads((folder / INCIDENTS).read_text(encoding="utf-8").splitlines()[-1])
+        last = parse_json((folder / INCIDENTS).read_bytes().splitlines()[-1])
         stopped = last["what"] == "diverged" and updates <= last["step"] + 1
         return f"Training diverged at step {last['step']}" if stopped else ""
     except (OSError, ValueError, IndexError, KeyError, TypeError):
@@ -123,7 +120,7 @@ def _problem(folder: Path, updates: int) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
