@@ -11,6 +11,7 @@ from lambert.tasks import Columns, TaskConfig, resolved
 from lambert.tasks.conll import read_sentences
 from lambert.tasks.files import class_names, digest, training_and_dev
 from lambert.tasks.table import read_rows
+from lambert.tasks.tag import labelled_sentences
 
 arrow = pytest.importorskip("pyarrow")
 STARS = {"names": ["2", "1", "good"], "_type": "ClassLabel"}
@@ -90,8 +91,9 @@ def test_tags_that_are_classes(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert resolved(TaskConfig(name="tag", columns=Columns(label="pos_tags")), path).labels == ()
     config = resolved(TaskConfig(name="conll2003"), tmp_path / "x.jsonl")
-    lines = read_sentences(tmp_path / "x.jsonl", config.columns, config.labels)
+    lines, matched = labelled_sentences(tmp_path / "x.jsonl", config.columns, config.labels)
     assert [(sentence.words, sentence.tags) for sentence in lines] == found
+    assert not matched.notes
 
 
 def test_splits(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from lambert.core.errors import DataError, UsageError
 from lambert.tasks import Columns, TaskConfig, create, described, learn, resolved, scored
 from lambert.tasks.named import NAMED
-from lambert.tasks.table import numbered
 
 Build = Callable[[list[str]], Tokenizer]
 MNLI = "index\tpromptID\tpairID\tgenre\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label\n"
@@ -111,7 +110,8 @@ def test_other_tasks_are_left_as_they_are(tmp_path: Path) -> None:
 
 def test_tagging_takes_labels_and_the_score(tmp_path: Path) -> None:
     found = resolved(TaskConfig(name="conll2003"), tmp_path / "none.jsonl")
-    assert (found.name, found.metrics, found.columns) == ("tag", ("span_f1", "f1"), Columns())
+    assert (found.name, found.metrics) == ("tag", ("span_f1", "f1"))
+    assert found.columns == Columns(label_names=found.labels)
     assert found.labels == ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 
 
@@ -153,12 +153,6 @@ def test_numbers_that_are_no_labels(words: Tokenizer, tmp_path: Path) -> None:
         DataError, match=r"x\.jsonl:2: label '-1' is not among .*: negative, positive\. As numbers they are 0 to 1; -1 "
     ):
         learn(resolved(TaskConfig(name="glue/sst2"), path), words, path)
-
-
-def test_labels_that_are_numbers_are_not_counted() -> None:
-    assert numbered(("2", "1")) == {"2": 0, "1": 1}
-    assert numbered(("b", "a")) == {"b": 0, "a": 1, "0": 0, "1": 1}
-    assert numbered(("False", "True"))["true"] == 1
 
 
 def test_official_scores_come_first(words: Tokenizer, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.families import family_of, reads_segments
 from lambert.model.heads import Model
+from lambert.model.labels import label_keys, label_names
 from lambert.tasks import described, sentence_transformers
 from lambert.tasks.config import TaskConfig
 
 _IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
-KEPT = ("id2label", "label2id", "problem_type", "lambert", *_IDS)
+KEPT = ("problem_type", "lambert", *_IDS)
 """Keys of config.json that describe the head, and ids of special tokens. They are copied."""
 
 
@@ -85,8 +86,11 @@ def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str]]:
     of sentence-transformers by name, for vectors of `width` components. Raises DataError if other programs could not
     read them."""
     found = layout.read_config(folder)
+    path = folder / layout.CONFIG
     extra = {name: found[name] for name in KEPT if found.get(name) is not None}
-    _check_kept(extra, folder / layout.CONFIG)
+    _check_kept(extra, path)
+    if layout.answering_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
+        extra |= label_keys(label_names(found, path))
     if not (folder / sentence_transformers.MODULES).exists():
         return extra, {}
     return extra, sentence_transformers.files(sentence_transformers.described(folder), width)
@@ -94,10 +98,8 @@ def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _check_kept(kept: Mapping[str, Any], path: Path) -> None:
     """Raises DataError if a copied key has a form that other programs could not read."""
-    names, ids, kind = kept.get("id2label", {}), kept.get("label2id", {}), kept.get("problem_type", "")
+    kind = kept.get("problem_type", "")
     forms = {
-        "id2label": isinstance(names, dict) and all(key.isdecimal() and isinstance(names[key], str) for key in names),
-        "label2id": isinstance(ids, dict) and all(type(number) is int for number in ids.values()),
         **{name: isinstance(kept.get(name, 0), int | list) for name in _IDS},
         "problem_type": kind in ("", "regression", "single_label_classification", "multi_label_classification"),
     }

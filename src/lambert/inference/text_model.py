@@ -1,6 +1,7 @@
 """A model for texts, for the library, `lambert predict` and `lambert evaluate`."""
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -241,7 +242,8 @@ class TextModel:
         return Request(self._vectors[pooling], source, finish)
 
     def evaluate(self, data: str | Path | Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns the scores on a labelled file or on labelled rows, dicts with the keys of a line of JSON."""
+        """Returns the scores on a labelled file or on labelled rows, dicts with the keys of a line of JSON. Warns
+        (UserWarning) if labels are read in another way than by their names, such as numbers."""
         if isinstance(data, str | Path):
             read = self.read(Path(data))
         else:
@@ -249,6 +251,8 @@ class TextModel:
                 path = Path(folder, "rows.jsonl")
                 path.write_text("".join(json_text(dict(row)) + "\n" for row in data), encoding="utf-8")
                 read = self.read(path)
+        for line in read.label_notes:
+            warnings.warn(line, stacklevel=2)
         return scored(self.task, read, self.task.predictions(read, self.outputs(read)))
 
     def save(self, folder: str | Path) -> Path:

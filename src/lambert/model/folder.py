@@ -17,6 +17,7 @@ from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
 from lambert.model.files import json_object
 from lambert.model.heads import Model
+from lambert.model.labels import check_rows, default_names, ids_left_aside, label_keys, label_names
 from lambert.model.tensorflow import checkpoint
 
 CONFIG = "config.json"
@@ -25,11 +26,11 @@ BLOCK = "lambert_block"
 """Key of config.json for a kind of block that Hugging Face does not know."""
 OWN_TYPE = "lambert"
 """The model_type of a folder with such blocks, with which AutoModel refuses it instead of creating fresh layers."""
-_MOST_LABELS = 2**16
-"""The largest number of labels of a head for which a folder has no weights."""
 _TELLING = {"mlm": "heads.mlm.bias", "nsp": "heads.nsp.classifier.weight", "span": "heads.span.classifier.weight"}
 """A parameter of each head that a folder without `architectures` is searched for."""
 
+LABELLED_HEADS = ("label", "multilabel", "value", "tag")
+"""Heads with a row for each label; `value` has one."""
 _PROBLEMS = {"value": "regression", "multilabel": "multi_label_classification"}
 """problem_type of config.json of the heads that share an architecture with `label`."""
 
@@ -84,8 +85,7 @@ def config_of(model: Model) -> dict[str, Any]:
     counted = (model.labels.get(name) for name in ("label", "multilabel", "tag"))
     labels = 1 if "value" in model.labels else next(filter(None, counted), 0)
     if labels:
-        out["id2label"] = {str(i): f"LABEL_{i}" for i in range(labels)}
-        out["label2id"] = {f"LABEL_{i}": i for i in range(labels)}
+        out |= label_keys(default_names(labels))
     problem = next((problem for head, problem in _PROBLEMS.items() if head in model.labels), "")
     return out | ({"problem_type": problem} if problem else {})
 
@@ -178,15 +178,19 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
 
 
 def left_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
-    """Returns a line if config.json names code, which is not run, and for each dropout that training does not use:
-    embeddings and heads drop as the layers do."""
+    """Returns a line if config.json names code, which is not run, one if its label2id contradicts its labels, and one
+    for each dropout that training does not use: embeddings and heads drop as the layers do."""
     code = f"note: config.json has auto_map, code that is not run: the model is read as a plain {config.block!r}."
-    return [code] * ("auto_map" in settings) + [
-        f"note: config.json has {key} = {shown(value)}, which is left aside: {what} drop as the layers do, with "
-        f"{config.dropout:g}."
-        for key, what in _DROPOUTS.items()
-        if isinstance(value := settings.get(key), int | float) and value != config.dropout
-    ]
+    return (
+        [code] * ("auto_map" in settings)
+        + ids_left_aside(settings)
+        + [
+            f"note: config.json has {key} = {shown(value)}, which is left aside: {what} drop as the layers do, with "
+            f"{config.dropout:g}."
+            for key, what in _DROPOUTS.items()
+            if isinstance(value := settings.get(key), int | float) and value != config.dropout
+        ]
+    )
 
 
 def _block(name: object, path: Path, code: Collection[str]) -> str:
@@ -200,34 +204,48 @@ def _block(name: object, path: Path, code: Collection[str]) -> str:
 
 def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> dict[str, int]:
     """Returns the heads of a folder with their numbers of labels: those of its architecture, or if it names none, those
-    whose tensors are there. Raises DataError for an architecture that Lambert does not have."""
-    family = check_family(settings, folder)
+    whose tensors are there. Raises DataError for an architecture that Lambert does not have, or if the labels of
+    config.json are not those of the weights."""
+    family, path = check_family(settings, folder), _config_file(folder)
     named = settings.get("architectures") or [None]
     if not isinstance(named, list):
-        raise DataError(f"{folder / CONFIG} has architectures = {shown(named)}; it must be a list of names.")
+        raise DataError(f"{path} has architectures = {shown(named)}; it must be a list of names.")
     if named[0] is None:
         return {head: 0 for head, name in _TELLING.items() if family.names.stored(name) in tensors}
     if not isinstance(named[0], str) or named[0] not in family.architectures:
         known = ", ".join(family.architectures)
-        raise DataError(f"{folder / CONFIG} names the architecture {shown(named[0])}; supported: {known}.")
-    heads = dict.fromkeys(family.architectures[named[0]], 0)
-    classifier = tensors.get(family.names.stored("heads.label.classifier.weight"))
-    labels = _labels(settings, folder) if classifier is None or classifier.ndim != 2 else len(classifier)
-    if "label" in heads and settings.get("problem_type") == _PROBLEMS["multilabel"]:
-        return {"multilabel": labels}
-    if "label" in heads and (settings.get("problem_type") == "regression" or labels == 1):
-        return {"value": 0}
-    return {head: labels if head in ("label", "tag") else 0 for head in heads}
+        raise DataError(f"{path} names the architecture {shown(named[0])}; supported: {known}.")
+    heads, own = family.architectures[named[0]], answering_head(settings, family)
+    if own not in LABELLED_HEADS:
+        return dict.fromkeys(heads, 0)
+    names = label_names(settings, path)
+    check_rows(len(names), head_rows(own, tensors, family) or len(names), path)
+    if own == "value":
+        if len(names) > 1:
+            raise DataError(
+                f"{path} has problem_type = 'regression' and {len(names)} labels; a regression here has one value."
+            )
+        return {own: 0}
+    return {own: len(names)}
 
 
-def _labels(settings: Mapping[str, Any], folder: Path) -> int:
-    names, count = settings.get("id2label"), settings.get("num_labels", 2)
-    count = len(names) if isinstance(names, dict) and names else count
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_LABELS:
-        raise DataError(
-            f"{folder / CONFIG} has num_labels = {shown(count)}; it must be a whole number from 1 to {_MOST_LABELS}."
-        )
-    return count
+def answering_head(settings: Mapping[str, Any], family: Family) -> str:
+    """Returns the head that answers a task in a folder with this config.json; empty if its architecture has none."""
+    named = settings.get("architectures")
+    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    own = next((head for head in family.architectures.get(first, ()) if head in ("label", "tag", "choice", "span")), "")
+    problem, names = settings.get("problem_type"), settings.get("id2label")
+    if own != "label" or problem == _PROBLEMS["multilabel"]:
+        return "multilabel" if own == "label" else own
+    count = settings.get("num_labels")
+    one = count == 1 if count is not None else isinstance(names, dict) and len(names) == 1
+    return "value" if one or problem == _PROBLEMS["value"] else own
+
+
+def head_rows(head: str, tensors: Mapping[str, Tensor], family: Family) -> int:
+    """Returns the number of rows of a head among the tensors of a folder; 0 if it is not there."""
+    weight = tensors.get(family.names.stored(f"heads.{head}.classifier.weight"))
+    return len(weight) if weight is not None and weight.ndim == 2 else 0
 
 
 def check_vocabulary(rows: int, vocabulary: int, path: Path) -> None:

@@ -14,10 +14,6 @@ from lambert.model.families import DEFAULT, family_of
 from lambert.model.family import Family
 from lambert.model.heads import Model, built
 
-LABELLED = re.compile(r"heads\.(label|multilabel|value|choice|tag)\.")
-"""Parameters of the heads whose shapes depend on the task."""
-
-
 ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
 """Parameters of the heads that answer tasks."""
 
@@ -48,7 +44,7 @@ def check_sizes(
     check_lacking(family, own, tensors, path)
     for name, parameter in own.items():
         theirs = family.names.stored(name)
-        if theirs in tensors and not LABELLED.match(name):
+        if theirs in tensors and not ANSWERING.match(name):
             check_shape(theirs, tensors[theirs], tuple(parameter.shape), str(path))
 
 

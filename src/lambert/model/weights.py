@@ -6,7 +6,7 @@ The tensors of a folder are compared with its config.json, by names and shapes, 
 import dataclasses
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,10 @@ from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.model.family import Family
 from lambert.model.heads import Model, built
+from lambert.model.initial_head import InitialHead, fits, initial_head
+from lambert.model.labels import check_rows
 from lambert.model.weight_checks import (
     ANSWERING,
-    LABELLED,
     check_lacking,
     check_promised,
     check_shape,
@@ -212,13 +213,14 @@ def load(
     pooler: bool = False,
     share: bool = False,
     stored: tuple[files.Tensors, Path] | None = None,
+    labels: Sequence[str] | None = None,
 ) -> tuple[Model, Report]:
     """Returns the model in a Hugging Face folder, and how it differs from the folder's tensors.
 
     Args:
         folder: Model folder.
         heads: Number of labels of each objective, as in `Model`; None: the heads of the folder. Heads that the folder
-            lacks, and heads with another number of labels, are fresh.
+            lacks are fresh.
         vocabulary: Number of pieces of the tokenizer. The tables may have a few more rows, which stay as they are.
         seed: Seed of fresh tensors.
         code: Names of the code from outside Lambert that the folder may ask for.
@@ -226,6 +228,8 @@ def load(
         share: Whether the weights stay in the mapped file, instead of a copy. Changes of the weights are not written to
             the file. The file must not be written to or truncated while the model exists; it may be replaced.
         stored: Tensors and the path of their file, in place of the folder's.
+        labels: The labels of a task to train, in the order of its outputs: of the folder's head, the rows of these
+            labels are kept (`initial_head`). None: the folder's head is used as it is, with the labels that it has.
 
     Raises DataError for a folder that is damaged, lacks tensors of the encoder, or contradicts its config.json or
     `vocabulary`; UsageError for code that is not in `code`.
@@ -233,14 +237,14 @@ def load(
     folder = Path(folder)
     with ThreadPoolExecutor(1, "lambert-sums") as pool:
         checked = pool.submit(check_sums, folder)  # reads the files while this thread does
-        loaded = _loaded(folder, heads, vocabulary, seed, code, pooler, share, stored)
+        loaded = _loaded(folder, heads, vocabulary, seed, code, pooler, share, stored, labels)
         checked.result()  # last, because the errors above say more
     return loaded
 
 
 def _loaded(
     folder: Path, heads: Mapping[str, int] | None, vocabulary: int | None, seed: int, code: Collection[str],
-    pooler: bool, share: bool, stored: tuple[files.Tensors, Path] | None,
+    pooler: bool, share: bool, stored: tuple[files.Tensors, Path] | None, labels: Sequence[str] | None,
 ) -> tuple[Model, Report]:  # fmt: skip
     """Returns what `load` returns, without a comparison with SHA256SUMS."""
     read, path = files.read(folder) if stored is None else stored
@@ -257,16 +261,62 @@ def _loaded(
     pooler = pooler and family.names.stored("pooler.weight") in tensors
     check_sizes(config, heads, tensors, path, pooler)
     model = built(config, heads, pooler)
-    shapes = {family.names.stored(name): parameter.shape for name, parameter in model.named_parameters()}
-    labelled = {family.names.stored(name) for name, _ in model.named_parameters() if LABELLED.match(name)}
-    found = {  # without a head of another task, which has another number of labels
-        name: tensor for name, tensor in tensors.items() if name not in labelled or tensor.shape == shapes[name]
-    }
-    files.check_finite(((name, tensor) for name, tensor in found.items() if name in shapes), path)
-    notes = tuple(layout.left_aside(settings, config))
-    report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied, notes=notes)
+    used = {family.names.stored(name) for name, _ in model.named_parameters()}
+    head = next((name for name in heads if ANSWERING.match(f"heads.{name}.")), "")
+    initial = _initial_head(head, heads.get(head, 0), labels, settings, tensors, folder)
+    found = _with_head(head, initial, tensors, family)
+    files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
+    notes = [line for line in (*layout.left_aside(settings, config), initial.note) if line]
+    report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied, notes=tuple(notes))
     check_lacking(family, dict(model.named_parameters()), tensors, path)
     if own_heads:
         check_promised(model, report.missing, path)
     initialise(model, seed, report.missing)  # after reading, because drawing all tensors would take most of the time
+    if initial.kept and not initial.whole:
+        _copy_rows(model, head, initial.rows, tensors)
     return model, report
+
+
+def _initial_head(
+    head: str, count: int, labels: Sequence[str] | None, settings: Mapping[str, Any], tensors: Mapping[str, Tensor],
+    folder: Path,
+) -> InitialHead:  # fmt: skip
+    """Returns what is kept of the folder's head for the head of a model with this number of labels. Raises DataError
+    if the folder's head is to be used as it is and has another number."""
+    family = layout.check_family(settings, folder)
+    rows = layout.head_rows(head, tensors, family) if head else 0
+    if not rows:
+        return InitialHead(kept=True)  # nothing, or what config.json promises and the folder lacks
+    own = layout.answering_head(settings, family)
+    if labels is not None:
+        return initial_head(head, labels, own, settings, rows, folder)
+    usable = not own or fits(head, own)
+    if usable and head in layout.LABELLED_HEADS:
+        check_rows(count or 1, rows, folder / layout.CONFIG)
+    return InitialHead(kept=usable)
+
+
+def _rowed(head: str, family: Family) -> tuple[str, ...]:
+    """Returns the names in a model folder of the tensors of a head that have a row for each label."""
+    return tuple(family.names.stored(f"heads.{head}.classifier.{kind}") for kind in ("weight", "bias"))
+
+
+def _with_head(head: str, initial: InitialHead, tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Returns the tensors of a folder with the rows that are kept of its head, or without rows if some are fresh. The
+    layers before the rows are kept, as poolers are."""
+    rowed = _rowed(head, family) if head else ()
+    if not initial.kept or not initial.whole:
+        return {name: tensor for name, tensor in tensors.items() if name not in rowed}
+    order = torch.tensor(initial.rows)
+    return {name: tensor[order] if initial.rows and name in rowed else tensor for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def _copy_rows(model: Model, head: str, rows: Sequence[int | None], tensors: Mapping[str, Tensor]) -> None:
+    """Copies rows of a folder's head into the model's; None: the row stays as it is."""
+    parameters = {family_of(model.config).names.stored(name): value for name, value in model.named_parameters()}
+    own = [number for number, row in enumerate(rows) if row is not None]
+    for name in _rowed(head, family_of(model.config)):
+        if name in parameters and name in tensors:
+            theirs = tensors[name][torch.tensor([row for row in rows if row is not None])]
+            parameters[name][torch.tensor(own)] = theirs.to(parameters[name].dtype)

@@ -29,6 +29,8 @@ class Result:
     """The folder that the verb wrote."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Held-out scores by name; losses in nats."""
+    notes: tuple[str, ...] = ()
+    """Lines of `evaluate` about the labels of the file, such as how numbers were read."""
 
     @classmethod
     def of_run(cls, folder: Path) -> "Result":

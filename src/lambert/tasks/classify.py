@@ -11,15 +11,17 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
+from lambert.model.labels import label_keys
 from lambert.tasks import calibration, metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.formulas import Formula
+from lambert.tasks.label_names import match, unknown_label
 from lambert.tasks.labels import LabelLoss, absent, check_class_weights, check_different, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
-from lambert.tasks.table import label_cell, labelled_rows, numbered, text_cell, unknown_label, value_cell
-from lambert.tasks.task import Outputs, Row, label_names, most_probable, stored
+from lambert.tasks.table import label_cell, labelled_rows, text_cell, value_cell
+from lambert.tasks.task import Outputs, Row, most_probable, stored
 from lambert.tasks.templates import is_template
 
 _NEVER_SEARCHED = 1.0  # the temperature of a model whose temperature was to be searched and was not
@@ -41,7 +43,6 @@ class Classify(SentenceTask):
             )
         check_class_weights(config)
         self.labels = len(config.labels)
-        self._numbers = numbered(config.labels)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
@@ -59,18 +60,22 @@ class Classify(SentenceTask):
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, labels, groups = [], [], [], []
-        for place, row in labelled_rows(path, self.config.columns):
-            label = label_cell(row, self.config.columns.label, place)
-            if label not in self._numbers:
-                raise unknown_label(label, self.config.labels, place)
+        columns, places = self.config.columns, dict[str, str]()
+        for place, row in labelled_rows(path, columns):
+            label = label_cell(row, columns.label, place)
+            places.setdefault(label, place)
             text, text_b = self._texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
-            labels.append(self._numbers[label])
+            labels.append(label)
             groups.append(self._group(row, place))
+        found = match(places, self.config.labels, columns.label_names, path, columns.label)
+        if found.unknown:
+            raise unknown_label(found.unknown[0], self.config.labels, places[found.unknown[0]])
         data = self._tokenised(texts, texts_b)
-        data.truth_N = np.array(labels, dtype=np.int64)
+        data.truth_N = np.array([found.numbers[label] for label in labels], dtype=np.int64)
         data.notes = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
+        data.by_order, data.label_notes = found.by_order, found.notes
         if self.config.columns.group:
             data.groups_N = np.unique(np.array(groups), return_inverse=True)[1]
             data.counts["groups"] = int(data.groups_N.max()) + 1
@@ -165,7 +170,7 @@ class Classify(SentenceTask):
         ]
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_names(self.config.labels), "problem_type": "single_label_classification"}
+        return {**stored(self.config), **label_keys(self.config.labels), "problem_type": "single_label_classification"}
 
 
 class Regress(SentenceTask):
@@ -224,4 +229,4 @@ class Regress(SentenceTask):
         return [{"value": value} for value in predictions]
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_names(["LABEL_0"]), "problem_type": "regression"}
+        return {**stored(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression"}

@@ -45,6 +45,9 @@ class Columns:
     """Column of the second sentence of a pair; empty for single sentences."""
     label: str = "label"
     """Column of the label, value or tag; multilabel: of the labels, as a list or a text with the separator."""
+    label_names: tuple[str, ...] = ()
+    """classify, multilabel, tag: the names of the labels 0, 1, ... in a file whose labels are numbers. Empty: those
+    that the file declares, or `task.labels` if it has names."""
     separator: str = ","
     """multilabel: text between the labels of a cell."""
     choices: tuple[str, ...] = ("choices",)
@@ -79,6 +82,8 @@ class OtherColumns:
     """Column of the second sentence of a pair."""
     label: str | None = None
     """Column of the label, of the labels or of the value."""
+    label_names: tuple[str, ...] | None = None
+    """classify, multilabel, tag: the names of the labels 0, 1, ... in a file whose labels are numbers."""
     separator: str | None = None
     """multilabel: text between the labels of a cell."""
     choices: tuple[str, ...] | None = None

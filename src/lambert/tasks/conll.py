@@ -59,8 +59,9 @@ def is_conll(path: Path) -> bool:
 
 
 def read_sentences(path: Path, columns: Columns, labels: Sequence[str] = ()) -> Iterator[Sentence]:
-    """Yields the tagged sentences of a file. `labels` are the known tags, if any: in rows, tags may be their numbers,
-    and in CoNLL files they help to recognise the column of the tags. Raises DataError that names the line."""
+    """Yields the tagged sentences of a file, as it has them. `labels` are the known tags, if any: only then may tags
+    be numbers in rows, and in CoNLL files they help to recognise the column of the tags. Raises DataError that names
+    the line."""
     if not is_conll(path):
         word = word_column(columns)
         for place, row in read_rows(path, columns):
@@ -101,22 +102,22 @@ def tag_column(columns: Columns, names: Collection[str]) -> str:
     return next((name for name in _TAGS if name in names), _TAGS[0])
 
 
-def _tags_of(row: Row, key: str, place: str, labels: Sequence[str]) -> list[str]:
-    """Returns the tags of a row. Numbers are those of `labels`, from 0. Raises DataError for other values."""
+def _tags_of(row: Row, key: str, place: str, labels: Collection[str]) -> list[str]:
+    """Returns the tags of a row, numbers as text. Raises DataError for other values, and for numbers if no tags are
+    known."""
     tags = row.get(key)
-    if not isinstance(tags, list) or not any(isinstance(tag, int) for tag in tags):
+    if not isinstance(tags, list) or not any(map(_is_number, tags)):
         return tokens_of(row, key, place)
     if not labels:
         raise DataError(
             f"{place}: the tags (column {key!r}) are numbers, and the file has no names for them: list the names in "
             "task.labels, in the order of the numbers from 0; for CoNLL-2003 set --task.name conll2003."
         )
-    wrong = [tag for tag in tags if not (isinstance(tag, int) and 0 <= tag < len(labels)) and tag not in labels]
-    if wrong:
-        raise DataError(
-            f"{place}: the tag {shown(wrong[0])} (column {key!r}) is not a number from 0 to {len(labels) - 1}."
-        )
-    return [labels[tag] if isinstance(tag, int) else tag for tag in tags]
+    return tokens_of({**row, key: [str(tag) if _is_number(tag) else tag for tag in tags]}, key, place)
+
+
+def _is_number(tag: object) -> bool:
+    return isinstance(tag, int | float) and not isinstance(tag, bool)
 
 
 def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterator[Sentence]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.label_names import is_number, whole
 from lambert.tasks.metrics import Floats
 from lambert.tasks.table import ordered
 
@@ -23,14 +24,16 @@ _FRACTIONS = 10
 
 
 def learnt(labels: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Returns the distinct labels of (place, label), sorted as by `table.ordered`.
+    """Returns the distinct labels of (place, label), sorted as by `table.ordered`. If all are whole numbers, 1.0 is 1.
 
     Raises DataError if some are whole numbers and others are not, which is mostly a mistake in the file: a second
-    header, a shifted column, or 1 beside 1.0; or if they are many numbers that are not whole, which is regression.
+    header, or a shifted column; or if they are many numbers that are not whole, which is regression.
     """
     places: dict[str, str] = {}
     for place, label in labels:
         places.setdefault(label, place)
+    if all(is_number(whole(label)) for label in places):
+        places = {whole(label): place for label, place in places.items()}
     numbers = [label for label in places if label.removeprefix("-").isdecimal()]
     texts = [label for label in places if label not in set(numbers)]
     if numbers and texts:

@@ -12,17 +12,19 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
+from lambert.model.labels import label_keys
 from lambert.tasks import metrics
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.formulas import Formula
+from lambert.tasks.label_names import match, unknown_label
 from lambert.tasks.labels import absent, check_label_thresholds, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.multilabel_score import Ranking, best_threshold, best_thresholds
 from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.table import column, label_cell, labelled_rows
-from lambert.tasks.task import Outputs, Row, keys_found, label_names, most_probable, stored
+from lambert.tasks.task import Outputs, Row, most_probable, stored
 
 _NEVER_SEARCHED = 0.5  # the threshold of a model whose threshold was to be searched and was not
 
@@ -39,7 +41,6 @@ class MultiLabel(SentenceTask):
             raise UsageError("task.labels: several labels need names, given or found in a training file.")
         self.labels = len(config.labels)
         check_label_thresholds(config)
-        self._numbers = {label: number for number, label in enumerate(config.labels)}
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Sentences]:
@@ -53,24 +54,25 @@ class MultiLabel(SentenceTask):
         return task, task.read(path, training=True)
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
-        texts, texts_b, found = [], [], []
-        for place, row in labelled_rows(path, self.config.columns):
-            labels = labels_of(row, self.config.columns, place)
-            if unknown := next((label for label in labels if label not in self._numbers), None):
-                known = keys_found(self._numbers)
-                raise DataError(
-                    f"{place}: label {shown(unknown)} is not among the labels of the training file: {known}."
-                )
+        texts, texts_b, every = [], [], []
+        columns, places = self.config.columns, dict[str, str]()
+        for place, row in labelled_rows(path, columns):
+            labels = labels_of(row, columns, place)
+            places |= dict.fromkeys((label for label in labels if label not in places), place)
             text, text_b = self._texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
-            found.append([self._numbers[label] for label in labels])
+            every.append(labels)
+        found = match(places, self.config.labels, columns.label_names, path, columns.label)
+        if found.unknown:
+            raise unknown_label(found.unknown[0], self.config.labels, places[found.unknown[0]])
         data = self._tokenised(texts, texts_b)
-        data.truth_N = np.zeros((len(found), self.labels))
-        for number, labels_found in enumerate(found):
-            data.truth_N[number, labels_found] = 1.0
-        data.counts["without a label"] = sum(not labels for labels in found)
+        data.truth_N = np.zeros((len(every), self.labels))
+        for number, labels in enumerate(every):
+            data.truth_N[number, [found.numbers[label] for label in labels]] = 1.0
+        data.counts["without a label"] = sum(not labels for labels in every)
         data.notes = absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
+        data.by_order, data.label_notes = found.by_order, found.notes
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
@@ -164,7 +166,7 @@ class MultiLabel(SentenceTask):
         return self.config.columns.separator.join(row["labels"])
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_names(self.config.labels), "problem_type": "multi_label_classification"}
+        return {**stored(self.config), **label_keys(self.config.labels), "problem_type": "multi_label_classification"}
 
 
 def labels_of(row: Row, columns: Columns, place: str) -> list[str]:

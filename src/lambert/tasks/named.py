@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
-from lambert.tasks.config import Columns, TaskConfig
+from lambert.tasks.config import Columns, OtherColumns, TaskConfig
 from lambert.tasks.conll import tag_column
 from lambert.tasks.files import class_names
+from lambert.tasks.label_names import is_number
 from lambert.tasks.table import beginning
 from lambert.tasks.templates import columns_of
 
@@ -107,7 +108,8 @@ REFUSED = {
 def resolved(config: TaskConfig, path: Path) -> TaskConfig:
     """Returns the settings of the ordinary task for a named one, with the layout whose columns the labelled file `path`
     has. A setting that differs from its default is kept. Without a name and without labels, the labels are those that
-    the file declares (`files.class_names`).
+    the file declares (`files.class_names`). Labels that are names are also those of the numbers 0, 1, ..., unless the
+    data set has named them in another order.
 
     Raises:
         UsageError: No task can read the data set.
@@ -127,7 +129,23 @@ def resolved(config: TaskConfig, path: Path) -> TaskConfig:
     if config.name in ("classify", "tag") and not config.labels and (declared := class_names(path)):
         label = config.columns.label if config.name == "classify" else tag_column(config.columns, beginning(path)[0])
         config = replace(config, labels=declared.get(label, ()))
-    return config
+    if config.columns.label_names or not config.labels or any(is_number(label) for label in config.labels):
+        return config
+    own = named.labels if named is not None and {*named.labels} == {*config.labels} else config.labels
+    return replace(config, columns=replace(config.columns, label_names=own))
+
+
+def evaluated(name: str, columns: OtherColumns, path: Path) -> tuple[str, OtherColumns]:
+    """Returns the ordinary task for a named one, and the columns of its labelled file `path`, with the names that the
+    data set gives to numbers; other names and columns as they are. They are for scoring a model that may have been
+    trained on other data."""
+    named = NAMED.get(name)
+    if named is None:
+        return name, columns
+    own = TaskConfig(name=name, columns=columns.over(Columns()))
+    found = _columns(own, named, path) if named.layouts else own.columns
+    found = replace(found, label_names=found.label_names or named.labels)
+    return named.task, OtherColumns(**{field.name: getattr(found, field.name) for field in fields(OtherColumns)})
 
 
 def _columns(config: TaskConfig, named: Named, path: Path) -> Columns:

@@ -11,7 +11,8 @@ Rows with ids are matched by them, others by their order.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.conll import is_conll, read_sentences
 from lambert.tasks.examples import Examples
 from lambert.tasks.files import digest, kind, opened
+from lambert.tasks.label_names import is_number, match, unknown_label
 from lambert.tasks.multilabel import labels_of
 from lambert.tasks.spans import tag_examples
 from lambert.tasks.squad_score import answer_examples
 from lambert.tasks.squad_text import read_squad
-from lambert.tasks.table import TABLES, label_cell, line_cells, numbered, ordered, read_rows, unknown_label, value_cell
-from lambert.tasks.tag import completed, reader_of
+from lambert.tasks.table import TABLES, label_cell, line_cells, ordered, read_rows, value_cell
+from lambert.tasks.tag import completed, labelled_sentences, reader_of
 from lambert.tasks.task import Row, keys_found
 
 TASKS = ("classify", "multilabel", "regress", "choice", "squad", "tag")
@@ -37,13 +39,16 @@ _LETTERS = 26
 """Choices that a letter can name."""
 
 
-def scored_file(path: Path, gold: Path, config: TaskConfig, like: Examples | None) -> Examples:
+def scored_file(
+    path: Path, gold: Path, config: TaskConfig, like: Examples | None, say: Callable[[str], None] = lambda line: None
+) -> Examples:
     """Returns the scored examples of a file of predictions, with the scores that need no probabilities.
 
     Args:
         gold: The labelled file that was predicted.
         config: The task of a model that was scored on it; of one without a model only the name is known.
         like: The scored examples of this model; None if there is no model, which squad and tag do not need.
+        say: Called with lines for the user about the labels.
 
     Raises:
         UsageError: Predictions of this task cannot be read from a file, or not without a model.
@@ -54,11 +59,11 @@ def scored_file(path: Path, gold: Path, config: TaskConfig, like: Examples | Non
     if config.name == "squad":
         found = _squad(path, gold, config)
     elif config.name == "tag":
-        found = _tags(path, gold, config)
+        found = _tags(path, gold, config, say)
     elif like is None:
         raise UsageError(f"{path} is a file of predictions: name also a run of the same task, scored on {gold}.")
     else:
-        found = _rows(path, gold, config, like)
+        found = _rows(path, gold, config, like, say)
     return Examples(found.rows, found.formulas, config.name, str(gold), digest(gold))
 
 
@@ -80,8 +85,10 @@ def _squad(path: Path, gold: Path, config: TaskConfig) -> Examples:
     return answer_examples(squad.questions, found, squad.version, config.squad.language)
 
 
-def _tags(path: Path, gold: Path, config: TaskConfig) -> Examples:
-    truth = list(read_sentences(gold, config.columns, config.labels))
+def _tags(path: Path, gold: Path, config: TaskConfig, say: Callable[[str], None]) -> Examples:
+    truth, matched = labelled_sentences(gold, config.columns, config.labels)
+    for line in matched.notes:
+        say(line)
     found: list[tuple[str, Sequence[str | None]]]
     if is_conll(path):
         found = [(sentence.place, sentence.tags) for sentence in read_sentences(path, Columns())]
@@ -105,7 +112,7 @@ def _tags_of(row: Row, place: str) -> list[str | None]:
     return tags
 
 
-def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples) -> Examples:
+def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples, say: Callable[[str], None]) -> Examples:
     """Returns the examples of a task with a prediction in each row. The truth is that of `like`."""
     if like.data_sha256 != digest(gold):
         raise DataError(
@@ -113,15 +120,16 @@ def _rows(path: Path, gold: Path, config: TaskConfig, like: Examples) -> Example
             "file as --gold, or score the run on it: lambert evaluate --data FILE --examples FILE."
         )
     ids = _gold_ids(gold, like)
-    rows = _matched(path, gold, ids, config.name == "multilabel")
-    read = _READERS[config.name](config, like)
-    made = []
-    for (place, row), old in zip(rows, like.rows, strict=True):
+    cells = []
+    for place, row in _matched(path, gold, ids, config.name == "multilabel"):
         key = next((name for name in _PREDICTIONS if name in row), "")
         if not key:
             raise DataError(f"{place}: no column 'prediction'. Columns found: {keys_found(row)}.")
+        cells.append(Cell(place, row, key))
+    made = []
+    for found, old in zip(_READERS[config.name](cells, config, like, path, say), like.rows, strict=True):
         shared = {name: old[name] for name in ("text", "text_b", "tokens", "truth") if name in old}
-        made.append(shared | read(old["truth"], row, key, place))
+        made.append(shared | found)
     known = {"truth", *made[0]}
     formulas = {name: formula for name, formula in like.formulas.items() if known.issuperset(formula.columns)}
     return Examples(made, formulas)
@@ -139,64 +147,90 @@ def _gold_ids(gold: Path, like: Examples) -> list[str | None]:
     return [_id(row) for row in rows]
 
 
-Reader = Callable[[Any, Row, str, str], Row]
-"""From the truth, a row of predictions, the column of the prediction and the place to the values of an example."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A prediction in a file: the column `key` of a row."""
+
+    place: str
+    row: Row
+    key: str
 
 
-def _classify(config: TaskConfig, like: Examples) -> Reader:
+Reader = Callable[[Sequence[Cell], TaskConfig, Examples, Path, Callable[[str], None]], Iterator[Row]]
+"""Yields the values of each example that depend on its prediction."""
+
+
+def _classify(
+    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
+) -> Iterator[Row]:
     labels = config.labels or ordered([str(row["truth"]) for row in like.rows])
-    numbers = numbered(labels)
-    unordered = not config.labels and not any(label.isdecimal() for label in labels)
-
-    def read(truth: Any, row: Row, key: str, place: str) -> Row:
-        label = label_cell(row, key, place)
-        if unordered and label.isdecimal():
-            raise DataError(
-                f"{place}: label {shown(label)} is a number, and a file of scored examples does not say the order of "
-                "the labels: name the run folder instead."
-            )
-        if label not in numbers:
-            raise unknown_label(label, labels, place)
-        found = labels[numbers[label]]
-        return {"prediction": found, "correct": int(found == truth)}
-
-    return read
+    found = [label_cell(cell.row, cell.key, cell.place) for cell in cells]
+    places: dict[str, str] = {}
+    for label, cell in zip(found, cells, strict=True):
+        places.setdefault(label, cell.place)
+    matched = _match(places, labels, config, path, say)
+    for label, row in zip(found, like.rows, strict=True):
+        name = labels[matched[label]]
+        yield {"prediction": name, "correct": int(name == row["truth"])}
 
 
-def _multilabel(config: TaskConfig, like: Examples) -> Reader:
+def _multilabel(
+    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
+) -> Iterator[Row]:
     columns = config.columns
-
-    def read(truth: Any, row: Row, key: str, place: str) -> Row:
-        found = labels_of(row, Columns(label=key, text="", separator=columns.separator), place)
-        if unknown := [label for label in found if config.labels and label not in config.labels]:
-            raise unknown_label(unknown[0], config.labels, place)
-        both = {*found} & {*truth}
-        counts = {"labels_correct": len(both), "labels_true": len(truth), "labels_predicted": len({*found})}
-        return {"prediction": found, "correct": int({*found} == {*truth}), **counts}
-
-    return read
-
-
-def _regress(config: TaskConfig, like: Examples) -> Reader:
-    def read(truth: Any, row: Row, key: str, place: str) -> Row:
-        value = value_cell(row, key, place)
-        return {"prediction": value, "squared_error": (truth - value) ** 2}
-
-    return read
+    found = [
+        labels_of(cell.row, Columns(label=cell.key, text="", separator=columns.separator), cell.place) for cell in cells
+    ]
+    places: dict[str, str] = {}
+    for labels, cell in zip(found, cells, strict=True):
+        places |= dict.fromkeys((label for label in labels if label not in places), cell.place)
+    known = config.labels or tuple(places)  # a file of scored examples does not say which labels the model has
+    matched = _match(places, known, config, path, say)
+    for labels, row in zip(found, like.rows, strict=True):
+        names = [known[matched[label]] for label in labels]
+        truth, both = row["truth"], {*names} & {*row["truth"]}
+        counts = {"labels_correct": len(both), "labels_true": len(truth), "labels_predicted": len({*names})}
+        yield {"prediction": names, "correct": int({*names} == {*truth}), **counts}
 
 
-def _choice(config: TaskConfig, like: Examples) -> Reader:
+def _match(
+    places: Mapping[str, str], labels: Sequence[str], config: TaskConfig, path: Path, say: Callable[[str], None]
+) -> Mapping[str, int]:
+    """Returns the numbers of the labels of predictions, of which `places` has the first places. Raises DataError for a
+    label that the model does not have, and for numbers whose order nobody has stated."""
+    found = match(places, labels, config.columns.label_names, path, "")
+    if found.by_order and not config.labels:
+        label = next(label for label in places if is_number(label))
+        raise DataError(
+            f"{places[label]}: label {shown(label)} is a number, and a file of scored examples does not say the order "
+            "of the labels: name the run folder instead."
+        )
+    if found.unknown:
+        raise unknown_label(found.unknown[0], labels, places[found.unknown[0]])
+    for line in found.notes:
+        say(line)
+    return found.numbers
+
+
+def _regress(
+    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
+) -> Iterator[Row]:
+    for cell, row in zip(cells, like.rows, strict=True):
+        value = value_cell(cell.row, cell.key, cell.place)
+        yield {"prediction": value, "squared_error": (row["truth"] - value) ** 2}
+
+
+def _choice(
+    cells: Sequence[Cell], config: TaskConfig, like: Examples, path: Path, say: Callable[[str], None]
+) -> Iterator[Row]:
     choices = config.columns.choices
     columns, count = Columns(label="prediction", choices=choices), len(choices) if len(choices) > 1 else _LETTERS
-
-    def read(truth: Any, row: Row, key: str, place: str) -> Row:
-        found = str(choice_number({"prediction": row[key]}, columns, count, place))
-        return {"prediction": found, "correct": int(found == truth)}
-
-    return read
+    for cell, row in zip(cells, like.rows, strict=True):
+        found = str(choice_number({"prediction": cell.row[cell.key]}, columns, count, cell.place))
+        yield {"prediction": found, "correct": int(found == row["truth"])}
 
 
-_READERS: Mapping[str, Callable[[TaskConfig, Examples], Reader]] = {
+_READERS: Mapping[str, Reader] = {
     "classify": _classify, "multilabel": _multilabel, "regress": _regress, "choice": _choice,
 }  # fmt: skip
 

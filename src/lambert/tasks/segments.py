@@ -49,10 +49,13 @@ class Segments:
     """A `core.batch.Source` over tokenised texts. Every epoch has the same sequences.
 
     `counts` has the numbers of examples that were dropped or corrected when reading, `notes` lines for the user about
-    the data. Subclasses add the labels and `targets`.
+    the data, `label_notes` lines about how its labels were read, and `by_order` is True if they were numbers that were
+    read in the order of the task's labels, which nobody has stated for them. Subclasses add the labels and `targets`.
     """
 
     notes: Sequence[str] = ()
+    label_notes: Sequence[str] = ()
+    by_order: bool = False
 
     def __init__(self, tokenizer: Tokenizer, first: Cuts, second: Cuts | None, counts: Mapping[str, int]) -> None:
         self.template = template(tokenizer)

@@ -18,7 +18,7 @@ from lambert.tasks.config import Columns
 from lambert.tasks.files import class_names, data_files, kind, named_classes, opened, refuse
 from lambert.tasks.mismatch import Advice, Mismatch
 from lambert.tasks.multirc import answer_rows
-from lambert.tasks.task import Row, json_row, keys_found, whole_text
+from lambert.tasks.task import Row, json_row, whole_text
 from lambert.tasks.templates import columns_of, filled, is_template
 
 TABLES = (".tsv", ".txt", ".csv")
@@ -262,23 +262,6 @@ def value_cell(row: Row, name: str, place: str) -> float:
     if not math.isfinite(number):
         raise DataError(f"{place}: column {name!r} holds {shown(value)}, not a finite number.")
     return number
-
-
-def numbered(labels: Sequence[str]) -> dict[str, int]:
-    """Returns the number of each label by its text. Where no label is a whole number, the numbers themselves are texts
-    too, as in data sets of the Hugging Face Hub, and the truth values of JSON are those of Python."""
-    found = {label: number for number, label in enumerate(labels)}
-    if not any(label.removeprefix("-").isdecimal() for label in labels):
-        found |= {str(number): number for number in range(len(labels))}
-    return {label.lower(): number for label, number in found.items() if label in ("True", "False")} | found
-
-
-def unknown_label(label: str, labels: Sequence[str], place: str) -> DataError:
-    """Returns the error for a label that is not among those of the task."""
-    listed = keys_found(dict.fromkeys(labels))
-    number = label.removeprefix("-").isdecimal() and not any(name.removeprefix("-").isdecimal() for name in labels)
-    hint = f" As numbers they are 0 to {len(labels) - 1}; -1 marks rows without a label." if number else ""
-    return DataError(f"{place}: label {shown(label)} is not among the labels of the training file: {listed}.{hint}")
 
 
 def ordered(labels: Sequence[str]) -> tuple[str, ...]:

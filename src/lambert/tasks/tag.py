@@ -16,17 +16,20 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.corpus.tokens import roles
+from lambert.model.labels import label_keys
 from lambert.tasks import metrics
-from lambert.tasks.config import TagConfig, TaskConfig
-from lambert.tasks.conll import Sentence, read_sentences, tokens_of, word_column
+from lambert.tasks.config import Columns, TagConfig, TaskConfig
+from lambert.tasks.conll import Sentence, read_sentences, tag_column, tokens_of, word_column
 from lambert.tasks.examples import Examples
+from lambert.tasks.files import class_names
+from lambert.tasks.label_names import Matched, match
 from lambert.tasks.labels import LabelLoss, check_class_weights
 from lambert.tasks.metrics import Floats
 from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.segments import concatenated
 from lambert.tasks.spans import OUTSIDE, Reader, check_tags, has_suffixes, recognised, span_scores, tag_examples
 from lambert.tasks.table import ordered
-from lambert.tasks.task import Outputs, Row, label_names, stored, text_of, write_rows
+from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 from lambert.tasks.words import NONE, Offsets, Words, tokenised
 
 _LISTED = 100
@@ -54,7 +57,7 @@ class Tag:
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Words]:
-        sentences = list(read_sentences(path, config.columns, config.labels))
+        sentences, matched = labelled_sentences(path, config.columns, config.labels)
         places, counts = _tags(sentences)
         tag = completed(config.tag, counts, (sentence.tags for sentence in sentences))
         if config.tag.scheme != "none":
@@ -63,19 +66,19 @@ class Tag:
         if len(labels) < 2:
             raise DataError(f"{path} has fewer than two different tags. Training needs at least two.")
         task = cls(replace(config, labels=labels, tag=tag), tokenizer)
-        return task, task._training(sentences, path)
+        return task, task._training(sentences, matched, path)
 
     def read(self, path: Path, *, training: bool = False) -> Words:
-        sentences = list(read_sentences(path, self.config.columns, self.config.labels))
-        return self._training(sentences, path) if training else self._labelled(sentences, path)
+        sentences, matched = labelled_sentences(path, self.config.columns, self.config.labels)
+        return (self._training if training else self._labelled)(sentences, matched, path)
 
-    def _training(self, sentences: Sequence[Sentence], path: Path) -> Words:
-        data = self._labelled(sentences, path)
+    def _training(self, sentences: Sequence[Sentence], matched: Matched, path: Path) -> Words:
+        data = self._labelled(sentences, matched, path)
         assert data.truth_W is not None
         data.loss = LabelLoss.of(self.config, data.truth_W, path)
         return data
 
-    def _labelled(self, sentences: Sequence[Sentence], path: Path) -> Words:
+    def _labelled(self, sentences: Sequence[Sentence], matched: Matched, path: Path) -> Words:
         numbers = {label: number for number, label in enumerate(self.config.labels)}
         places, counts = _tags(sentences)
         if unknown := [tag for tag in counts if tag not in numbers]:
@@ -86,6 +89,7 @@ class Tag:
         if self.reader is not None:
             broken = int((~self.reader.spans(data.truth_W, data.bounds_Q).allowed).sum())
             data.counts[f"spans_that_break_{self.reader.scheme}"] = broken
+        data.label_notes, data.by_order = matched.notes, matched.by_order
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
@@ -196,7 +200,21 @@ class Tag:
         return [write_rows(path.with_suffix(".jsonl") if path.suffix == ".tsv" else path, self.rows(data, predictions))]
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_names(self.config.labels)}
+        return {**stored(self.config), **label_keys(self.config.labels)}
+
+
+def labelled_sentences(path: Path, columns: Columns, labels: Sequence[str]) -> tuple[list[Sentence], Matched]:
+    """Returns the tagged sentences of a file with the tags that are among `labels` as these are written, and how they
+    were found. Without labels, the tags are as the file has them."""
+    sentences = list(read_sentences(path, columns, labels))
+    if not labels:
+        return sentences, Matched({})
+    places, _ = _tags(sentences)
+    found = match(places, labels, columns.label_names, path, tag_column(columns, class_names(path)))
+    names = {tag: labels[number] for tag, number in found.numbers.items() if labels[number] != tag}
+    if names:
+        sentences = [replace(one, tags=[names.get(tag, tag) for tag in one.tags]) for one in sentences]
+    return sentences, found
 
 
 def _tags(sentences: Sequence[Sentence]) -> tuple[dict[str, str], dict[str, int]]:

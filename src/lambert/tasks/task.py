@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
 from lambert.core.settings import as_dict, typed
+from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.mismatch import using_a_model
@@ -102,12 +103,6 @@ def stored(config: TaskConfig) -> dict[str, Any]:
     return {"lambert": {"task": as_dict(config)}}
 
 
-def label_names(labels: Sequence[str]) -> dict[str, Any]:
-    """Returns id2label and label2id as in Hugging Face's config.json."""
-    ids = {label: number for number, label in enumerate(labels)}
-    return {"id2label": {str(number): label for label, number in ids.items()}, "label2id": ids}
-
-
 def model_files(task: Task[Any, Any], width: int) -> dict[str, str]:
     """Returns the texts of the files that the task adds to a model folder, by their paths there. A task may have a
     method `model_files(width)`, where `width` is that of the states."""
@@ -138,12 +133,18 @@ def described(
     try:
         kept = ours.get("task")
         if kept is None:
-            return _foreign(model_config, name)
+            return _foreign(model_config, name, source)
         if name and name != kept.get("name"):
             raise UsageError(f"The model was fine-tuned for the task {kept.get('name')!r}, not {name!r}.")
-        return _described(kept)
+        found = _described(kept)
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(f"{source} does not describe its task correctly: {error}.") from error
+    if found.labels and "id2label" in model_config and label_names(model_config, source) != found.labels:
+        raise DataError(
+            f"{source} names other labels in id2label than in lambert.task.labels, or in another order: write the same "
+            "names in both."
+        )
+    return found
 
 
 def _described(kept: Mapping[str, Any]) -> TaskConfig:
@@ -157,13 +158,10 @@ def _described(kept: Mapping[str, Any]) -> TaskConfig:
         raise ValueError(str(error).rstrip(".")) from error
 
 
-def _foreign(model_config: Mapping[str, Any], name: str) -> TaskConfig:
+def _foreign(model_config: Mapping[str, Any], name: str, source: object) -> TaskConfig:
     architecture = "".join(model_config.get("architectures") or [])
     found = next((task for part, task in _ARCHITECTURES.items() if part in architecture), "mask")
-    names = model_config.get("id2label") or {}
-    if not isinstance(names, dict):
-        raise ValueError("id2label is not an object")
-    labels = tuple(names[key] for key in sorted(names, key=int))
+    labels = label_names(model_config, source)
     problem = model_config.get("problem_type")
     if found == "classify" and problem == "multi_label_classification":
         found = "multilabel"

@@ -58,7 +58,8 @@ def run(config: CompareConfig, say: Say = silent) -> dict[str, Any]:
         raise UsageError("compare requires two runs or more: lambert compare runs/A runs/B.")
     if len(config.runs) > len(_LETTERS):
         raise UsageError(f"compare takes at most {len(_LETTERS)} runs, not {len(config.runs)}.")
-    systems = _systems(config)
+    notes: list[str] = []
+    systems = _systems(config, notes.append)
     _check(systems)
     formulas = _common(systems)
     seeds = [[replace(one, formulas=formulas) for one in system.seeds] for system in systems]
@@ -81,12 +82,14 @@ def run(config: CompareConfig, say: Say = silent) -> dict[str, Any]:
     ]  # fmt: skip
     named = [{"letter": one.letter, "path": str(one.path), "seeds": len(one.seeds)} for one in systems]
     outcome = {**head, "systems": named, "resamples": RESAMPLES, "comparisons": comparisons}
-    for line in [json_text(outcome)] if config.json else _lines(outcome, formulas):
+    if notes:
+        outcome["notes"] = notes
+    for line in [json_text(outcome)] if config.json else [*notes, *_lines(outcome, formulas)]:
         say(line)
     return outcome
 
 
-def _systems(config: CompareConfig) -> list[System]:
+def _systems(config: CompareConfig, say: Say) -> list[System]:
     """Reads what the user named. Predictions of other systems are scored as those of the first run."""
     named = list(zip(_LETTERS, config.runs, strict=False))
     foreign = [(letter, path) for letter, path in named if config.gold is not None and _is_foreign(path)]
@@ -98,7 +101,8 @@ def _systems(config: CompareConfig) -> list[System]:
     like = own[0].seeds[0] if own else None
     task = _task(own[0], like.task) if own and like else predictions.task_of(config.gold)
     scored = [
-        System(letter, path, [predictions.scored_file(path, config.gold, task, like)], {}) for letter, path in foreign
+        System(letter, path, [predictions.scored_file(path, config.gold, task, like, say)], {})
+        for letter, path in foreign
     ]
     return sorted([*own, *scored], key=lambda system: system.letter)
 

@@ -75,7 +75,8 @@ def _google(checkpoint: Checkpoint, folder: Path, pieces: int) -> tuple[Model, w
     tensors, aside = tensorflow.tensors(checkpoint)
     settings = layout.read_config(folder)
     if tensorflow.CLASSIFIER in tensors:
-        settings = {"architectures": ["BertForSequenceClassification"], **settings}
+        labels = len(tensors[tensorflow.CLASSIFIER])
+        settings = {"architectures": ["BertForSequenceClassification"], "num_labels": labels, **settings}
     heads, stored = layout.heads_of(settings, tensors, folder), (tensors, checkpoint.path)
     model, report = weights.load(folder, heads, pieces, pooler=True, share=True, stored=stored)
     if lost := [name for name in report.unexpected if name.startswith("bert.")]:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from lambert.core.errors import UsageError
 from lambert.core.files import check_replaceable, json_text
@@ -11,7 +12,7 @@ from lambert.engine.signals import START_AGAIN, graceful_stop
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Result, Say, silent
-from lambert.tasks import Outputs, scored
+from lambert.tasks import Outputs, named, scored
 from lambert.tasks.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
 from lambert.verbs.settings.evaluate import EvaluateConfig
@@ -30,18 +31,19 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
         if path is not None and path.is_dir():
             raise UsageError(f"{path} is a folder: name the {name} file itself ({name}).")
     with graceful_stop(" before the end; nothing was written", START_AGAIN):
-        scores = _score(config, say)
-    for line in ([json_text(scores)] if scores else []) if config.json else _lines(scores):
+        scores, notes = _score(config, say)
+    found: dict[str, Any] = {**scores, "notes": notes} if notes else scores
+    for line in ([json_text(found)] if scores else []) if config.json else _lines(scores):
         say(line)
-    return Result(config.model, scores)
+    return Result(config.model, scores, notes)
 
 
-def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
+def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Returns the scores, and lines for the user about the labels. With several ranks, only the first has them."""
     with detect(config.inference.device) as world:
         with world.together("reading the model and the data"):
-            model = TextModel(
-                config.model, config.task, config.code, config.inference, world, config.columns, config.squad()
-            )
+            name, columns = named.evaluated(config.task, config.columns, config.data)
+            model = TextModel(config.model, name, config.code, config.inference, world, columns, config.squad())
             task = model.task
             if config.predictions is not None and ":" not in task.config.name:  # a task from outside has its own format
                 check_replaceable(config.predictions, is_predictions, "evaluate")
@@ -53,12 +55,14 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
         compare_ranks(world, config.model, config.data)
         if world.is_first and not config.json and {*_TOLD} & {name for name, count in data.counts.items() if count}:
             say(counted(config.data, data, task.config))
+        for line in data.label_notes if world.is_first and not config.json else ():
+            say(line)
         quiet = config.json or say is silent or not world.is_first
         with progress(data.size(0), "evaluate", unit="sequences", quiet=quiet) as bar:
             found = model.outputs(data, bar.advance)
             if not world.is_first:
                 deque(found, maxlen=0)
-                return {}
+                return {}, ()
             predictions = task.predictions(data, _then(found, lambda: bar.show("scoring")))
     scores = scored(task, data, predictions)
     if config.predictions is not None:
@@ -69,7 +73,7 @@ def _score(config: EvaluateConfig, say: Say) -> dict[str, float]:
         path = write(config.examples, examples)
         if not config.json:
             say(f"examples  {path}")
-    return scores
+    return scores, tuple(data.label_notes)
 
 
 def _then(found: Outputs, end: Callable[[], None]) -> Outputs:

@@ -52,7 +52,7 @@ from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
 from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.training_data import check_examples, counted
+from lambert.verbs.training_data import check_examples, check_label_order, counted
 
 _TOKENS = 8192
 """Tokens of a batch in which the predictions of the best weights are computed. They do not depend on it."""
@@ -124,7 +124,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
 
         labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
         for path, rows in labelled:
-            notes += [counted(path, rows, task.config), *rows.notes]
+            notes += [counted(path, rows, task.config), *rows.label_notes, *rows.notes]
         notes += prepared.features.notes
         if config.dev is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")
@@ -184,9 +184,11 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     notes = [*_resolved(given, config)]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
     dev = cache.read(task, config.dev) if config.dev else None
+    check_label_order(config, dev, task.config.labels)
     heads = {task.head: task.labels}
     check_model(shape, config.train, config.optim.name, world)
-    model, report = weights.load(folder, heads, roles.size(tokenizer), config.seed, config.code)
+    labels = task.config.labels
+    model, report = weights.load(folder, heads, roles.size(tokenizer), config.seed, config.code, labels=labels)
     check_positions(task.config.max_length, model)
     check_segments(task.config, model)
     check_widths(task.config, model)

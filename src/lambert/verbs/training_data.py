@@ -5,6 +5,7 @@ from typing import Any
 
 from lambert.core.errors import DataError, UsageError
 from lambert.model.config import EncoderConfig
+from lambert.model.labels import listed
 from lambert.tasks import TaskConfig
 from lambert.tasks.sentences import Sentences
 from lambert.verbs.settings.finetune import FinetuneConfig
@@ -21,6 +22,16 @@ def counted(path: Path, data: Any, task: TaskConfig) -> str:
     }
     counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
     return f"{path}  {', '.join(counts)}"
+
+
+def check_label_order(config: FinetuneConfig, dev: Any, labels: tuple[str, ...]) -> None:
+    """Raises DataError if the labels of the dev file are numbers, and those of the training file names whose order
+    nobody has stated."""
+    if dev is not None and dev.by_order:
+        raise DataError(
+            f"{config.dev}: the labels are numbers, and those of {config.data} are names: {listed(labels)}. Set "
+            "task.labels to these names in the order of the numbers from 0."
+        )
 
 
 def check_examples(config: FinetuneConfig, data: Any, shape: EncoderConfig) -> None:

@@ -1,0 +1,83 @@
+"""What training on a task keeps of the head of the folder that it starts from: the rows of the labels of both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError
+from lambert.model.labels import check_rows, has_names, label_names, listed, rows_of
+
+_LABELS = ("label", "multilabel")
+"""Heads that differ in the loss only."""
+_TASKS = {
+    "label": "classes of texts", "multilabel": "classes of texts", "value": "values", "choice": "choices",
+    "tag": "classes of words", "span": "answers",
+}  # fmt: skip
+"""What the heads predict, in lines for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitialHead:
+    """What is kept of a folder's head."""
+
+    kept: bool = False
+    """False: the head is fresh."""
+    rows: tuple[int | None, ...] = ()
+    """For each label of the task, the row of the folder's head that it begins with; None: a fresh one. Empty: the head
+    has no labels."""
+    note: str = ""
+    """A line for the user."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether no row is fresh."""
+        return None not in self.rows
+
+
+def fits(head: str, own: str) -> bool:
+    """Returns whether a task with `head` can use a folder's head `own`, which differ at most in their loss."""
+    return head == own or (head in _LABELS and own in _LABELS)
+
+
+def initial_head(
+    head: str, labels: Sequence[str], own: str, settings: Mapping[str, Any], rows: int, folder: Path
+) -> InitialHead:
+    """Returns what a task keeps of a folder's head.
+
+    Args:
+        head: The head of the task.
+        labels: Labels of the task in the order of its outputs; empty for heads without labels.
+        own: The head of the folder; empty: config.json names none.
+        settings: Contents of config.json.
+        rows: Number of rows of the folder's head.
+        folder: The folder, for the note.
+    """
+    fresh = "the head starts with random weights"
+    if not fits(head, own):
+        what = f"predicts {_TASKS[own]}, not {_TASKS[head]}" if own in _TASKS else "is not named by its config.json"
+        return InitialHead(note=f"note: the head of {folder} {what}: {fresh}.")
+    if not labels:
+        note = f"note: the head of {folder} is kept: it predicts {_TASKS[head]} too." if head == "value" else ""
+        return InitialHead(kept=True, note=note)
+    try:
+        names = label_names(settings, "its config.json")
+        check_rows(len(names), rows, "its config.json")
+    except DataError as error:
+        return InitialHead(note=f"note: the labels of the head of {folder} are not known ({str(error)[:-1]}): {fresh}.")
+    found = rows_of(labels, names)
+    kept = [label for label, row in zip(labels, found, strict=True) if row is not None]
+    if not kept:
+        of = f"has other labels ({listed(names)})" if has_names(names) else "has labels without names (LABEL_0, ...)"
+        return InitialHead(note=f"note: the head of {folder} {of}: {fresh}.")
+    note = f"note: the head of {folder} is kept for the labels {listed(kept)}"
+    if found == tuple(range(len(names))):
+        return InitialHead(kept=True, rows=found, note=f"{note}.")
+    if new := [label for label, row in zip(labels, found, strict=True) if row is None]:
+        note += f"; it starts with random weights for {listed(new)}"
+    if unused := [name for number, name in enumerate(names) if number not in found]:
+        note += f"; its labels {listed(unused)} are left out"
+    order = [row for row in found if row is not None]
+    if order != sorted(order):
+        note += "; its rows are in another order"
+    return InitialHead(kept=True, rows=found, note=f"{note}.")

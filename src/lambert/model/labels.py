@@ -1,0 +1,126 @@
+"""The names of a head's labels in config.json, as transformers reads them, and the rows of a head by these names."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lambert.core.errors import DataError, shown
+
+_DEFAULT_LABELS = 2
+"""Number of labels of a config.json without id2label and num_labels (transformers, configuration_utils.py)."""
+_LISTED = 10
+"""Labels that a message lists; ours."""
+_MOST_LABELS = 2**16
+"""The largest number of labels of a head for which a folder has no weights."""
+
+
+def default_names(count: int) -> tuple[str, ...]:
+    """Returns the names that transformers gives to labels without names: LABEL_0, LABEL_1, ..."""
+    return tuple(f"LABEL_{number}" for number in range(count))
+
+
+def has_names(labels: Sequence[str]) -> bool:
+    """Returns whether labels have other names than the default ones."""
+    return tuple(labels) != default_names(len(labels))
+
+
+def label_names(settings: Mapping[str, Any], source: object) -> tuple[str, ...]:
+    """Returns the names of the labels 0, 1, ... of the head that a config.json describes, as transformers (5.23) names
+    them: those of `id2label`, or the default names if it is absent or contradicts `num_labels`. `label2id` is not used.
+
+    Args:
+        settings: Contents of config.json.
+        source: Names config.json in error messages.
+
+    Raises DataError if a label has no name, or the name of another label.
+    """
+    names, count = settings.get("id2label"), settings.get("num_labels")
+    needed = count is not None or (names is None and "num_labels" in settings)
+    if needed and (type(count) is not int or not 1 <= count <= _MOST_LABELS):
+        raise DataError(
+            f"{source} has num_labels = {shown(count)}; it must be a whole number from 1 to {_MOST_LABELS}."
+        )
+    if names is None:
+        return default_names(_DEFAULT_LABELS if count is None else count)
+    if not isinstance(names, dict) or not all(key.isdecimal() for key in names):
+        raise DataError(f'{source} has id2label = {shown(names)}; it must be an object such as {{"0": "a", "1": "b"}}.')
+    found = {int(key): name for key, name in names.items()}
+    if count not in (None, len(found)):
+        return default_names(count)
+    if {*found} != {*range(len(found))} or not found:
+        keys = ", ".join(map(str, sorted(found)[:10])) + (", ..." if len(found) > 10 else "")
+        raise DataError(
+            f"{source} names the labels {keys or '(none)'} in id2label, and labels are numbered from 0 without gaps: "
+            "correct id2label."
+        )
+    texts = [str(found[number]) if type(found[number]) is int else found[number] for number in range(len(found))]
+    if wrong := [name for name in texts if not isinstance(name, str)]:
+        raise DataError(f"{source} has the name {shown(wrong[0])} in id2label; a name must be a text.")
+    if twice := [name for name, times in Counter(texts).items() if times > 1]:
+        numbers = " and ".join(str(number) for number, name in enumerate(texts) if name == twice[0])
+        raise DataError(
+            f"{source} gives the name {shown(twice[0])} to the labels {numbers} (id2label): give each its own."
+        )
+    return tuple(texts)
+
+
+def label_keys(labels: Sequence[str]) -> dict[str, Any]:
+    """Returns id2label and label2id of config.json."""
+    ids = {label: number for number, label in enumerate(labels)}
+    return {"id2label": {str(number): label for label, number in ids.items()}, "label2id": ids}
+
+
+def ids_left_aside(settings: Mapping[str, Any]) -> list[str]:
+    """Returns a line if label2id of a config.json contradicts the names of the labels, which transformers' outputs
+    have."""
+    ids = settings.get("label2id")
+    if not isinstance(ids, dict) or not ids:
+        return []
+    try:
+        names = label_names(settings, "")
+    except DataError:
+        return []
+    if {name: str(number) for name, number in ids.items()} == {name: str(n) for n, name in enumerate(names)}:
+        return []
+    return [
+        f"note: config.json has label2id = {shown(ids)}, which contradicts its labels and is left aside: they are "
+        f"{listed(names)}, as in transformers."
+    ]
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Returns the first labels, for messages."""
+    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
+    return ", ".join(labels[:_LISTED]) + more
+
+
+def check_rows(count: int, rows: int, source: object) -> None:
+    """Raises DataError if a head has another number of rows than the config.json at `source` has labels."""
+    if count != rows:
+        are = f"{count} label{'s' * (count != 1)}"
+        raise DataError(
+            f"{source} describes {are} (id2label, num_labels), and the head has {rows} rows: give id2label a name for "
+            "each row."
+        )
+
+
+def equal_but_for_case(label: str, names: Sequence[str]) -> list[str]:
+    """Returns the names that differ from a label in case only, or not at all."""
+    return [name for name in names if name.casefold() == label.casefold()]
+
+
+def rows_of(labels: Sequence[str], names: Sequence[str]) -> tuple[int | None, ...]:
+    """Returns for each label of a task the row of a head that has learnt it, None if there is none.
+
+    A row has learnt the label of its name; if no other label and no other name has the same letters, case is ignored.
+    Rows with default names have learnt the labels 0, 1, ..., if these are all labels of the task.
+    """
+    if not has_names(names) and tuple(labels) == tuple(str(number) for number in range(len(names))):
+        return tuple(range(len(names)))
+    numbers = {name: number for number, name in enumerate(names)}
+    found = [numbers.get(label) for label in labels]
+    for number, label in enumerate(labels):
+        alike = equal_but_for_case(label, names)
+        if found[number] is None and len(alike) == 1 and len(equal_but_for_case(label, labels)) == 1:
+            found[number] = numbers[alike[0]]
+    return tuple(found)
