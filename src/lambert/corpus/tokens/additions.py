@@ -54,7 +54,7 @@ class Addition(ABC):
         old = self._tokenizer.get_vocab(with_added_tokens=True)
         values["model"]["vocab"] = {piece: number for piece, number in old.items() if number not in {*numbers}}
         values["model"]["vocab"] |= dict(zip(pieces, numbers, strict=True))
-        return rebuilt(values)
+        return rebuilt(values, self._tokenizer)
 
     def _without(self, count: int) -> dict[str, Any]:
         """Returns the content of `tokenizer.json` in which no added token has the id of one of so many new pieces."""
@@ -92,7 +92,7 @@ class ByteLevel(Addition):
     def extended(self, pieces: Sequence[str]) -> Tokenizer:
         values = described(super().extended(pieces))
         values["model"]["ignore_merges"] = True
-        return rebuilt(values)
+        return rebuilt(values, self._tokenizer)
 
     def _unreached(self) -> str | None:
         """Returns a piece that may be a unit of a text, but that its encoding is not. Added tokens that are not special
@@ -142,7 +142,7 @@ class Unigram(Addition):
         old += [*map(list, tokens), *([] for number in numbers if number >= roles.size(self._tokenizer))]
         for number, piece, score in zip(numbers, pieces, scores, strict=True):
             old[number] = [piece, score]
-        return rebuilt(values)
+        return rebuilt(values, self._tokenizer)
 
 
 def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addition:

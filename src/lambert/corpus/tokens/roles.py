@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError
 from lambert.core.specials import Specials, Template
+from lambert.corpus.tokens.declared import declared
 
 SPACE = "\u2581"
 """Marks the beginning of a word in pieces of SentencePiece's kind."""
@@ -57,30 +58,48 @@ def bert_template(tokenizer: Tokenizer) -> bool:
 
 
 def named(tokenizer: Tokenizer, role: str) -> int | None:
-    """Returns the id of the token for a role (mask, pad, unk, cls or sep) that its name tells, such as <mask> or
-    <|mask|>; None if there is none. The unknown token is the one that the pieces are looked up with, if it has one."""
+    """Returns the id of the token for a role (mask, pad, unk, cls or sep) that files name, or that its name tells, such
+    as <mask> or <|mask|>; None if there is none. The unknown token is the one that the pieces are looked up with, if it
+    has one."""
     own = getattr(tokenizer.model, "unk_token", None) if role == "unk" else None
     if own is not None and (number := tokenizer.token_to_id(own)) is not None:
+        return int(number)
+    if role in (names := declared(tokenizer).names) and (number := tokenizer.token_to_id(names[role])) is not None:
         return int(number)
     added = sorted(tokenizer.get_added_tokens_decoder().items(), key=lambda entry: (not entry[1].special, entry[0]))
     for number, token in added:
         if re.sub(r"[\W_]", "", token.content.lower()) == role:
             return int(number)
-    names = [_NAMED[role], f"<{role}>"]
-    found = (tokenizer.token_to_id(name) for name in names)
+    found = (tokenizer.token_to_id(name) for name in (_NAMED[role], f"<{role}>"))
     return next((int(number) for number in found if number is not None), None)
 
 
 def piece(tokenizer: Tokenizer, role: str, source: str = "the tokenizer") -> str:
     """Returns the special token for a role. Raises DataError if the vocabulary lacks it."""
     if role in ("cls", "sep"):
-        return str(tokenizer.id_to_token(getattr(template(tokenizer, source), role)))
+        return content(tokenizer, getattr(template(tokenizer, source), role))
     number = named(tokenizer, role)
     if number is None:
         raise DataError(
             f"{source} has no {role} token such as {_NAMED[role]}. Add it to the tokenizer as a special token."
         )
-    return str(tokenizer.id_to_token(number))
+    return content(tokenizer, number)
+
+
+def content(tokenizer: Tokenizer, number: int) -> str:
+    """Returns the token with an id as files write it; the library's `id_to_token` lower-cases some added tokens."""
+    added = tokenizer.get_added_tokens_decoder().get(number)
+    return str(tokenizer.id_to_token(number)) if added is None else str(added.content)
+
+
+def own(tokenizer: Tokenizer) -> set[int]:
+    """Returns the ids of the special tokens that stand around texts or fill places: cls, sep, pad, unk and mask."""
+    around = [tokenizer.encode(""), tokenizer.encode("", "")]
+    ids = {number for one in around for number, at in zip(one.ids, one.special_tokens_mask, strict=True) if at}
+    given = (
+        named(tokenizer, role) for role in (("pad", "unk", "mask") if ids else ("pad", "unk", "mask", "cls", "sep"))
+    )
+    return ids | {number for number in given if number is not None}
 
 
 def mask_id(tokenizer: Tokenizer, source: str = "the tokenizer") -> int:

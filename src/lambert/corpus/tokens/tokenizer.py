@@ -1,26 +1,30 @@
 """Builds, loads and saves tokenizers.
 
 The `tokenizers` library converts text to ids: those that are built here with the normalizer and pre-tokenizer of BERT
-(Devlin et al. 2019; `tokenization.py` of google-research/bert), those of other kinds as their files say.
+(Devlin et al. 2019; `tokenization.py` of google-research/bert), those of other kinds as their files say (`folder`).
 """
 
 import hashlib
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, processors
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.tokens import roles
+from lambert.corpus.tokens import classes, folder, roles
+from lambert.corpus.tokens.classes import CONTINUATION
+from lambert.corpus.tokens.declared import ROLES, Declared, declare, declared
+from lambert.corpus.tokens.folder import CONFIG, JSON, VOCABULARY, file_in
+
+__all__ = [
+    "CONFIG", "CONTINUATION", "DERIVED", "JSON", "SPECIAL_PIECES", "VOCABULARY", "build", "described", "file_in",
+    "fingerprint", "load", "lowercases", "rebuilt", "save", "with_mask",
+]  # fmt: skip
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-CONTINUATION = "##"
-LONGEST_WORD = 100  # characters; a longer word is [UNK], as in Hugging Face; google-research/bert has 200
-JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-PIECES, MERGES = "vocab.json", "merges.txt"
-"""Files of byte-level BPE in older folders."""
 DERIVED = (VOCABULARY, CONFIG)
 """Files that `save` writes besides `tokenizer.json`, for other libraries."""
 
@@ -28,156 +32,107 @@ DERIVED = (VOCABULARY, CONFIG)
 def build(pieces: list[str], *, lowercase: bool) -> Any:
     """Returns BERT's tokenizer for a vocabulary in order of ids. Lower-casing also strips accents, as published."""
     ids = {piece: number for number, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    kind = classes.CLASSES["BertTokenizer"]
+    names = {role: str(name) for role, name in kind.names.items() if name in ids}
+    settings = {**kind.settings, "do_lower_case": lowercase}
+    tokenizer = kind.start({"model": {"vocab": ids}}, names, settings)
     tokenizer.add_special_tokens([piece for piece in SPECIAL_PIECES if piece in ids])
     if "[CLS]" in ids and "[SEP]" in ids:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
-        )
-    return _plain(tokenizer)
+        tokenizer.post_processor = kind.template(tokenizer, names, settings)
+    return _plain(tokenizer, Declared(names))
 
 
-def _plain(tokenizer: Any) -> Any:
-    """Sets the tokenizer to encode "[SEP]" in a text as ordinary text, which `tokenizer.json` cannot store."""
+def _plain(tokenizer: Tokenizer, found: Declared) -> Tokenizer:
+    """Returns the tokenizer that encodes "[SEP]" in a text as ordinary text, which `tokenizer.json` cannot store, and
+    other special tokens, which files add, as one id each (`declared`)."""
+    declare(tokenizer, found)
+    own = roles.own(tokenizer)
+    added = tokenizer.get_added_tokens_decoder()
+    markers = {token.content for number, token in added.items() if token.special and number not in own}
+    if markers:
+        values = json.loads(tokenizer.to_str())
+        for token in values["added_tokens"]:
+            token["special"] = token["special"] and token["content"] not in markers
+        tokenizer = Tokenizer.from_str(json.dumps(values))
+    declare(tokenizer, replace(found, markers=frozenset(markers)))
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def with_mask(tokenizer: Any) -> Any:
-    """Returns a copy that encodes the name of the mask token in a text as that token. Other special tokens stay
-    ordinary text."""
+    """Returns a copy that encodes the name of the mask token in a text as that token. The template's other special
+    tokens stay ordinary text."""
     mask, values = roles.piece(tokenizer, "mask"), described(tokenizer)
     for token in values["added_tokens"]:
         if token["content"] == mask:
             token["special"] = False
-    copy = rebuilt(values)
+    copy = rebuilt(values, tokenizer)
     if all(token["content"] != mask for token in values["added_tokens"]):  # adding it again would change its settings
         copy.add_tokens([AddedToken(mask, normalized=False, special=False)])
     return copy
 
 
-def rebuilt(values: dict[str, Any]) -> Tokenizer:
-    """Returns the tokenizer with this content of `tokenizer.json`."""
-    tokenizer: Tokenizer = _plain(Tokenizer.from_str(_serialised(values)))
-    return tokenizer
+def rebuilt(values: dict[str, Any], original: Tokenizer | None = None) -> Tokenizer:
+    """Returns the tokenizer with this content of `tokenizer.json`, and with what was declared about `original`."""
+    return _plain(Tokenizer.from_str(_serialised(values)), declared(original))
 
 
 def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = ()) -> Any:
-    """Loads a tokenizer, without truncation and padding. It encodes special pieces in a text as ordinary text.
+    """Loads a tokenizer, without truncation and padding. Its ids are those of AutoTokenizer of transformers, but for
+    the template's own special tokens in a text ([CLS], [SEP], [PAD], [UNK], [MASK]), which are ordinary text.
 
     Args:
-        path: Model folder, `tokenizer.json`, `vocab.txt`, or `vocab.json` with `merges.txt` beside it.
+        path: Model folder, or its `tokenizer.json`, `vocab.txt`, or `vocab.json` with `merges.txt` beside it. The other
+            files of the folder are read too.
         lowercase: Whether text is lower-cased, for a `vocab.txt`; for BERT's `tokenizer.json` what it says. None: as in
             `tokenizer_config.json` beside a `vocab.txt`, else false if any piece has capitals.
         needs: Roles of the special tokens that the vocabulary must have, such as mask (`roles.named`).
 
     Raises:
-        DataError: A file is missing or damaged, or lacks a special token.
+        DataError: A file is missing or damaged, contradicts another, or lacks a special token; or the tokenizer is of a
+            kind that Lambert does not read.
         UsageError: `lowercase` contradicts BERT's `tokenizer.json`, or is given for a tokenizer of another kind.
     """
     path = Path(path)
     if path.is_dir():
         path = file_in(path)
-    tokenizer = _load(path, lowercase)
+    if not path.is_file():
+        raise DataError(f"No such tokenizer: {path}. Give a {VOCABULARY}, a {JSON} or a folder that holds one.")
+    tokenizer = folder.read(path, lowercase)
+    if path.suffix == ".json" and lowercase not in (None, found := lowercases(tokenizer)):
+        says = "is not BERT's" if found is None else f"has lowercase = {str(found).lower()}"
+        raise UsageError(f"{path} {says}: leave the setting lowercase out or use another tokenizer.")
+    tokenizer = _plain(_framed(tokenizer, path), declared(tokenizer))
     for role in needs:
         roles.piece(tokenizer, role, str(path))
     return tokenizer
 
 
-def _load(path: Path, lowercase: bool | None) -> Any:
-    if not path.is_file():
-        raise DataError(f"No such tokenizer: {path}. Give a {VOCABULARY}, a {JSON} or a folder that holds one.")
-    if path.suffix == ".json":
-        tokenizer = _byte_level(path) if path.name == PIECES else _from_json(path)
-        if lowercase not in (None, found := lowercases(tokenizer)):
-            says = "is not BERT's" if found is None else f"has lowercase = {str(found).lower()}"
-            raise UsageError(f"{path} {says}: leave the setting lowercase out or use another tokenizer.")
+def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
+    """Gives the tokenizer BERT's template if it has none. Raises DataError if that is the tokenizer of a model, which
+    then has learnt texts without special tokens."""
+    if any(tokenizer.encode("").special_tokens_mask):
         return tokenizer
-    pieces = _pieces(path)
-    if lowercase is None:
-        lowercase = _configured(path.parent / CONFIG)
-    if lowercase is None:
-        lowercase = not any(piece != piece.lower() for piece in pieces if not piece.startswith(("[", "<")))
-    return build(pieces, lowercase=lowercase)
-
-
-def file_in(folder: Path) -> Path:
-    """Returns the tokenizer file of a folder. Raises DataError if there is none."""
-    names = [JSON, VOCABULARY, *([PIECES] if (folder / MERGES).is_file() else [])]
-    files = [folder / name for name in names if (folder / name).is_file()]
-    if not files and any(folder.glob("*.model")):
+    if path.with_name("config.json").is_file() and path.suffix == ".json":
         raise DataError(
-            f"{folder} has a SentencePiece model and no {JSON}. Write one with transformers: "
-            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})."
+            f"{path} puts no special tokens around a text (post_processor), and Lambert's models need one before it "
+            "and one after it. Use a model that was trained with them."
         )
-    if not files:
-        raise DataError(f"No tokenizer in {folder}: neither {JSON} nor {VOCABULARY}.")
-    return files[0]
-
-
-def _byte_level(path: Path) -> Any:
-    """Returns RoBERTa's tokenizer from `vocab.json` and the `merges.txt` beside it."""
-    try:
-        model = models.BPE.from_file(str(path), str(path.with_name(MERGES)))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path} and {MERGES} are no tokenizer: {' '.join(str(error).split())}.") from error
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
-    if first is None or last is None:
-        raise DataError(f"{path} has no piece <s> or </s>: it is not RoBERTa's. Give a {JSON} instead.")
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", last), ("<s>", first), add_prefix_space=False)
-    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, special=True)])
-    return _plain(tokenizer)
-
-
-def _from_json(path: Path) -> Any:
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return _plain(tokenizer)
-
-
-def _pieces(path: Path) -> list[str]:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}:{line} is not UTF-8 text (byte 0x{error.object[error.start]:02x}).") from error
-    pieces = [line.rstrip("\r") for line in text.split("\n")]
-    if pieces[-1] == "":
-        pieces.pop()
-    lines: dict[str, int] = {}
-    for number, piece in enumerate(pieces, start=1):
-        if piece in lines:
-            raise DataError(
-                f"{path}:{number} repeats the piece {piece!r} of line {lines[piece]}: ids would shift. Correct it."
-            )
-        lines[piece] = number
-    return pieces
-
-
-def _configured(path: Path) -> bool | None:
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("do_lower_case")
-    except (ValueError, AttributeError) as error:
-        raise DataError(f"{path} is not a JSON object: {error}.") from error
-    return found if isinstance(found, bool) else None
+    cls, sep = roles.named(tokenizer, "cls"), roles.named(tokenizer, "sep")
+    if cls is not None and sep is not None:
+        names = {"cls": roles.content(tokenizer, cls), "sep": roles.content(tokenizer, sep)}
+        template = classes.bert_template(tokenizer, names, {})
+        old = tokenizer.post_processor
+        tokenizer.post_processor = template if old is None else processors.Sequence([old, template])
+    return tokenizer
 
 
 def described(tokenizer: Any) -> dict[str, Any]:
     """Returns the content of the tokenizer's `tokenizer.json`."""
     values: dict[str, Any] = json.loads(tokenizer.to_str())
+    markers = declared(tokenizer).markers
+    for token in values["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in markers
     return values
 
 
@@ -200,7 +155,7 @@ def _lowercases(values: dict[str, Any]) -> bool | None:
     return bool(normalizer["lowercase"]) if normalizer.get("type") == "BertNormalizer" else None
 
 
-def save(tokenizer: Any, folder: Path, longest: int = 512, *, segments: bool = True) -> None:
+def save(tokenizer: Any, out: Path, longest: int = 512, *, segments: bool = True) -> None:
     """Writes `tokenizer.json`, `tokenizer_config.json` and, for WordPiece, `vocab.txt`, as AutoTokenizer expects
     them.
 
@@ -208,27 +163,43 @@ def save(tokenizer: Any, folder: Path, longest: int = 512, *, segments: bool = T
         longest: Number of tokens to which other libraries shorten a text when they are asked to.
         segments: Whether the model reads segment types, which they then give to it.
     """
-    values = described(tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / JSON).write_text(_serialised(values), encoding="utf-8")
-    lowercase = _lowercases(values)
-    # transformers gives its BertTokenizer BERT's template; MPNet's tokenizer has another one with the same normalizer.
-    bert = lowercase is not None and roles.bert_template(tokenizer)
-    config: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if bert else "PreTrainedTokenizerFast"}
-    if lowercase is not None:
+    values, found = described(tokenizer), declared(tokenizer)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / JSON).write_text(_serialised(values), encoding="utf-8")
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if _lowercases(values) is not None:
         normalizer = values["normalizer"]
-        config["do_lower_case"] = lowercase
+        config["do_lower_case"] = normalizer["lowercase"]
         config["strip_accents"] = normalizer["strip_accents"]
         config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
-    for role in ("pad", "unk", "cls", "sep", "mask"):
+    for role in ROLES:
         try:
-            config[f"{role}_token"] = roles.piece(tokenizer, role)
-        except DataError:
+            config[f"{role}_token"] = found.names[role] if role in ("bos", "eos") else roles.piece(tokenizer, role)
+        except (DataError, KeyError):
             continue  # a vocabulary without it
+    if found.markers:
+        texts = {token["content"]: token["id"] for token in values["added_tokens"]}
+        config["additional_special_tokens"] = sorted(found.markers, key=texts.__getitem__)
+    if found.truncation_side != "right":
+        config["truncation_side"] = found.truncation_side
     config["model_max_length"] = longest
     config["model_input_names"] = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if _is_bert(out / JSON, config, values):
+        config["tokenizer_class"] = "BertTokenizer"
+    (out / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     ids = tokenizer.get_vocab(with_added_tokens=True)
     if values["model"].get("type") == "WordPiece" and roles.size(tokenizer) == len(ids):  # a line for each id
         lines = "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__))
-        (folder / VOCABULARY).write_text(lines, encoding="utf-8", newline="\n")
+        (out / VOCABULARY).write_text(lines, encoding="utf-8", newline="\n")
+
+
+def _is_bert(path: Path, config: dict[str, Any], values: dict[str, Any]) -> bool:
+    """Returns whether the class BertTokenizer of transformers makes of this tokenizer.json the same tokenizer."""
+    if values["model"].get("type") != "WordPiece" or _lowercases(values) is None:
+        return False
+    try:
+        return (
+            folder.as_class(path, config, "BertTokenizer").to_str() == Tokenizer.from_str(_serialised(values)).to_str()
+        )
+    except DataError:
+        return False

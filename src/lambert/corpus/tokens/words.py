@@ -6,6 +6,7 @@ text between spaces in most tokenizers of other kinds (`scheme`). Words repeat: 
 once, and then the ids are looked up.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from tokenizers import AddedToken, Tokenizer
 from lambert.core.shards import token_type
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.lexicon import Lexicon
-from lambert.corpus.tokens.tokenizer import described
 
 SLICE = 1 << 18  # bytes encoded at a time: the intermediate arrays fit the cache of a core
 MARK = "\0"  # follows each word of a group; no text contains NUL
@@ -83,7 +83,7 @@ class WordEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, memory: int = 128 << 20) -> None:
-        values = described(tokenizer)
+        values = json.loads(tokenizer.to_str())
         self._memory = memory
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is ordinary text
@@ -174,7 +174,7 @@ class WordEncoder:
 
 def scheme(tokenizer: Tokenizer) -> Scheme:
     """Returns what divides a text into words that the tokenizer treats independently."""
-    values = described(tokenizer)
+    values = json.loads(tokenizer.to_str())
     loose = any(
         token["lstrip"] or token["rstrip"] or token["single_word"] or " " in token["content"].strip(" ")
         for token in values["added_tokens"]

@@ -1,0 +1,321 @@
+"""Reads the tokenizer of a folder as `AutoTokenizer` of transformers 5 does.
+
+A folder describes a tokenizer in several files, some of which override others: tokenizer.json, or vocab.txt, or
+vocab.json with merges.txt; the class and its settings in tokenizer_config.json (or the class of the model's family in
+config.json); added tokens in `added_tokens_decoder` of tokenizer_config.json, or else in special_tokens_map.json,
+added_tokens.json and tokenizer.json. Source: transformers 5.23, tokenization_utils_base.py (`_from_pretrained`),
+tokenization_utils_tokenizers.py and models/auto/tokenization_auto.py.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, models
+
+from lambert.core.errors import DataError, shown
+from lambert.corpus.tokens import classes
+from lambert.corpus.tokens.classes import CLASSES, TokenizerClass
+from lambert.corpus.tokens.declared import ROLES, Declared, declare
+
+JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+PIECES, MERGES = "vocab.json", "merges.txt"
+"""Files of byte-level BPE in older folders."""
+ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def file_in(folder: Path) -> Path:
+    """Returns the tokenizer file of a folder. Raises DataError if there is none."""
+    names = [JSON, VOCABULARY, *([PIECES] if (folder / MERGES).is_file() else [])]
+    files = [folder / name for name in names if (folder / name).is_file()]
+    if not files and any(folder.glob("*.model")):
+        raise DataError(
+            f"{folder} has a SentencePiece model and no {JSON}. Write one with transformers: "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})."
+        )
+    if not files:
+        raise DataError(f"No tokenizer in {folder}: neither {JSON} nor {VOCABULARY}.")
+    return files[0]
+
+
+def read(path: Path, lowercase: bool | None) -> Tokenizer:
+    """Returns the tokenizer in a file, with what the files beside it say. All of its special tokens are special.
+
+    `lowercase` overrides do_lower_case for a vocab.txt. Raises DataError for files that contradict one another, and for
+    a tokenizer that needs code which Lambert lacks.
+    """
+    config, model = _object(path.with_name(CONFIG)), _object(path.with_name("config.json"))
+    name = _class(config, model)
+    if path.suffix == ".json" and path.name != PIECES:
+        if name in classes.WITHOUT_FILE:
+            raise DataError(
+                f"{path.parent} has the tokenizer {name}, which {classes.WITHOUT_FILE[name]}: "
+                "Lambert does not have this algorithm. Take a model with another tokenizer."
+            )
+        return _from_json(path, config, CLASSES.get(name))
+    kind = CLASSES.get(name) if name else CLASSES["BertTokenizer" if path.name != PIECES else "RobertaTokenizer"]
+    if kind is None or not kind.files:
+        raise DataError(_needs_json(path, name))
+    if path.name not in kind.files and (path.name == PIECES or kind is not CLASSES["BertTokenizer"]):
+        raise DataError(f"{path} is of another kind than {name}, which is read from {kind.files}. Give its {JSON}.")
+    return _from_vocabulary(path, config, kind, lowercase, stated=bool(config or model))
+
+
+def as_class(path: Path, config: Mapping[str, Any], name: str) -> Tokenizer:
+    """Returns what transformers makes of a tokenizer.json with this tokenizer_config.json and class."""
+    return _from_json(path, config, CLASSES[name])
+
+
+def _needs_json(path: Path, name: str) -> str:
+    if name in classes.GENERIC:
+        return f"{path.with_name(CONFIG)} describes {path.name} as a part of a {JSON}, which is missing. Fetch it."
+    return (
+        f"{path.parent} has the tokenizer {name}, which needs code beside {path.name}, and no {JSON}. Write one with "
+        "transformers, if it has a fast tokenizer of this kind, or take a model with another tokenizer."
+    )
+
+
+def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """Returns the name of the class with which transformers reads the folder, without `Fast`; empty if none is
+    named."""
+    kind = model.get("model_type")
+    if kind in classes.AS_FILE:
+        return "TokenizersBackend"
+    name = config.get("tokenizer_class") or model.get("tokenizer_class") or classes.OF_MODEL.get(str(kind), "")
+    return str(name).removesuffix("Fast")
+
+
+def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | None) -> Tokenizer:
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    values = _object(path)
+    own = {token["id"]: _added(token, path) for token in values["added_tokens"]}
+    tokens = _tokens(path, config, kind, own)
+    if kind is None:
+        _add(tokenizer, tokens, path)
+        return tokenizer
+    if (found := type(tokenizer.model).__name__) != kind.model:
+        raise DataError(
+            f"{path} has pieces of {found}, and the class in {path.with_name(CONFIG)} is one for {kind.model}. Correct "
+            f"tokenizer_class: PreTrainedTokenizerFast stands for what {JSON} says."
+        )
+    normalizer = values.get("normalizer") or {}
+    if normalizer.get("lowercase") is False and "do_lower_case" not in config and "do_lower_case" in kind.settings:
+        raise DataError(
+            f"{path} keeps capitals, and the class that transformers reads it with lower-cases by default: put "
+            f'"do_lower_case": false or true into {path.with_name(CONFIG)}.'
+        )
+    return _assembled(values, config, kind, tokens, path, tokenizer.post_processor)
+
+
+def _from_vocabulary(
+    path: Path, config: Mapping[str, Any], kind: TokenizerClass, lowercase: bool | None, *, stated: bool
+) -> Tokenizer:
+    if path.name == PIECES:
+        try:
+            vocabulary, merges = models.BPE.read_file(str(path), str(path.with_name(MERGES)))
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(f"{path} and {MERGES} are no tokenizer: {' '.join(str(error).split())}.") from error
+        model: dict[str, Any] = {"vocab": vocabulary, "merges": merges}
+    else:
+        pieces = lines(path)
+        model = {"vocab": {piece: number for number, piece in enumerate(pieces)}}
+        if lowercase is None and "do_lower_case" not in config:
+            lowercase = not any(piece != piece.lower() for piece in pieces if not piece.startswith(("[", "<")))
+            if stated and not lowercase:
+                raise DataError(
+                    f"{path} has pieces with capitals, and {CONFIG} does not say whether texts are lower-cased, which "
+                    'transformers does by default: put "do_lower_case": false or true into it.'
+                )
+        if lowercase is not None:
+            config = {**config, "do_lower_case": lowercase}
+    return _assembled({"model": model}, config, kind, _tokens(path, config, kind, {}), path)
+
+
+def _assembled(
+    values: dict[str, Any],
+    config: Mapping[str, Any],
+    kind: TokenizerClass,
+    tokens: "_Tokens",
+    path: Path,
+    processor: Any = None,
+) -> Tokenizer:
+    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `processor` is the template of
+    classes that set none."""
+    settings = {key: config.get(key, usual) for key, usual in kind.settings.items()}
+    for key, value in settings.items():
+        if not isinstance(value, bool) and (value is not None or kind.settings[key] is not None):
+            raise DataError(f"{path.with_name(CONFIG)} has {key} = {shown(value)}; it must be true or false.")
+    names = {role: token.content for role, token in tokens.names.items()}
+    unknown = names.get("unk")
+    if kind.model == "WordPiece" and unknown not in values["model"]["vocab"]:
+        raise DataError(
+            f"{path} has no piece {unknown}, the token for unknown words: if another piece is, name it in "
+            f'{path.with_name(CONFIG)}, as in "unk_token": "<unk>".'
+        )
+    tokenizer = kind.start(values, names, settings)
+    _add(tokenizer, tokens, path)
+    if all(tokenizer.token_to_id(names.get(role, "")) is not None for role in kind.template_roles):
+        tokenizer.post_processor = kind.template(tokenizer, names, settings) or processor
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Tokens to add to a vocabulary."""
+
+    numbered: Mapping[int, AddedToken]
+    """Those that a file gives with an id."""
+    names: Mapping[str, AddedToken]
+    """Special tokens by role, in transformers' order."""
+    extra: tuple[AddedToken, ...]
+    """Further special tokens."""
+    usual: frozenset[str]
+    """Special tokens that the class has by default, of which a vocabulary may lack some."""
+    truncation_side: str
+
+
+def _tokens(
+    path: Path, stated: Mapping[str, Any], kind: TokenizerClass | None, own: Mapping[int, AddedToken]
+) -> _Tokens:
+    """Returns the tokens that the files beside `path` add. `own` are those of tokenizer.json."""
+    config, place = dict(stated), path.with_name(CONFIG)
+    if not config.get("extra_special_tokens") and "additional_special_tokens" in config:
+        config["extra_special_tokens"] = config.pop("additional_special_tokens")
+    if "added_tokens_decoder" in config:
+        decoder = config["added_tokens_decoder"]
+        if not isinstance(decoder, dict):
+            raise DataError(f"{place} has added_tokens_decoder = {shown(decoder)}; it must be a table.")
+        numbered = {_number(key, place): _added(token, place) for key, token in decoder.items()}
+    else:
+        special = _object(path.with_name(SPECIAL))
+        if isinstance(more := special.get("extra_special_tokens"), list):
+            special["extra_special_tokens"] = [*(config.get("extra_special_tokens") or []), *more]
+        config |= special
+        names = {_content(config[f"{role}_token"], place) for role in ROLES if config.get(f"{role}_token")}
+        names |= {_content(token, place) for token in config.get("extra_special_tokens") or []}
+        beside = path.with_name(ADDED)
+        numbered = {
+            _number(number, beside): AddedToken(token, normalized=token not in names, special=token in names)
+            for token, number in _object(beside).items()
+        }
+        numbered |= own
+    further = {key[:-6]: value for key, value in config.items() if key.endswith("_token") and key[:-6] not in ROLES}
+    further = {role: value for role, value in further.items() if isinstance(value, str | dict)}
+    extra = config.get("extra_special_tokens", config.get("additional_special_tokens"))
+    if isinstance(extra, dict):
+        further, extra = further | extra, []
+    if not isinstance(extra, list | None):
+        raise DataError(f"{place} has extra_special_tokens = {shown(extra)}; it must be a list or a table of tokens.")
+    usual: Mapping[str, str | AddedToken] = {} if kind is None else kind.names
+    by_content = {token.content: token for token in numbered.values()}
+    found: dict[str, AddedToken] = {}
+    for role in ROLES:
+        if f"{role}_token" in config:
+            value = config[f"{role}_token"]
+            if value is not None:
+                found[role] = by_content.get(_content(value, place)) or _added(value, place)
+        elif role in usual:
+            found[role] = _added(usual[role], place)
+    found |= {role: _added(value, place) for role, value in further.items()}
+    by_default = () if kind is None else kind.extra
+    extra_tokens = tuple(_added(token, place) for token in (by_default if extra is None else extra))
+    side = config.get("truncation_side", "right")
+    if side not in ("left", "right"):
+        raise DataError(f"{place} has truncation_side = {shown(side)}; it must be left or right.")
+    contents = {_content(value, place) for value in usual.values()} | {*by_default}
+    return _Tokens(numbered, found, extra_tokens, frozenset(contents), side)
+
+
+def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
+    """Adds tokens in transformers' order, and declares the special ones. A vocabulary may lack special tokens of its
+    class: they are added only if other tokens follow, whose ids they shift."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    names = {token.content for token in tokens.names.values()}
+    adding = [token for _, token in sorted(tokens.numbered.items())]
+    known = {token.content for token in (*adding, *tokenizer.get_added_tokens_decoder().values())}
+    for token in (*tokens.names.values(), *tokens.extra):
+        if token.content not in known:
+            adding.append(token)
+            known.add(token.content)
+    given = {token.content for token in tokens.numbered.values()}
+    while adding and adding[-1].content in tokens.usual - given and adding[-1].content not in vocabulary:
+        adding.pop()
+    for token in adding:
+        token.special = token.special or token.content in names
+    tokenizer.add_tokens(adding)
+    for number, token in tokens.numbered.items():
+        if token.content not in vocabulary and (got := tokenizer.token_to_id(token.content)) != number:
+            raise DataError(
+                f"{path.parent} gives the added token {token.content!r} the id {number}, and the tokens before it end "
+                f"at {(got or 0) - 1}: some were lost, or the id is wrong. Take the complete files of the tokenizer."
+            )
+    held = {role: token.content for role, token in tokens.names.items() if role in ROLES}
+    held = {role: name for role, name in held.items() if tokenizer.token_to_id(name) is not None}
+    declare(tokenizer, Declared(held, truncation_side=tokens.truncation_side))
+
+
+def _added(value: Any, path: Path) -> AddedToken:
+    """Returns a token of a JSON file: its text, or a table with its flags. Those named so are special."""
+    if isinstance(value, AddedToken):
+        return AddedToken(value.content, **{flag: getattr(value, flag) for flag in _FLAGS})
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    flags = {flag: value[flag] for flag in _FLAGS if flag in value} if isinstance(value, dict) else {}
+    if not isinstance(value, dict) or not all(isinstance(flag, bool) for flag in flags.values()):
+        raise DataError(f"{path} has {shown(value)} for a token; it must be a text, or a table with content and flags.")
+    return AddedToken(_content(value, path), **({"special": True} | flags))
+
+
+def _content(value: Any, path: Path) -> str:
+    """Returns the text of a token of a JSON file."""
+    content = value.get("content") if isinstance(value, dict) else getattr(value, "content", value)
+    if not isinstance(content, str) or not content:
+        raise DataError(f"{path} has {shown(value)} for a token; it must be a text, or a table with content and flags.")
+    return content
+
+
+def _number(value: Any, path: Path) -> int:
+    if not str(value).isascii() or not str(value).isdecimal():
+        raise DataError(f"{path} has {shown(value)} for the id of an added token; it must be a whole number.")
+    return int(value)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file, empty if there is no file. Raises DataError for other content."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not a JSON object: {error}.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is not a JSON object.")
+    return found
+
+
+def lines(path: Path) -> list[str]:
+    """Returns the pieces of a vocab.txt. Raises DataError for a piece that occurs twice."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}:{line} is not UTF-8 text (byte 0x{error.object[error.start]:02x}).") from error
+    pieces = [line.rstrip("\r") for line in text.split("\n")]
+    if pieces[-1] == "":
+        pieces.pop()
+    seen: dict[str, int] = {}
+    for number, piece in enumerate(pieces, start=1):
+        if piece in seen:
+            raise DataError(
+                f"{path}:{number} repeats the piece {piece!r} of line {seen[piece]}: ids would shift. Correct it."
+            )
+        seen[piece] = number
+    return pieces
