@@ -41,6 +41,7 @@ def publish(
     files: Mapping[str, str] | None = None,
     replace: bool = False,
     compare: bool = False,
+    check: Callable[[Path], None] = lambda folder: None,
 ) -> str:
     """Writes a model folder beside `folder`, reads it back, compares its outputs with the model's, and renames it.
 
@@ -51,6 +52,7 @@ def publish(
         files: Texts of more files, by their paths in the folder.
         replace: Whether an existing folder is replaced.
         compare: Also compare the outputs with those of transformers, where it is installed.
+        check: Called with the complete folder before it is renamed; raises an error to refuse it.
 
     Returns:
         A line that says what was verified.
@@ -68,7 +70,9 @@ def publish(
             (aside / name).write_text(text, encoding="utf-8")
         write_sums(aside)
         try:
-            return _verified(model.eval(), aside, compare)
+            said = _verified(model.eval(), aside, compare)
+            check(aside)
+            return said
         finally:
             model.train(training)
 
