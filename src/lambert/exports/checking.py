@@ -226,14 +226,6 @@ class _Comparing:
 
     def _arranged(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
         """Returns the rows that can be compared, for pairs as pairs, with one longer than every limit."""
-        if self.by_vectors:
-            rows = [CheckRow(row.place, (text,)) for row in rows for text in row.texts]
-        elif pairs and any(len(row.texts) == 1 for row in rows):
-            rows = [
-                CheckRow(f"{one.place} with the next row", (one.texts[0], other.texts[-1]))
-                for one, other in pairwise([*rows, rows[0]])
-            ]
-            self.found.notes.append(f"{texts} has no pairs of texts: each text was compared with the one after it.")
         special = {roles.piece(self.tokenizer, role) for role in ("cls", "sep")}
         special |= {
             str(self.tokenizer.id_to_token(number))
@@ -247,6 +239,14 @@ class _Comparing:
             )
         if not plain:
             raise DataError(f"{texts} has no text without special tokens.")
+        if self.by_vectors:
+            plain = [CheckRow(row.place, (text,)) for row in plain for text in row.texts]
+        elif pairs and any(len(row.texts) == 1 for row in plain):
+            plain = [
+                CheckRow(f"{one.place} with the next row", (one.texts[0], other.texts[-1]))
+                for one, other in pairwise([*plain, plain[0]])
+            ]
+            self.found.notes.append(f"{texts} has no pairs of texts: each text was compared with the one after it.")
         if self.by_vectors or self.task:
             long = " ".join(" ".join(row.texts) for row in plain)
             while len(long) < 8 * self.config.positions:
