@@ -21,6 +21,7 @@ from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import Peeked
 from lambert.engine.device import keep_current_gpu
 from lambert.engine.step import Step
+from lambert.exports.config import Against
 from lambert.inference.config import Precisions
 from lambert.runs.result import Result
 from lambert.verbs import compare as comparison
@@ -34,6 +35,7 @@ from lambert.verbs import pretrain as pretraining
 from lambert.verbs import sweep as sweeping
 from lambert.verbs import verify as verification
 from lambert.verbs.compare import CompareConfig
+from lambert.verbs.convert import Imported
 from lambert.verbs.plan.result import Plan
 from lambert.verbs.settings.convert import ExportConfig, ImportConfig
 from lambert.verbs.settings.evaluate import EvaluateConfig
@@ -107,17 +109,22 @@ def extend(model: str | Path, /, **settings: Any) -> Result:
 
 
 def import_model(
-    source: str | Path, /, *, out: str | Path, lowercase: bool | None = None, code: Sequence[str] = ()
-) -> Result:
+    source: str | Path, /, *, out: str | Path | None = None, check: str | Path | None = None, against: Against = "",
+    lowercase: bool | None = None, code: Sequence[str] = (),
+) -> Imported:  # fmt: skip
     """Converts a folder of Hugging Face, or a checkpoint of Google's BERT, to a model folder, as `lambert import`.
 
     Args:
         source: The folder, or one checkpoint of several.
-        out: Model folder to write; it must not exist.
+        out: Model folder to write; it must not exist. None: the folder is only compared (`check`).
+        check: File of texts on which what Lambert computes is compared with what the library computes that made the
+            folder. The result has the table (`checks`). DataError is raised if they differ, and nothing is written.
+        against: transformers or sentence-transformers; empty: that which made the folder.
         lowercase: Whether the vocabulary is uncased; None: as its files say.
         code: Names of the code from outside that the model folder may import.
     """
-    return conversion.run_import(ImportConfig(Path(source), Path(out), lowercase, tuple(code)))
+    new, texts = (None if path is None else Path(path) for path in (out, check))
+    return conversion.run_import(ImportConfig(Path(source), new, texts, against, lowercase, tuple(code)))
 
 
 def export(

@@ -27,7 +27,7 @@ def test_equal_outputs(kind: str, head: str, tmp_path: Path) -> None:
         for rows in samples(original):
             found = net.eval()(*[torch.from_numpy(rows.inputs[name]) for name in net.inputs])
             difference.add(rows, {name: x.numpy() for name, x in zip(net.outputs, found, strict=True)})
-    assert difference.largest > 0.01
+    assert max(largest for _, largest in difference.outputs.values()) > 0.01
     assert difference.absolute <= 5e-6
     assert net.outputs == output_names(original.model.labels)
     assert ("token_type_ids" in net.inputs) == (kind in ("bert", "electra"))

@@ -195,10 +195,57 @@ def test_another_result_of_transformers_is_noticed(
     wrong = bent(lambda *arguments, **settings: _with_encoder(original(*arguments, **settings)))
     monkeypatch.setattr(BertForPreTraining, "from_pretrained", wrong)
     publish(model, tmp_path / "close", write, {}, compare=True)  # a millionth is rounding
-    monkeypatch.setattr(module, "TOLERANCE", 1e-9)
-    with pytest.raises(DataError, match="transformers computes other logits"):
+    monkeypatch.setattr(BertForPreTraining, "from_pretrained", bent_by(1e-3, original))
+    with pytest.raises(DataError, match="transformers computes other outputs"):
         publish(model, tmp_path / "model", write, {}, compare=True)
     assert {path.name for path in tmp_path.iterdir()} == {"close"}
+
+
+@pytest.mark.parametrize("head", ["label", "tag"])
+def test_large_outputs_may_differ_by_their_rounding(
+    head: str, model: Model, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right logits of several thousands are written; an error of a ten-thousandth of them is not."""
+    from transformers import BertForSequenceClassification, BertForTokenClassification
+
+    net = weights.fresh(model.config, {head: 3}, seed=1)
+    with torch.no_grad():
+        next(value for name, value in net.heads.named_parameters() if name.endswith("weight")).mul_(1e5)
+    said = publish(net, tmp_path / "right", write, {}, compare=True)
+    assert float(said.rpartition(" ")[2]) > module.TOLERANCE
+    kind = BertForTokenClassification if head == "tag" else BertForSequenceClassification
+    monkeypatch.setattr(kind, "from_pretrained", bent_by(2e-3, kind.from_pretrained))
+    with pytest.raises(DataError, match="transformers computes other outputs"):
+        publish(net, tmp_path / "wrong", write, {}, compare=True)
+
+
+def test_a_model_that_amplifies_rounding_may_differ_as_transformers_from_float64(
+    model: Model, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a matrix have the same large part: the norm after the product subtracts what it adds."""
+    from transformers import BertModel
+
+    net = weights.fresh(model.config, {}, seed=1)
+    with torch.no_grad():
+        net.get_parameter("encoder.blocks.0.attention_out.weight").add_(10_000)
+    said = publish(net, tmp_path / "right", write, {}, compare=True)
+    assert float(said.rpartition(" ")[2]) > 10 * module.TOLERANCE
+    monkeypatch.setattr(BertModel, "from_pretrained", bent_by(0.05, BertModel.from_pretrained))
+    with pytest.raises(DataError, match=r"transformers computes other outputs \(states\)"):
+        publish(net, tmp_path / "wrong", write, {}, compare=True)
+
+
+def bent_by(size: float, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`from_pretrained` of transformers with a bias changed by `size`, in every type of numbers."""
+
+    def load(*arguments: Any, **settings: Any) -> Any:
+        net = function(*arguments, **settings)
+        with torch.no_grad():
+            biases = (value for name, value in net.named_parameters() if "attention.output.LayerNorm.bias" in name)
+            next(biases)[0] += size
+        return net
+
+    return load
 
 
 def _with_encoder(net: Any) -> Any:

@@ -97,10 +97,11 @@ def test_numbers_are_checked(service: Service) -> None:
     assert service.ask("/rerank", {"query": "a", "documents": ["a"], "top_n": 10**30})[0] == 200
     for dimensions in (0, -1, 10**30, 33):
         assert service.ask("/v1/embeddings", {"input": "a", "dimensions": dimensions})[0] == 422
-    for ids in ([1, 2], [[1, 2], [3]]):
-        status, answer = service.ask("/v1/embeddings", {"input": ids})
+    for ids in ([1, 2], [[1, 2], [3]], ["a", [1]], ["a", 1], [True]):
+        status, answer = service.ask("/v1/embeddings", {"input": ids, "encoding_format": "base64"})
         assert (status, answer["field"]) == (422, "input")
         assert "token ids" in answer["error"]
+        assert "check_embedding_ctx_length=False" in answer["error"]
 
 
 def test_the_last_of_two_equal_keys_counts(service: Service) -> None:

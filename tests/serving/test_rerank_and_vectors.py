@@ -85,6 +85,9 @@ def test_what_openais_client_sends(service: Service, vectors: Path) -> None:
     cut = service.ask("/v1/embeddings", {"input": TEXTS[0], "dimensions": 8, "user": "u"})[1]["data"][0]["embedding"]
     assert np.linalg.norm(cut) == pytest.approx(1)
     assert len(cut) == 8
+    for text in ("", " ", "\u200b"):  # no piece of a word: the prompt and the special tokens
+        empty = service.ask("/v1/embeddings", {"input": [text], "encoding_format": "base64"})[1]["data"][0]["embedding"]
+        assert np.allclose(np.frombuffer(base64.b64decode(empty), "<f4"), model.encode(text), atol=1e-5)
     listing = service.ask("/v1/models")[1]
     assert [(row["id"], row["object"]) for row in listing["data"]] == [
         (name, "model") for name in ("e5", "pair", "value")

@@ -1,9 +1,12 @@
-"""The settings of `lambert export`."""
+"""The settings of `lambert export`, and the libraries with which `lambert import` compares."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lambert.inference.config import Precisions
+
+Against = Literal["", "transformers", "sentence-transformers"]
 
 
 @dataclass(frozen=True, slots=True)

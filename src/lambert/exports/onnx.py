@@ -15,6 +15,7 @@ from lambert.exports.original import Original
 from lambert.exports.padded import PaddedModel, exported
 from lambert.exports.sample import Arrays, Runtime
 from lambert.exports.written import Format, written
+from lambert.model.publish import TOLERANCE
 
 FILE = "model.onnx"
 OPSET = 20
@@ -94,7 +95,7 @@ FORMAT = Format(
     title="ONNX Runtime",
     extra="onnx",
     packages=("onnx", "onnxscript", "onnxruntime"),
-    tolerances={"float32": 2e-5, "int8": 0.25},
+    tolerances={"float32": TOLERANCE, "int8": 0.25},
     write=_write,
     opened=_opened,
     notes=_notes,

@@ -18,6 +18,7 @@ from lambert.exports.padded import PaddedModel, input_names
 from lambert.exports.sample import TEXTS, Arrays, Runtime, cut, padded
 from lambert.exports.written import Format, check_installed, written
 from lambert.inference import cpu
+from lambert.model.publish import TOLERANCE
 
 FILE = "openvino_model.xml"
 """The name that Optimum gives it."""
@@ -151,7 +152,7 @@ FORMAT = Format(
     title="OpenVINO",
     extra="openvino",
     packages=("openvino", "onnx", "onnxscript"),
-    tolerances={"float32": 2e-5, "int8": 0.25},
+    tolerances={"float32": TOLERANCE, "int8": 0.25},
     write=_write,
     opened=opened,
     notes=_notes,

@@ -13,6 +13,7 @@ from lambert.exports.original import Original
 from lambert.exports.padded import PaddedModel, exported
 from lambert.exports.sample import Arrays, Runtime
 from lambert.exports.written import Format, written
+from lambert.model.publish import TOLERANCE
 
 FILE = "model.pt2"
 NOTE = "warning: torch unpickles model.pt2: load it only if you trust who made it."
@@ -70,7 +71,7 @@ TORCH = Format(
     title="torch.export",
     extra="",
     packages=(),
-    tolerances={"float32": 2e-5},
+    tolerances={"float32": TOLERANCE},
     write=_write_torch,
     opened=_opened_torch,
     notes=lambda config: (NOTE,),
@@ -79,7 +80,7 @@ AOTI = Format(
     title="AOTInductor",
     extra="",
     packages=(),
-    tolerances={"float32": 2e-5},
+    tolerances={"float32": TOLERANCE},
     write=_write_aoti,
     opened=_opened_aoti,
     notes=lambda config: (NATIVE_NOTE,),

@@ -5,7 +5,7 @@ In shape suffixes, B is the number of rows and M their length.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from lambert.core.errors import DataError
 from lambert.exports.original import Original
 from lambert.exports.padded import NO_HEAD, OUTPUTS, input_names
 from lambert.model.families import takes_pairs
+from lambert.model.publish import scaled
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Runtime = Callable[[Arrays], Arrays]
@@ -143,12 +144,17 @@ class Difference:
     """The largest difference from the model's outputs so far."""
 
     absolute: float = 0.0
-    largest: float = 0.0
-    """Largest magnitude of an expected output."""
+    outputs: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The largest difference and the largest magnitude of each output."""
     squares: float = 0.0
     """Sum of the squares of all differences."""
     expected_squares: float = 0.0
     """Sum of the squares of all expected outputs."""
+
+    @property
+    def scaled(self) -> float:
+        """The largest difference, each divided by the largest magnitude of its output if that is above 1."""
+        return max((scaled(*found) for found in self.outputs.values()), default=0.0)
 
     @property
     def relative(self) -> float:
@@ -169,10 +175,12 @@ class Difference:
             if not np.isfinite(values).all():
                 raise DataError(f"the output {name!r} is not finite; nothing was written.")
             differences = values.reshape(expected.shape) - expected
-            self.absolute = max(self.absolute, float(np.abs(differences).max()))
+            so_far, magnitude = self.outputs.get(name, (0.0, 0.0))
+            so_far = max(so_far, float(np.abs(differences).max()))
+            self.outputs[name] = so_far, max(magnitude, float(np.abs(expected).max()))
+            self.absolute = max(self.absolute, so_far)
             self.squares += float(np.square(differences, dtype=np.float64).sum())
             self.expected_squares += float(np.square(expected, dtype=np.float64).sum())
-            self.largest = max(self.largest, float(np.abs(expected).max()))
 
 
 def real(values: npt.NDArray[Any], rows: Rows, count: int) -> npt.NDArray[Any]:

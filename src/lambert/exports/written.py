@@ -32,9 +32,8 @@ class Format:
     packages: tuple[str, ...]
     """Modules that must be installed."""
     tolerances: Mapping[str, float]
-    """Largest difference from the model, by precision: for float32 that of an output, divided by the largest magnitude
-    of the outputs if it is above 1; otherwise the root mean square of the differences as a share of that of the
-    outputs."""
+    """Largest difference from the model, by precision: `Difference.scaled` for float32, `Difference.relative` for the
+    others."""
     write: Callable[[PaddedModel, Original, Path, ExportConfig], None]
     """Writes the model into the folder."""
     opened: Callable[[Path], Runtime]
@@ -101,12 +100,11 @@ def named(found: Arrays, names: tuple[str, ...]) -> Arrays:
 def check(difference: Difference, config: ExportConfig, tolerance: float, title: str) -> None:
     """Raises DataError if the difference exceeds the tolerance."""
     share = config.precision != "float32"
-    # Outputs of large magnitude are rounded more coarsely.
-    found = difference.relative if share else difference.absolute / max(1.0, difference.largest)
-    if found > tolerance:
+    if not (difference.relative if share else difference.scaled) <= tolerance:
+        largest = max(magnitude for _, magnitude in difference.outputs.values())
         raise DataError(
             f"{title} computes other outputs: they differ by up to {difference.absolute:.1e}, and the largest "
-            f"magnitude is {difference.largest:.1e}; nothing was written."
+            f"magnitude is {largest:.1e}; nothing was written."
         )
 
 

@@ -75,7 +75,10 @@ class OpenAIEmbeddingsBody(BaseModel):
 
     input: Annotated[
         Text | Texts,
-        Field(description="A text or a list. Lists of token ids are refused: models have different tokenizers."),
+        Field(
+            description="A text or a list. Token ids are refused, as they are of another model's tokenizer: LangChain "
+            "sends texts with check_embedding_ctx_length=False."
+        ),
     ]
     model: Name = None
     encoding_format: Annotated[
@@ -88,9 +91,13 @@ class OpenAIEmbeddingsBody(BaseModel):
     @field_validator("input", mode="before")
     @classmethod
     def _texts(cls, value: Any) -> Any:
-        first = value[0] if isinstance(value, list) and value else None
-        if isinstance(first, int | list):
-            raise PydanticCustomError("token_ids", "Send texts: token ids are of another model's tokenizer.")
+        if isinstance(value, list) and any(isinstance(item, int | list) for item in value):
+            # Their numbers do not say of which tokenizer they are: LangChain's are of OpenAI's cl100k_base.
+            raise PydanticCustomError(
+                "token_ids",
+                "Send texts: token ids are of another model's tokenizer. LangChain sends texts with "
+                "OpenAIEmbeddings(check_embedding_ctx_length=False).",
+            )
         return value
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.exports import hugging_face, onnx, openvino, program, written
+from lambert.exports.checking import Check, Comparison, check
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import kept
 from lambert.model import folder as layout
@@ -28,21 +29,61 @@ from lambert.runs.result import Result, Say, silent
 from lambert.verbs.settings.convert import ImportConfig
 
 
-def run_import(config: ImportConfig, say: Say = silent) -> Result:
-    """Converts the folder. The model folder appears only after its outputs have been verified."""
-    for line in _imported(config):
+@dataclass(frozen=True, slots=True)
+class Imported(Result):
+    """The outcome of an import. `folder` is the model folder, or the folder that was compared only."""
+
+    checks: tuple[Comparison, ...] = ()
+    """What was compared with the library that made the folder; empty without `check`, or without the library."""
+
+
+def run_import(config: ImportConfig, say: Say = silent) -> Imported:
+    """Converts the folder, compares it with the library that made it, or both. The model folder appears only after its
+    outputs have been verified."""
+    checks: list[Comparison] = []
+    if config.out is None and config.check is None:
+        raise UsageError("import requires --out, the model folder to write, or --check, texts to compare with only.")
+    for line in _compared(config, checks) if config.out is None else _imported(config, config.out, checks):
         say(line)
-    return Result(config.out)
+    return Imported(config.out or config.source, checks=tuple(checks))
 
 
-def _imported(config: ImportConfig) -> Iterator[str]:
+def _compared(config: ImportConfig, checks: list[Comparison]) -> Iterator[str]:
+    """Compares the folder as it is with the library that made it."""
+    if find(config.source) is not None:
+        raise UsageError(
+            f"{config.source} is a checkpoint of TensorFlow, which no library of --check reads: give --out."
+        )
+    _check_exists(config.source)
+    assert config.check is not None
+    found = check(config.source, config.source, config.check, config.against, config.code)
+    yield from _lines(found, checks, config, "")
+    if not found.table:
+        raise UsageError(f"Nothing was compared: {found.notes[-1]}")
+
+
+def _check_exists(folder: Path) -> None:
+    refuse_model(folder)
+    if not folder.is_dir():
+        raise DataError(f"No such folder: {folder}. {NOT_DOWNLOADED}")
+
+
+def _lines(found: Check, checks: list[Comparison], config: ImportConfig, end: str) -> Iterator[str]:
+    """Yields the table of a check and adds it to `checks`. Raises DataError with the first difference."""
+    checks += found.table
+    yield from found.lines()
+    if problem := found.problem():
+        raise DataError(f"{config.source} is read otherwise by {found.library}: {problem}{end}.")
+
+
+def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iterator[str]:
     prefix = find(config.source)
     folder = config.source if prefix is None else prefix.parent
     if prefix is None:
-        refuse_model(folder)
-    if not folder.is_dir():
+        _check_exists(folder)
+    elif not folder.is_dir():
         raise DataError(f"No such folder: {folder}. {NOT_DOWNLOADED}")
-    check_new_folder(config.out)
+    check_new_folder(out)
     checkpoint = None if prefix is None else tensorflow.opened(prefix)
     layout.check_family(layout.read_config(folder), folder)
     if checkpoint is None:
@@ -66,8 +107,24 @@ def _imported(config: ImportConfig) -> Iterator[str]:
     write_tokenizer = partial(
         tokenizers.save, tokenizer, longest=model.config.positions, segments=reads_segments(model.config)
     )
-    yield publish(model, config.out, write_tokenizer, extra, files=files, replace=True, compare=True)
-    yield f"model  {config.out}"
+    lines: list[str] = []
+
+    def compare(written: Path) -> None:
+        if config.check is not None and prefix is None:
+            found = check(folder, written, config.check, config.against, config.code)
+            for line in _lines(found, checks, config, "; nothing was written"):
+                lines.append(line)
+
+    if config.check is not None and prefix is not None:
+        lines.append("note: no library reads checkpoints of TensorFlow 1, so nothing was compared on the texts.")
+    try:
+        verified = publish(
+            model, out, write_tokenizer, extra, files=files, replace=True, compare=True, check=compare
+        )  # fmt: skip
+    finally:
+        yield from lines
+    yield verified
+    yield f"model  {out}"
 
 
 def _google(checkpoint: Checkpoint, folder: Path, pieces: int) -> tuple[Model, weights.Report]:
@@ -112,7 +169,7 @@ def _hugging_face(config: ExportConfig) -> Iterator[str]:
         yield from hugging_face.export_bfloat16(config)
     else:
         folder = layout.model_folder(config.model)
-        yield from _imported(ImportConfig(source=folder, out=config.out, code=config.code))
+        yield from _imported(ImportConfig(source=folder, code=config.code), config.out, [])
 
 
 FORMATS: dict[str, Callable[[ExportConfig], Iterable[str] | None]] = {

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from lambert.exports.config import ExportConfig
+from lambert.exports.config import Against, ExportConfig
 
 __all__ = ["ExportConfig", "ImportConfig"]
 
@@ -19,8 +19,14 @@ class ImportConfig:
     source: Annotated[Path, Parameter(name="--from")]
     """Folder with config.json, the weights, and vocab.txt or tokenizer.json; or with bert_config.json, vocab.txt and a
     checkpoint of TensorFlow. Of several checkpoints, name one: FOLDER/model.ckpt-1000."""
-    out: Path
-    """Model folder to write; it must not exist."""
+    out: Path | None = None
+    """Model folder to write; it must not exist. Unset: only `check` is done."""
+    check: Path | None = None
+    """Texts on which what Lambert computes is compared with what the library computes that made the folder, in a
+    process of its own: token ids, lengths, prompts, labels and outputs. If they differ, nothing is written. A text in
+    each line, or rows (JSON lines, CSV, TSV, Parquet) with text and text_b. The first 1,000 are read."""
+    against: Against = ""
+    """Library of `check`: transformers or sentence-transformers. Empty: that which made the folder."""
     lowercase: bool | None = None
     """Whether the vocabulary is uncased. Unset: as the tokenizer settings of the folder say; for a vocab.txt without
     settings, whether its pieces have no capitals."""

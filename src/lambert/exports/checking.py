@@ -1,0 +1,461 @@
+"""Compares a model folder, as Lambert reads it, with the library that made it, on texts of the user.
+
+The library computes in a process of its own (`source_library`). Compared are the token ids, the length at which texts
+are cut, the prompts, the labels in their order, and the outputs.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lambert.core.batch import Batch, Source, Target, flat_batch
+from lambert.core.errors import DataError, UsageError, shown
+from lambert.corpus.tokens import roles
+from lambert.exports import source_library
+from lambert.exports.config import Against
+from lambert.inference.text_model import TextModel
+from lambert.inference.text_model import load as load_model
+from lambert.model import folder as layout
+from lambert.model.families import reads_segments
+from lambert.model.publish import TOLERANCE, scaled
+from lambert.tasks.config import Columns
+from lambert.tasks.sentence_transformers import MODULES
+from lambert.tasks.table import lines, read_rows
+
+MOST = 1000
+"""Rows that are compared of a file (ours): on a CPU, a BERT-Base computes them in about two minutes."""
+_NOISE = 4
+"""Maximum difference as a multiple of the rounding error of the library, its difference from itself in float64 (ours,
+as in `model.publish`)."""
+_ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+_SENTENCES = ("classify", "multilabel", "regress")
+"""Tasks that compute one sequence for a row."""
+_PAIRS = {"text_b": "text", "context": "question", "sentence2": "sentence1"}
+"""Keys of the second text of a pair, with those of the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """A text or a pair of texts to compare."""
+
+    place: str
+    """Names the row in messages."""
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A line of the table of a check."""
+
+    what: str
+    """token ids, labels, vectors, ..."""
+    compared: str
+    """The number of what was compared, with its unit."""
+    difference: float | None = None
+    """The largest difference of numbers; None for what is equal or not."""
+    bound: float = 0.0
+    """The largest difference that rounding explains."""
+    problem: str = ""
+    """The first difference, empty if there is none."""
+
+
+@dataclass(slots=True)
+class Check:
+    """What was compared of a folder."""
+
+    library: str
+    """Name and version of the library, or its name if it was not used."""
+    table: list[Comparison] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Lines about what was not compared."""
+
+    def lines(self) -> Iterator[str]:
+        """Yields the table and the notes for the user."""
+        if self.table:
+            cells = [(self.library, "compared", "largest difference", "bound"), *map(_cells, self.table)]
+            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+            for row in cells:
+                yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield from (f"note: {note}" for note in self.notes)
+
+    def problem(self) -> str:
+        """Returns the first difference, or an empty text."""
+        return next((one.problem for one in self.table if one.problem), "")
+
+    def equal(self, what: str, compared: str, problem: str) -> None:
+        """Adds a line about what is equal unless there is a `problem`."""
+        self.table.append(Comparison(what, compared, problem=problem))
+
+    def close(
+        self, what: str, compared: Sequence[tuple[str, Any, Any]], unit: str, exact: Callable[[int], Any]
+    ) -> None:
+        """Adds a line about numbers.
+
+        Args:
+            compared: The place, the library's numbers and Lambert's for each row.
+            exact: Returns the library's numbers of a row in float64. It is called only if rounding in proportion to the
+                outputs does not explain a difference.
+        """
+        if not compared:
+            return
+        largest = max((float(np.abs(theirs).max(initial=0.0)) for _, theirs, _ in compared), default=0.0)
+        differences = [_difference(theirs, ours) for _, theirs, ours in compared]
+        bound, worst = TOLERANCE * max(1.0, largest), max(differences)
+        if not scaled(worst, largest) <= TOLERANCE:
+            noise = max(_difference(theirs, exact(row)) for row, (_, theirs, _) in enumerate(compared))
+            bound = max(bound, _NOISE * noise) if np.isfinite(noise) else bound
+        problem = ""
+        if wrong := [row for row, one in enumerate(differences) if not one <= bound]:
+            place, theirs, ours = compared[wrong[0]]
+            problem = f"{what} of {place} differ by {differences[wrong[0]]:.1e}, more than {bound:.1e}"
+            if np.shape(theirs) != np.shape(ours):
+                shapes = [list(np.shape(values)) for values in (theirs, ours)]
+                problem = f"{what} of {place} have the shape {shapes[0]} there and {shapes[1]} here"
+        self.table.append(Comparison(what, f"{len(compared):,} {unit}", worst, bound, problem))
+
+
+def _cells(one: Comparison) -> tuple[str, str, str, str]:
+    if one.difference is None:
+        return one.what, one.compared, "DIFFERENT" if one.problem else "equal", ""
+    return one.what, one.compared, f"{one.difference:.1e}{' DIFFERENT' if one.problem else ''}", f"{one.bound:.1e}"
+
+
+def _difference(one: Any, other: Any) -> float:
+    """Returns the largest difference of two arrays; infinity if it is not finite, or their shapes differ."""
+    if np.shape(one) != np.shape(other):
+        return float("inf")
+    found = float(np.abs(np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)).max(initial=0.0))
+    return found if np.isfinite(found) else float("inf")
+
+
+def read_texts(path: Path) -> tuple[list[CheckRow], bool]:
+    """Returns the first rows of a file, and whether it has more: a text in each line, or rows (JSON lines, CSV, TSV,
+    Parquet) with `text` and perhaps `text_b`, or `question` and `context`."""
+    found: Iterable[CheckRow]
+    if any(path.name.endswith((end, f"{end}.gz", f"{end}.bz2", f"{end}.xz")) for end in _ROWS):
+        found = (_row(place, row) for place, row in read_rows(path, Columns("text", label="", header=True)))
+    else:
+        stripped = ((number, line.strip()) for number, line in lines(path))
+        found = (CheckRow(f"{path}:{number}", (line,)) for number, line in stripped if line)
+    rows = [*islice(found, MOST + 1)]
+    if not rows:
+        raise DataError(f"{path} holds no texts.")
+    return rows[:MOST], len(rows) > MOST
+
+
+def _row(place: str, row: Mapping[str, Any]) -> CheckRow:
+    second = next((key for key in _PAIRS if isinstance(row.get(key), str)), None)
+    keys = ("text",) if second is None else (_PAIRS[second], second)
+    if wrong := [key for key in keys if not isinstance(row.get(key), str)]:
+        have = ", ".join(map(str, row))
+        raise DataError(
+            f"{place}: {wrong[0]!r} is no text. Rows to check have text, or text and text_b; found: {have}."
+        )
+    return CheckRow(place, tuple(row[key] for key in keys))
+
+
+def check(source: Path, folder: Path, texts: Path, against: Against = "", code: Sequence[str] = ()) -> Check:
+    """Compares what Lambert computes from `folder` with what the library computes from `source`, the folder that was
+    imported; both may be the same.
+
+    Args:
+        against: The library; empty: sentence-transformers if it wrote `source`, else transformers.
+        code: Names of code from outside that `folder` may import.
+
+    Raises DataError if the library cannot compute `source`.
+    """
+    settings = layout.read_config(source)
+    library = against or _library(source, settings)
+    rows, more = read_texts(texts)
+    found = Check(library)
+    if importlib.util.find_spec(library.replace("-", "_")) is None:
+        found.notes.append(
+            f"{library} is not installed, so token ids, lengths, prompts, labels and outputs were not compared with "
+            f"it: pip install {library}."
+        )
+        return found
+    if more:
+        found.notes.append(f"the first {MOST:,} rows of {texts} were compared.")
+    if library == "sentence-transformers" and not (source / MODULES).exists() and not _crosses(settings):
+        raise UsageError(f"--against sentence-transformers: {source} has no {MODULES}. Use --against transformers.")
+    model = load_model(folder, device="cpu", code=code)
+    _Comparing(found, model, source, settings, rows, texts).run()
+    return found
+
+
+def _library(source: Path, settings: Mapping[str, Any]) -> str:
+    ours = (source / MODULES).exists() or _crosses(settings)
+    return "sentence-transformers" if ours else "transformers"
+
+
+def _crosses(settings: Mapping[str, Any]) -> bool:
+    """Returns whether config.json is that of a CrossEncoder (its key since version 4 of sentence-transformers)."""
+    return isinstance(settings.get("sentence_transformers"), dict)
+
+
+class _Comparing:
+    """The comparison of one folder with one library."""
+
+    def __init__(
+        self, found: Check, model: TextModel, source: Path, settings: Mapping[str, Any], rows: list[CheckRow],
+        texts: Path,
+    ) -> None:  # fmt: skip
+        self.found, self.model, self.source, self.settings = found, model, source, settings
+        self.tokenizer, self.config = model.tokenizer, model.model.config
+        name = model._task.config.name  # also of a folder without a head
+        architecture = str((settings.get("architectures") or [""])[0])
+        self.architecture = architecture or layout.architecture(self.config, model.model.labels)[0]
+        self.by_vectors = found.library == "sentence-transformers" and name == "embed"
+        self.crosses = found.library == "sentence-transformers" and not self.by_vectors
+        self.task = name if name in _SENTENCES and (self.crosses or found.library == "transformers") else ""
+        pairs = name in ("squad", "choice") or self.crosses or bool(self.task and model.task.config.columns.text_b)
+        self.rows = self._arranged(rows, pairs, texts)
+
+    def _arranged(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
+        """Returns the rows that can be compared, for pairs as pairs, with one longer than every limit."""
+        special = {roles.piece(self.tokenizer, role) for role in ("cls", "sep")}
+        special |= {
+            str(self.tokenizer.id_to_token(number))
+            for role in ("pad", "unk", "mask") if (number := roles.named(self.tokenizer, role)) is not None
+        }  # fmt: skip
+        plain = [row for row in rows if not any(name in text for name in special for text in row.texts)]
+        if len(plain) < len(rows):
+            self.found.notes.append(
+                f"{len(rows) - len(plain):,} rows with the names of special tokens ({' '.join(sorted(special))}) were "
+                "not compared: in a text, Lambert reads these names as text."
+            )
+        if not plain:
+            raise DataError(f"{texts} has no text without special tokens.")
+        if self.by_vectors:
+            plain = [CheckRow(row.place, (text,)) for row in plain for text in row.texts]
+        elif pairs and any(len(row.texts) == 1 for row in plain):
+            plain = [
+                CheckRow(f"{one.place} with the next row", (one.texts[0], other.texts[-1]))
+                for one, other in pairwise([*plain, plain[0]])
+            ]
+            self.found.notes.append(f"{texts} has no pairs of texts: each text was compared with the one after it.")
+        if self.by_vectors or self.task:
+            long = " ".join(" ".join(row.texts) for row in plain)
+            while len(long) < 8 * self.config.positions:
+                long = f"{long} {long}"
+            long = long[: 8 * self.config.positions]
+            first = plain[0].texts
+            longer = [(long,)] if len(first) == 1 else [(long, first[1]), (first[0], long), (long, long)]
+            plain += [CheckRow(f"the texts of {texts} joined", parts) for parts in longer]
+        return plain
+
+    def run(self) -> None:
+        """Computes with both and compares."""
+        facts, arrays = self._computed("float32")
+        if "unsupported" in facts:
+            self.found.notes.append(f"{facts['unsupported']}, so nothing was compared with it.")
+            return
+        self.found.library = f"{self.found.library} {facts['version']}"
+        exact: list[Mapping[str, Any]] = []
+
+        def in_float64(key: str) -> Any:
+            if not exact:
+                exact.append(self._computed("float64")[1])
+            return exact[0][key]
+
+        if self.by_vectors:
+            self._vectors(facts, arrays, in_float64)
+        elif self.task:
+            self._task(facts, arrays, in_float64)
+        else:
+            self._direct(facts, arrays, in_float64)
+
+    def _computed(self, dtype: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        job = {
+            "library": self.found.library.partition(" ")[0], "folder": str(self.source.resolve()), "dtype": dtype,
+            "rows": [row.texts for row in self.rows], "positions": self.config.positions, "pairs": self.crosses,
+            "architecture": self.architecture,
+        }  # fmt: skip
+        return compute(job)
+
+    # --- what is compared ---
+
+    def _vectors(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
+        texts = [row.texts[0] for row in self.rows]
+        same = self._cut_ids(facts, self.model.vectors(texts, prompt="").source)
+        ours = self.model.encode(texts, prompt="")
+        self._close("vectors", same, arrays["vectors"], ours, lambda row: exact("vectors")[row])
+        few = len(arrays["default"])
+        known = [row for row in same if row < few]
+        for name, prompt in facts["prompts"].items():
+            ours, key = self.model.encode(texts[:few], prompt=prompt), f"prompt/{name}"
+            of_row = partial(lambda key, row: exact(key)[row], key)
+            self._close(f"vectors, prompt {name!r}", known, arrays[key], ours, of_row)
+        embed, prompts = self.model.embed, facts["prompts"]
+        document = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), "")
+        for name, theirs, own in (
+            ("queries", prompts.get("query", ""), embed.prompt), ("documents", document, embed.prompt_b),
+        ):  # fmt: skip
+            problem = f"the prompt of {name} is {theirs!r} there and {own!r} here" if theirs != own else ""
+            self.found.equal(f"prompt of {name}", "1 prompt", problem)
+        found = self.model.encode(texts[:few])
+        if facts["default_prompt"] is None and prompts.get("query"):
+            self.found.notes.append(
+                f"unless a prompt is named, Lambert's encode puts {prompts['query']!r}, that of queries, before a "
+                "text, and sentence-transformers puts none."
+            )
+        else:
+            theirs = arrays["default"]
+            self._close("vectors as encode gives them", known, theirs, found, lambda row: exact("default")[row])
+
+    def _task(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
+        task = self.model.task
+        if "whole" in facts:
+            self._whole_ids(facts)
+        columns = task.config.columns
+        keys = (columns.text or "text", columns.text_b or "text_b")
+        request = self.model.request([dict(zip(keys, row.texts, strict=False)) for row in self.rows])
+        same = self._cut_ids(facts, request.source)
+        if task.config.name != "regress":
+            self._labels(facts["labels"], task.config.labels)
+        outputs = [*self.model.outputs(request.source)]
+        logits_NL = torch.cat([batch[task.head].float() for batch in outputs]).numpy().reshape(len(self.rows), -1)
+        if not self.crosses:
+            theirs = [arrays[f"{row}/logits"] for row in range(len(self.rows))]
+            self._close("logits", same, theirs, logits_NL, lambda row: exact(f"{row}/logits"))
+            return
+        answers = request.finish(outputs)
+        ours = [answer["value"] if "value" in answer else [*answer["probabilities"].values()] for answer in answers]
+        self._close("scores", same, arrays["scores"], ours, lambda row: exact("scores")[row])
+
+    def _direct(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
+        """Compares a model whose outputs are those of tokens, on the texts that are not longer than it."""
+        same = self._whole_ids(facts)
+        short = [row for row in same if len(facts["whole"][row]) <= facts["limit"]]
+        if len(short) < len(same):
+            self.found.notes.append(f"outputs of {len(same) - len(short):,} rows were not compared: they are too long.")
+        if self.model._task.config.name == "tag":
+            self._labels(facts["labels"], self.model.task.config.labels)
+        names = [name.partition("/")[2] for name in arrays if name.startswith("0/")]
+        ours = [self._outputs(row, names) if row in set(short) else {} for row in range(len(self.rows))]
+        for name in names:
+            title = {"log_sum": "log of the sum of exponentials"}.get(name, name)
+            theirs = [arrays[f"{row}/{name}"] for row in range(len(self.rows))]
+            found = [values.get(name) for values in ours]
+            self._close(title, short, theirs, found, partial(lambda n, row: exact(f"{row}/{n}"), name))
+
+    def _outputs(self, row: int, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+        """Returns Lambert's outputs of a row by the library's names."""
+        encoding = self.tokenizer.encode(*self.rows[row].texts)
+        ids, types = np.array(encoding.ids, dtype=np.int64), np.array(encoding.type_ids, dtype=np.int64)
+        types = types if reads_segments(self.config) else np.zeros_like(ids)
+        targets = {"mlm": Target(torch.arange(len(ids)), torch.from_numpy(ids))}
+        batch = flat_batch(ids, types, np.array([len(ids)]), targets)
+        model = self.model.model
+        with torch.inference_mode():
+            if "states" in names:
+                return {"states": model.encoder(batch).float().numpy()}
+            found = model.outputs(batch)
+            if "start_logits" in names:
+                start_T, end_T = found["span"].float().unbind(-1)
+                return {"start_logits": start_T.numpy(), "end_logits": end_T.numpy()}
+            if "log_sum" in names:
+                logits_TV = found["mlm"].float()
+                return {"logits": logits_TV[:, batch.ids_T].numpy(), "log_sum": logits_TV.logsumexp(-1).numpy()}
+            (values,) = found.values()
+        return {"logits": values.float().numpy() if "tag" in found else values[0].float().numpy()}
+
+    def _whole_ids(self, facts: Mapping[str, Any]) -> list[int]:
+        """Compares the token ids of the whole texts and returns the rows that have equal ones."""
+        encodings = [self.tokenizer.encode(*row.texts) for row in self.rows]
+        ours = [encoding.ids for encoding in encodings]
+        same, problem = self._same_ids("token ids", facts["whole"], ours)
+        types = [
+            row for row in same
+            if reads_segments(self.config) and facts["types"][row] is not None
+            and facts["types"][row] != encodings[row].type_ids[: len(facts["types"][row])]
+            and len(facts["types"][row]) == len(ours[row])
+        ]  # fmt: skip
+        if types and not problem:
+            problem = f"the segment types of {self._named(types[0])} differ"
+        self.found.equal("token ids", f"{len(ours):,} rows", problem)
+        return same
+
+    def _cut_ids(self, facts: Mapping[str, Any], source: Source) -> list[int]:
+        """Compares the token ids that are computed, where texts are cut, and returns the rows that have equal ones."""
+        indices_S = np.arange(source.size(0))
+        batch: Batch = source.collate(np.zeros_like(indices_S), indices_S)
+        ids_T = batch.ids_T.tolist()
+        ours = [ids_T[start:end] for start, end in pairwise(batch.bounds_S1.tolist())]
+        if hasattr(source, "texts_NG"):  # equal texts are computed once
+            ours = [ours[text] for text in source.texts_NG[:, 0]]
+        if len(ours) != len(self.rows):
+            self.found.notes.append("the model divides long texts into windows, so their tokens were not compared.")
+            return []
+        same, problem = self._same_ids(f"token ids, cut at {facts['limit']},", facts["cut"], ours)
+        self.found.equal(f"token ids, cut at {facts['limit']}", f"{len(ours):,} rows", problem)
+        return same
+
+    def _same_ids(self, what: str, theirs: Sequence[Any], ours: Sequence[Any]) -> tuple[list[int], str]:
+        wrong = [row for row, (one, other) in enumerate(zip(theirs, ours, strict=True)) if one != other]
+        problem = ""
+        if wrong:
+            one, other = theirs[wrong[0]], ours[wrong[0]]
+            problem = f"{what} of {self._named(wrong[0])} differ: there are {len(one)} there and {len(other)} here"
+            at = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+            if at is not None:
+                pieces = [f"{ids[at]} ({self.tokenizer.id_to_token(ids[at])!r})" for ids in (one, other)]
+                counted = f"token {at} is {pieces[0]} there and {pieces[1]} here"
+                problem = f"{what} of {self._named(wrong[0])} differ: {counted}"
+            problem += f" ({len(wrong):,} of {len(ours):,} rows differ)"
+        differing = {*wrong}
+        return [row for row in range(len(ours)) if row not in differing], problem
+
+    def _labels(self, theirs: Sequence[str], ours: Sequence[str]) -> None:
+        pairs = enumerate(zip(theirs, ours, strict=False))
+        wrong = next(((number, one, other) for number, (one, other) in pairs if one != other), None)
+        problem = "label {} is {!r} there and {!r} here".format(*wrong) if wrong else ""
+        if len(theirs) != len(ours):
+            problem = f"there are {len(theirs)} labels there and {len(ours)} here"
+        self.found.equal("labels in their order", f"{len(theirs):,} labels", problem)
+
+    def _close(self, what: str, rows: Sequence[int], theirs: Any, ours: Any, exact: Callable[[int], Any]) -> None:
+        compared = [(self._named(row), theirs[row], ours[row]) for row in rows]
+        self.found.close(what, compared, "rows", lambda number: exact(rows[number]))
+
+    def _named(self, row: int) -> str:
+        return f"{self.rows[row].place} ({shown(self.rows[row].texts[0])})"
+
+
+def compute(job: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Returns the results of a job of `source_library`, computed in another process, offline and on the CPU. Raises
+    DataError if the library cannot compute it."""
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "USE_TORCH"), "1")
+    rest = {"CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
+    with tempfile.TemporaryDirectory(prefix="lambert-check-") as aside:
+        path = Path(aside, "job.json")
+        path.write_text(json.dumps(job), encoding="utf-8")
+        # By its path, without Lambert; -P: its folder is not searched for modules, which have the names of ours.
+        command = [sys.executable, "-P", source_library.__file__, str(path)]
+        done = subprocess.run(
+            command, cwd=aside, env={**os.environ, **offline, **rest}, stdin=subprocess.DEVNULL, capture_output=True,
+            check=False,
+        )  # fmt: skip
+        result = path.with_name("result.json")
+        if done.returncode or not result.is_file():
+            last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+            raise DataError(f"{job['library']} ended while it computed {job['folder']}: {last[0]}")
+        facts = json.loads(result.read_text(encoding="utf-8"))
+        if "error" in facts:
+            error = " ".join(facts["error"].split())
+            raise DataError(f"{job['library']} {facts['version']} cannot compute {job['folder']}: {error[:300]}")
+        with np.load(path.with_name("result.npz"), allow_pickle=False) as arrays:
+            return facts, dict(arrays)
