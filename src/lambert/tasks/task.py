@@ -108,10 +108,10 @@ def label_names(labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": {str(number): label for label, number in ids.items()}, "label2id": ids}
 
 
-def model_files(task: Task[Any, Any], width: int) -> dict[str, str]:
-    """Returns the texts of the files that the task adds to a model folder, by their paths there. A task may have a
+def model_files(task: Task[Any, Any], width: int) -> dict[str, str | bytes]:
+    """Returns the contents of the files that the task adds to a model folder, by their paths there. A task may have a
     method `model_files(width)`, where `width` is that of the states."""
-    found: dict[str, str] = task.model_files(width) if hasattr(task, "model_files") else {}
+    found: dict[str, str | bytes] = task.model_files(width) if hasattr(task, "model_files") else {}
     return found
 
 

@@ -81,9 +81,13 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
         UsageError: `lowercase` contradicts BERT's `tokenizer.json`, or is given for a tokenizer of another kind.
     """
     path = Path(path)
+    lowercases_first = path.is_dir() and _lowercases_first(path)
     if path.is_dir():
         path = file_in(path)
     tokenizer = _load(path, lowercase)
+    if lowercases_first and not lowercases(tokenizer):
+        former = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *former])
     for role in needs:
         roles.piece(tokenizer, role, str(path))
     return tokenizer
@@ -173,6 +177,19 @@ def _configured(path: Path) -> bool | None:
     except (ValueError, AttributeError) as error:
         raise DataError(f"{path} is not a JSON object: {error}.") from error
     return found if isinstance(found, bool) else None
+
+
+def _lowercases_first(folder: Path) -> bool:
+    """Returns whether texts are lower-cased before the tokenizer's own normalizer, as older folders of
+    sentence-transformers may say in a file beside it."""
+    for path in sorted(folder.glob("sentence_*_config.json")):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path} is not JSON: {error}.") from error
+        if isinstance(found, dict) and found.get("do_lower_case") is True:
+            return True
+    return False
 
 
 def described(tokenizer: Any) -> dict[str, Any]:
