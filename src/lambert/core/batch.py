@@ -117,6 +117,8 @@ class Batch:
     """The targets by objective, in the order in which the model returns its summed losses."""
     compute: Compute = PLAIN
     """How the model computes this batch."""
+    pooled_from_S: Tensor | None = None
+    """Number of the first token of each sequence from which its vector is computed, int64; None: its first token."""
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], targets: Mapping[str, Target] | None = None) -> "Batch":
@@ -147,6 +149,7 @@ class Batch:
             positions_T=function(self.positions_T),
             bounds_S1=function(self.bounds_S1),
             targets={name: target.map(function) for name, target in self.targets.items()},
+            pooled_from_S=None if self.pooled_from_S is None else function(self.pooled_from_S),
         )
 
     def with_targets(self, targets: Mapping[str, Target]) -> "Batch":

@@ -320,3 +320,11 @@ def _delete(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
+    """Writes files by their paths in a folder, and the folders that they are in."""
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())

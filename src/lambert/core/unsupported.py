@@ -40,9 +40,18 @@ NOT_DOWNLOADED = (
 )
 
 
+_ADAPTER = "adapter_config.json"
+"""File of peft, with which transformers too loads an adapter on top of another model."""
+
+
 def refuse_model(path: Path) -> None:
     """Raises DataError if the path is a model in another form than a folder: an archive or a file."""
     refuse_archive(path)
+    if (path / _ADAPTER).is_file():
+        raise DataError(
+            f"{path} has {_ADAPTER}: it is an adapter of peft (LoRA), not a whole model. Merge it first: "
+            "AutoPeftModel.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OTHER), with the tokenizer."
+        )
     if path.is_file():
         raise DataError(f"{path} is a file. Give the folder that holds it, with config.json and the tokenizer.")
 

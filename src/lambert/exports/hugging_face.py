@@ -10,7 +10,7 @@ import torch
 
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import atomic_folder, check_new_folder
+from lambert.core.files import atomic_folder, check_new_folder, write_files
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import Original, read
 from lambert.exports.sample import LONGEST, Difference, samples
@@ -69,9 +69,7 @@ def _write(original: Original, folder: Path, config: ExportConfig) -> None:
     with _stored(original.model, config.precision) as model:
         weights.save(model, folder, original.extra)
     original.write_tokenizer(folder)
-    for name, text in original.files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+    write_files(folder, original.files)
     write_sums(folder)
 
 

@@ -1,7 +1,7 @@
 """The model that is exported, in float32, with what its folder has beside the weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from lambert.model import weights
 from lambert.model.families import family_of, reads_segments
 from lambert.model.heads import Model
 from lambert.model.labels import label_keys, label_names
-from lambert.tasks import described, sentence_transformers
+from lambert.model.pooling import head_of
+from lambert.model.vector_layers import VectorLayers
+from lambert.tasks import sentence_transformers
 from lambert.tasks.config import TaskConfig
+from lambert.tasks.model_folder import task_of
 
 _IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 KEPT = ("problem_type", "lambert", *_IDS)
@@ -30,10 +33,12 @@ class Original:
     tokenizer: Any
     extra: Mapping[str, Any]
     """Keys of config.json that are copied."""
-    files: Mapping[str, str]
+    files: Mapping[str, str | bytes]
     """Files of sentence-transformers, by name."""
     vectors: TaskConfig | None
     """The task of a model of vectors."""
+    finish: VectorLayers
+    """What maps pooled states to vectors."""
 
     @property
     def segments(self) -> bool:
@@ -57,13 +62,15 @@ def read(config: ExportConfig) -> Original:
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
     vectors = _vectors(settings, folder)
-    heads = None if vectors is None else {"first_vector" if vectors.embed.pooling == "cls" else "vector": 0}
+    heads = None if vectors is None else {head_of(vectors.embed.pooling): 0}
     tokenizer = tokenizers.load(folder)
     model, report = weights.load(folder, heads, roles.size(tokenizer), code=config.code)
     if report.missing:
         raise DataError(f"{folder} lacks {report.missing[0]}: fine-tune the model, or import the whole folder.")
     extra, files = kept(folder, model.config.hidden)
-    return Original(model.float().eval(), tokenizer, extra, files, vectors)
+    embed, layers = (vectors or TaskConfig()).embed, sentence_transformers.layers(folder) if vectors else []
+    finish = VectorLayers(layers, vectors is not None and embed.unit(), embed.truncate_dim)
+    return Original(model.float().eval(), tokenizer, extra, files, vectors, finish)
 
 
 def check_traceable(model: Model, format: str) -> None:
@@ -73,17 +80,13 @@ def check_traceable(model: Model, format: str) -> None:
 
 
 def _vectors(settings: Mapping[str, Any], folder: Path) -> TaskConfig | None:
-    if settings.get("lambert"):
-        task = described(settings, "", folder / layout.CONFIG)
-        return task.resolved() if task.name == "embed" else None
-    if (folder / sentence_transformers.MODULES).exists():
-        return sentence_transformers.described(folder)
-    return None
+    task = task_of(folder, settings)
+    return task.resolved() if task.name == "embed" else None
 
 
-def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str]]:
+def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str | bytes]]:
     """Returns what a copy of a model folder keeps beside its encoder and tokenizer: keys of config.json, and the files
-    of sentence-transformers by name, for vectors of `width` components. Raises DataError if other programs could not
+    of sentence-transformers by name, for states of `width` components. Raises DataError if other programs could not
     read them."""
     found = layout.read_config(folder)
     path = folder / layout.CONFIG
@@ -91,9 +94,12 @@ def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str]]:
     _check_kept(extra, path)
     if layout.answering_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
         extra |= label_keys(label_names(found, path))
-    if not (folder / sentence_transformers.MODULES).exists():
+    if sentence_transformers.root(folder) is None or sentence_transformers.is_cross_encoder(folder):
         return extra, {}
-    return extra, sentence_transformers.files(sentence_transformers.described(folder), width)
+    config = sentence_transformers.described(folder)
+    positions = layout.encoder_config(found, folder).positions
+    config = replace(config, max_length=min(config.max_length or positions, positions))
+    return extra, sentence_transformers.files(config, width, sentence_transformers.layers(folder))
 
 
 def _check_kept(kept: Mapping[str, Any], path: Path) -> None:

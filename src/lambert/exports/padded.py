@@ -1,6 +1,6 @@
 """A model for padded rows, with the inputs and outputs that Hugging Face and Optimum name: what exporters trace."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from lambert.model.families import family_of, reads_segments
 from lambert.model.heads import Model
 from lambert.model.objectives import MaskedLanguageModel, Vector
+from lambert.model.pooling import pooling_of
+from lambert.model.vector_layers import VectorLayers
 
-OUTPUTS: Mapping[str, tuple[str, ...]] = {
+_OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "nsp": ("seq_relationship_logits",),
     "span": ("start_logits", "end_logits"),
-    "vector": ("last_hidden_state", "sentence_embedding"),
-    "first_vector": ("last_hidden_state", "sentence_embedding"),
 }
-"""Names of the outputs of a head; `logits` for the others."""
+"""Names of the outputs of a head; `logits` for the others, but for vectors."""
 NO_HEAD = ("last_hidden_state",)
 
 
@@ -25,9 +25,14 @@ def input_names(model: Model) -> tuple[str, ...]:
     return ("input_ids", "attention_mask", *(["token_type_ids"] if reads_segments(model.config) else []))
 
 
+def outputs_of(head: str) -> tuple[str, ...]:
+    """Returns the names of the outputs of a head."""
+    return _OUTPUTS.get(head, ("logits",)) if pooling_of(head) is None else ("last_hidden_state", "sentence_embedding")
+
+
 def output_names(heads: Collection[str]) -> tuple[str, ...]:
     """Returns the names of the outputs of a model with these heads, in order."""
-    return tuple(name for head in heads for name in OUTPUTS.get(head, ("logits",))) or NO_HEAD
+    return tuple(name for head in heads for name in outputs_of(head)) or NO_HEAD
 
 
 class PaddedModel(nn.Module):
@@ -35,14 +40,14 @@ class PaddedModel(nn.Module):
 
     Args:
         model: The model; its family must support padded rows.
-        unit: Whether vectors are divided by their lengths.
+        finish: Maps pooled states to vectors.
     """
 
-    def __init__(self, model: Model, unit: bool) -> None:
+    def __init__(self, model: Model, finish: VectorLayers) -> None:
         super().__init__()
         make = family_of(model.config).padded
         assert make is not None
-        self.encoder, self.heads, self.pooler, self.unit = make(model.encoder), model.heads, model.pooler, unit
+        self.encoder, self.heads, self.pooler, self.finish = make(model.encoder), model.heads, model.pooler, finish
         self.words = model.encoder.words
         self.choices = "choice" in model.labels
         self.inputs, self.outputs = input_names(model), output_names(model.labels)
@@ -64,8 +69,8 @@ class PaddedModel(nn.Module):
         found: list[Tensor] = []
         for name, head in self.heads.items():
             if isinstance(head, Vector):
-                vectors_BD = _mean(states_BMD, mask_BM) if name == "vector" else states_BMD[:, 0]
-                found += [states_BMD, nn.functional.normalize(vectors_BD, dim=-1) if self.unit else vectors_BD]
+                parts = [_POOLINGS[mode](states_BMD, mask_BM) for mode in head.modes]
+                found += [states_BMD, self.finish(parts[0] if len(parts) == 1 else torch.cat(parts, 1))]
             elif isinstance(head, MaskedLanguageModel):
                 found.append(head(states_BMD, None, self.words.weight))
             elif name == "span":
@@ -87,6 +92,32 @@ def _mean(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
     """Returns the mean state of the tokens of each row, [B, D]."""
     weights_BM1 = mask_BM[:, :, None].to(states_BMD.dtype)
     return (states_BMD * weights_BM1).sum(1) / weights_BM1.sum(1).clamp(min=1)
+
+
+def _sum_by_root(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
+    weights_BM1 = mask_BM[:, :, None].to(states_BMD.dtype)
+    return (states_BMD * weights_BM1).sum(1) / weights_BM1.sum(1).clamp(min=1).sqrt()
+
+
+def _mean_by_position(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
+    weights_BM1 = (mask_BM * mask_BM.cumsum(1))[:, :, None].to(states_BMD.dtype)
+    return (states_BMD * weights_BM1).sum(1) / weights_BM1.sum(1).clamp(min=1)
+
+
+def _last(states_BMD: Tensor, mask_BM: Tensor) -> Tensor:
+    places_B11 = (mask_BM.sum(1) - 1)[:, None, None]
+    return states_BMD.gather(1, places_B11.expand(-1, 1, states_BMD.shape[2]))[:, 0]
+
+
+_POOLINGS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": lambda states_BMD, mask_BM: states_BMD[:, 0],
+    "max": lambda states_BMD, mask_BM: states_BMD.masked_fill(mask_BM[:, :, None] == 0, -torch.inf).amax(1),
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _sum_by_root,
+    "weightedmean": _mean_by_position,
+    "lasttoken": _last,
+}
+"""Function from (states, mask) to vectors [B, D] by pooling (`model.pooling.POOLINGS`)."""
 
 
 def exported(padded: PaddedModel, positions: int) -> torch.export.ExportedProgram:

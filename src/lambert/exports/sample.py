@@ -16,8 +16,9 @@ from torch import Tensor
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.errors import DataError
 from lambert.exports.original import Original
-from lambert.exports.padded import NO_HEAD, OUTPUTS, input_names
+from lambert.exports.padded import NO_HEAD, input_names, outputs_of
 from lambert.model.families import takes_pairs
+from lambert.model.pooling import pooling_of
 from lambert.model.publish import scaled
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -124,12 +125,12 @@ def expected_outputs(original: Original, batch: Batch) -> Arrays:
     if not model.labels or original.vectors:
         found[NO_HEAD[0]] = model.encoder(batch)
     for head, values in model.outputs(batch).items():
-        names = OUTPUTS.get(head, ("logits",))
+        names = outputs_of(head)
         if head == "span":
             found |= dict(zip(names, values.unbind(-1), strict=True))
             continue
-        if head in ("vector", "first_vector") and original.vectors and original.vectors.embed.unit():
-            values = torch.nn.functional.normalize(values, dim=-1)  # noqa: PLW2901
+        if pooling_of(head) is not None:
+            values = original.finish(values)  # noqa: PLW2901
         found[names[-1]] = values
     return {name: _numpy(values) for name, values in found.items()}
 

@@ -12,7 +12,7 @@ import torch
 
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import atomic_folder, check_new_folder, json_text
+from lambert.core.files import atomic_folder, check_new_folder, json_text, write_files
 from lambert.exports.card import card
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import Original, check_traceable, read
@@ -69,9 +69,8 @@ def written(form: Format, config: ExportConfig) -> Iterator[str]:
     check_new_folder(config.out)
     original = read(config)
     check_traceable(original.model, config.format)
-    unit = original.vectors is not None and original.vectors.embed.unit()
     with atomic_folder(config.out, replace=True) as aside, quiet():
-        padded = PaddedModel(original.model, unit).eval()
+        padded = PaddedModel(original.model, original.finish).eval()
         with torch.inference_mode(False), torch.no_grad():
             form.write(padded, original, aside, config)
         difference = compared(original, form.opened(aside))
@@ -114,9 +113,7 @@ def write_surroundings(original: Original, folder: Path, readme: str) -> None:
     settings = layout.config_of(original.model) | dict(original.extra)
     (folder / layout.CONFIG).write_text(json_text(settings, indent=2) + "\n", encoding="utf-8")
     original.write_tokenizer(folder)
-    for name, text in {**original.files, "README.md": readme}.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+    write_files(folder, {**original.files, "README.md": readme})
     write_sums(folder)
 
 

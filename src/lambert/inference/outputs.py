@@ -31,9 +31,11 @@ from lambert.model import weights
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.tasks import Task, TaskConfig, create, described, needed_roles, sentence_transformers
+from lambert.tasks import Task, TaskConfig, create, needed_roles, sentence_transformers
 from lambert.tasks.config import Columns, OtherColumns
+from lambert.tasks.embed import Embed
 from lambert.tasks.files import digest
+from lambert.tasks.model_folder import task_of
 
 _PARTS = 8
 """Number of batches into which little data is divided, so that several ranks have some."""
@@ -65,10 +67,7 @@ def load_task(
     folder = model_folder(path)
     settings = layout.read_config(folder)
     layout.check_family(settings, folder)
-    config = described(settings, name, folder / layout.CONFIG)
-    foreign = not (settings.get("lambert") or {}) and (folder / sentence_transformers.MODULES).exists()
-    if foreign and name in ("", "embed"):
-        config = sentence_transformers.described(folder)
+    config = task_of(folder, settings, name)
     tokenizer = tokenizers.load(folder, needs=needed_roles(config.name))
     check_named(config.name, (*code, name), "lambert.task.name", folder / layout.CONFIG)
     if columns is not None:
@@ -79,6 +78,8 @@ def load_task(
     positions = layout.encoder_config(settings, folder, code).positions
     length = min(config.resolved(positions).max_length, positions)
     task = create(replace(config, max_length=length), tokenizer)
+    if isinstance(task, Embed):
+        task.layers = sentence_transformers.layers(folder)
     heads, pieces = {task.head: task.labels}, roles.size(tokenizer)
     model, report = weights.load(folder, heads, pieces, code=code, share=True)
     check_segments(task.config, model)

@@ -24,6 +24,7 @@ from lambert.core.errors import MachineError
 from lambert.core.world import World
 from lambert.engine.precision import Precision
 from lambert.inference.outputs import Found, HasOutputs, computed
+from lambert.model.pooling import first_tokens
 
 _LEAST_TOKENS = 256
 """Tokens for which a worker starts beside others. At 256, reading the weights takes about a tenth of the time."""
@@ -331,7 +332,13 @@ def joined(batches: Sequence[Batch]) -> Batch:
             begin += batch.tokens
         labels_N = torch.cat([batch.targets[name].labels_N for batch in batches])
         targets[name] = replace(batches[0].targets[name], at_N=torch.cat(places), labels_N=labels_N)
-    return flat_batch(ids_T, types_T, lengths_S, targets)
+    found = flat_batch(ids_T, types_T, lengths_S, targets)
+    starts = [batch.pooled_from_S for batch in batches]
+    if any(start_S is not None for start_S in starts):
+        begins = np.cumsum([0, *(batch.tokens for batch in batches)]).tolist()
+        shifted = [first_tokens(batch) + begin for batch, begin in zip(batches, begins, strict=False)]
+        found = replace(found, pooled_from_S=torch.cat(shifted))
+    return found
 
 
 def divided(found: Mapping[str, Tensor], batches: Sequence[Batch]) -> Iterator[Found]:

@@ -4,10 +4,10 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar, get_args, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +29,15 @@ from lambert.model.encoder import Encoder
 from lambert.model.families import reads_segments
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
-from lambert.model.objectives import first_vectors, mean_vectors
+from lambert.model.pooling import modes_of, pooled, pooling_of
 from lambert.model.publish import publish
 from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored, with_top
 from lambert.tasks.bad_rows import readable
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
+from lambert.tasks.embed import Embed
 from lambert.tasks.mismatch import using_a_model
-from lambert.tasks.segments import concatenated
-from lambert.tasks.sentences import tokenised
 from lambert.tasks.templates import columns_of, is_template
 
-Pooling = Literal["", "mean", "cls"]
-_POOLED = {"mean": mean_vectors, "cls": first_vectors}
 R = TypeVar("R")
 Text = str | Mapping[str, Any]
 """A text, or a row with the keys of an input line of `lambert predict`."""
@@ -108,7 +105,7 @@ class TextModel:
         self._model, self._precision = ready(model, inference.precision, world.device)
         self._inference, self._world = inference, world
         self._work = Work(self._model, self._precision)
-        self._vectors = {name: Work(_Vectors(self._model, name), self._precision) for name in _POOLED}
+        self._vectors: dict[str, Work] = {}
 
     @property
     def task(self) -> Task[Any, Any]:
@@ -193,34 +190,41 @@ class TextModel:
     def encode(
         self,
         texts: str | Sequence[str],
-        pooling: Pooling = "",
+        pooling: str = "",
         max_length: int | None = None,
         prompt: str | None = None,
+        prompt_name: str = "",
     ) -> npt.NDArray[np.float32]:
         """Returns a vector for each text, float32 [texts, D], or [D] for a single string.
 
         Args:
             texts: A text or several texts.
             pooling: "mean" is the mean of the last states of all tokens, special ones included, as in
-                sentence-transformers; "cls" is the last state of the first token. Default: the vectors of a
-                model that was trained for them, of length 1 if its task says so; else "mean".
+                sentence-transformers; "cls" is the last state of the first token; others are those of
+                `EmbedConfig.pooling`. Default: the vectors of a model that was trained for them, of length 1 if its
+                task says so; else "mean".
             max_length: Longer texts are cut to this number of tokens, at least 8. Default: that of a model of vectors,
                 else the number of the model's positions.
-            prompt: What precedes each text. Default: the prompt of a model of vectors; `task.config.embed` has it, and
-                that of documents, `prompt_b`.
+            prompt: What precedes each text. Default: the default prompt of a model of vectors, which is that of queries
+                if it names no other.
+            prompt_name: Name of a prompt of a model of vectors, such as "document"; `embed.named_prompts()` has all.
         """
         several = [texts] if isinstance(texts, str) else texts
-        vectors_ND = self._computed(self.vectors(several, pooling, max_length, prompt))
+        vectors_ND = self._computed(self.vectors(several, pooling, max_length, prompt, prompt_name))
         return vectors_ND[0] if isinstance(texts, str) else vectors_ND
 
     def vectors(
-        self, texts: Sequence[str], pooling: Pooling = "", max_length: int | None = None, prompt: str | None = None
+        self,
+        texts: Sequence[str],
+        pooling: str = "",
+        max_length: int | None = None,
+        prompt: str | None = None,
+        prompt_name: str = "",
     ) -> "Request[npt.NDArray[np.float32]]":
         """Returns what the vectors of the texts need, as `request` does. The arguments are those of `encode`."""
-        choose(dict.fromkeys(get_args(Pooling)), pooling, "pooling")
-        positions = self._model.config.positions
-        own, embed = self._task.config.name == "embed" and not pooling, self._task.config.embed
-        length = (self._task.config.max_length if own else positions) if max_length is None else max_length
+        positions, config = self._model.config.positions, self._task.config
+        own = isinstance(self._task, Embed) and not pooling
+        length = (config.max_length if own else positions) if max_length is None else max_length
         if not SHORTEST <= length <= positions:
             raise UsageError(f"max_length = {length} must be from {SHORTEST} to {positions}, the model's positions.")
         if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
@@ -228,18 +232,34 @@ class TextModel:
         several = list(texts)
         if wrong := [text for text in several if not isinstance(text, str)]:
             raise UsageError(f"encode takes texts, not {type(wrong[0]).__name__}.")
-        before = prompt if prompt is not None else embed.prompt if own else ""
-        source = tokenised(self.tokenizer, _cut_to(length), [before + text for text in several], None)
-        pooling = pooling or (embed.pooling if own else "") or "mean"
-        width, unit = self._model.config.hidden, own and embed.unit()
+        if prompt is not None and prompt_name:
+            raise UsageError("encode takes prompt or prompt_name, not both.")
+        if prompt_name:
+            prompt = choose(self.embed.named_prompts(), prompt_name, "prompt_name")
+        embed = config.embed if own else EmbedConfig(pooling=pooling, normalize=False)
+        task = Embed(TaskConfig(name="embed", max_length=length, embed=embed), self.tokenizer)
+        task.layers = self._task.layers if own and isinstance(self._task, Embed) else ()
+        before = embed.own_prompt() if prompt is None else prompt
+        source, width = task.texts((before, text) for text in several), task.width(self._model.config.hidden)
 
         def finish(found: Outputs) -> npt.NDArray[np.float32]:
-            vectors_ND = concatenated(found, "vectors").astype(np.float32).reshape(len(several), width)
-            if unit:
-                vectors_ND /= np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
-            return vectors_ND
+            rows = [vector_1D[0] for vector_1D in task.predictions(source, found)]
+            return np.stack(rows) if rows else np.zeros((0, width), dtype=np.float32)
 
-        return Request(self._vectors[pooling], source, finish)
+        return Request(self._work_of(task.head), source, finish)
+
+    def _work_of(self, head: str) -> Work:
+        """Returns the one work that computes the vectors of a head, so that those of several callers are computed
+        together."""
+        if head not in self._vectors:
+            self._vectors[head] = Work(_Vectors(self._model, head), self._precision)
+        return self._vectors[head]
+
+    @property
+    def dimensions(self) -> int:
+        """Number of components of its vectors."""
+        hidden = self._model.config.hidden
+        return self._task.width(hidden) if isinstance(self._task, Embed) else hidden
 
     def evaluate(self, data: str | Path | Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Returns the scores on a labelled file or on labelled rows, dicts with the keys of a line of JSON. Warns
@@ -299,18 +319,13 @@ class TextModel:
         return {"text" if not column or column.isdecimal() else column: text}
 
 
-@cache
-def _cut_to(length: int) -> TaskConfig:
-    return TaskConfig(max_length=length)
-
-
 class _Vectors(nn.Module):
     """Computes the pooled states of each sequence of a batch."""
 
-    def __init__(self, model: Model, pooling: str) -> None:
+    def __init__(self, model: Model, head: str) -> None:
         super().__init__()
-        self.encoder, self.pooled = model.encoder, _POOLED[pooling]
+        self.encoder, self.head, self.modes = model.encoder, head, modes_of(pooling_of(head) or "")
 
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
-        """vectors [S, D]."""
-        return {"vectors": self.pooled(self.encoder(batch), batch.bounds_S1)}
+        """The rows [S, P] by the name of the head."""
+        return {self.head: pooled(self.encoder(batch), batch, self.modes)}

@@ -36,6 +36,19 @@ _DAMAGE = (
 """Exceptions of the libraries for damaged or malicious files. torch has no exception class of its own for them."""
 
 
+def encoder_path(folder: Path) -> str:
+    """Returns the path in a folder of sentence-transformers of the folder of its encoder, such as 0_Transformer; empty
+    for the folder itself, and for another folder."""
+    path = Path(folder) / "modules.json"
+    if (Path(folder) / "config.json").is_file() or not path.is_file():
+        return ""
+    try:
+        own = json.loads(path.read_text(encoding="utf-8"))[0]["path"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return own if isinstance(own, str) and own not in ("", ".", "..") and not set(own) & set("/\\:\0") else ""
+
+
 def read(folder: Path) -> tuple[Tensors, Path]:
     """Returns the tensors of a model folder by their names in the file, and the path of the file or of the index.
 

@@ -15,7 +15,7 @@ from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
-from lambert.model.files import json_object
+from lambert.model.files import encoder_path, json_object
 from lambert.model.heads import Model
 from lambert.model.labels import check_rows, default_names, ids_left_aside, label_keys, label_names
 from lambert.model.tensorflow import checkpoint
@@ -93,6 +93,7 @@ def config_of(model: Model) -> dict[str, Any]:
 def model_folder(path: Path) -> Path:
     """Returns the model folder `path`, or that of the run folder `path`. Raises DataError if there is none."""
     folder = path / "model" if (path / "model").is_dir() else path
+    folder = folder / encoder_path(folder)
     if checkpoint.prefixes(folder):
         raise DataError(
             f"{folder} is a TensorFlow checkpoint. Convert it first: lambert import --from {folder} --out FOLDER, and "

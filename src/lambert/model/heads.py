@@ -24,6 +24,7 @@ from lambert.model.objectives import (
     Value,
     Vector,
 )  # fmt: skip
+from lambert.model.pooling import modes_of, pooling_of
 
 __all__ = ["HEADS", "Encoder", "Head", "Model", "built"]
 
@@ -47,6 +48,8 @@ KIND = Kind((EncoderConfig, int), base=Head)
 def head_kind(config: EncoderConfig, name: str) -> type[Head]:
     """Returns the class of the head of an objective, a key of HEADS or "package.module:name", as the family of the
     encoder has it. Raises UsageError for an objective that does not exist."""
+    if name not in HEADS and (pooling := pooling_of(name)):
+        return type("PooledVector", (Vector,), {"modes": modes_of(pooling)})
     found: type[Head] = lookup({**HEADS, **family_of(config).heads}, name, "head", KIND)
     return found
 
@@ -103,7 +106,7 @@ class Model(nn.Module):
             if isinstance(head, MaskedLanguageModel):
                 logits[name] = head(states_TD, at_N, self.encoder.words.weight, batch.compute)
             elif isinstance(head, Vector):
-                logits[name] = head(states_TD, at_N, batch.bounds_S1)
+                logits[name] = head(states_TD, at_N, batch)
             elif head.reads == "first":
                 logits[name] = head(states_TD[batch.bounds_S1[:-1].long()], at_N)
             else:

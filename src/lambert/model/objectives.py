@@ -15,6 +15,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.crossentropy import cross_entropy
 from lambert.model.dropout import dropout
 from lambert.model.linear import linear
+from lambert.model.pooling import pooled
 
 
 class Pooler(nn.Linear):
@@ -260,31 +261,24 @@ class Span(Head):
         return (self._rows(logits_NL, target, batch).argmax(-1) == target.labels_N).all(-1).sum()
 
 
-def mean_vectors(states_TD: Tensor, bounds_S1: Tensor) -> Tensor:
-    """Returns the mean state of each sequence, float32 [S, D]."""
-    return torch.segment_reduce(states_TD.float(), "mean", lengths=bounds_S1.long().diff(), axis=0)
-
-
-def first_vectors(states_TD: Tensor, bounds_S1: Tensor) -> Tensor:
-    """Returns the state of the first token of each sequence, float32 [S, D]."""
-    return states_TD[bounds_S1[:-1].long()].float()
-
-
 class Vector(Head):
-    """A vector for each text: the mean of the last states of its tokens, special ones included. It has no weights.
+    """A vector for each text, pooled from the last states of its tokens, special ones included. It has no weights.
 
     The loss is that of the target, a `JointTarget`, since vectors are trained against each other.
 
     Source: Reimers and Gurevych, "Sentence-BERT", 2019, section 3.
     """
 
+    modes: tuple[str, ...] = ("mean",)
+    """The poolings whose vectors stand side by side, keys of `pooling.POOLINGS`."""
+
     def __init__(self, config: EncoderConfig, labels: int) -> None:
         nn.Module.__init__(self)
 
-    def forward(self, states_TD: Tensor, at_N: Tensor | None = None, bounds_S1: Tensor | None = None) -> Tensor:
-        """Returns the vectors of all sequences, float32 [S, D]."""
-        assert bounds_S1 is not None
-        return mean_vectors(states_TD, bounds_S1)
+    def forward(self, states_TD: Tensor, at_N: Tensor | None = None, batch: Batch | None = None) -> Tensor:
+        """Returns the vectors of all sequences, float32 [S, D x number of modes]."""
+        assert batch is not None
+        return pooled(states_TD, batch, self.modes)
 
     def loss(self, logits_NL: Tensor, target: Target, batch: Batch) -> Tensor:
         """Returns the summed loss of the examples of this batch."""
@@ -303,10 +297,7 @@ class Vector(Head):
 class FirstVector(Vector):
     """A vector for each text: the last state of its first token."""
 
-    def forward(self, states_TD: Tensor, at_N: Tensor | None = None, bounds_S1: Tensor | None = None) -> Tensor:
-        """Returns the vectors of all sequences, float32 [S, D]."""
-        assert bounds_S1 is not None
-        return first_vectors(states_TD, bounds_S1)
+    modes = ("cls",)
 
 
 class _Known(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch import Tensor
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.contents import write_sums
 from lambert.core.errors import DataError
-from lambert.core.files import atomic_folder
+from lambert.core.files import atomic_folder, write_files
 from lambert.core.randomness import below, key, words
 from lambert.model import folder as layout
 from lambert.model import weights
@@ -38,7 +38,7 @@ def publish(
     extra: Mapping[str, Any],
     *,
     card: str = "",
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     replace: bool = False,
     compare: bool = False,
     check: Callable[[Path], None] = lambda folder: None,
@@ -49,7 +49,7 @@ def publish(
         write_tokenizer: Writes the tokenizer's files to the folder that it is given.
         extra: Added to config.json.
         card: Text of README.md; empty: none is written.
-        files: Texts of more files, by their paths in the folder.
+        files: Contents of more files, by their paths in the folder.
         replace: Whether an existing folder is replaced.
         compare: Also compare the outputs with those of transformers, where it is installed.
         check: Called with the complete folder before it is renamed; raises an error to refuse it.
@@ -65,9 +65,7 @@ def publish(
     with atomic_folder(folder, replace=replace) as aside:
         weights.save(model, aside, extra)
         write_tokenizer(aside)
-        for name, text in {**({"README.md": card} if card else {}), **(files or {})}.items():
-            (aside / name).parent.mkdir(exist_ok=True)
-            (aside / name).write_text(text, encoding="utf-8")
+        write_files(aside, {**({"README.md": card} if card else {}), **(files or {})})
         write_sums(aside)
         try:
             said = _verified(model.eval(), aside, compare)

@@ -47,7 +47,7 @@ def publish_run(
     tokenizer: Any,
     extra: Mapping[str, Any],
     scores: Mapping[str, float],
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     trained: Trained | None = None,
 ) -> str:
     """Writes the model folder of a run, with a model card and `files`, and scores.json beside it. Returns a line that

@@ -106,7 +106,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
     async def openai_embeddings(request: Request, body: bodies.OpenAIEmbeddingsBody) -> Response:
         """Vectors in the format of OpenAI's API."""
         chosen, texts = served(request, body.model), _several(body.input)
-        width = chosen.model.model.config.hidden
+        width = chosen.model.dimensions
         if body.dimensions is not None and body.dimensions > width:
             raise Refusal(422, "fields", f"The model's vectors have {width} components.", "dimensions")
         found, tokens = await vectors(chosen, texts, "input")

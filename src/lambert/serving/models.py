@@ -75,7 +75,7 @@ class Served:
         config, task = self.model.model.config, self.task
         found: dict[str, Any] = {
             "name": self.name, "version": self.version, "task": task, "family": config.block,
-            "dimensions": config.hidden, "precision": self.model.precision,
+            "dimensions": self.model.dimensions, "precision": self.model.precision,
             "prompts": {"query": self.prompt("query"), "document": self.prompt("document")},
         }  # fmt: skip
         if task:

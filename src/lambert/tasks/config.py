@@ -137,6 +137,8 @@ class SquadConfig:
             raise UsageError(f'task.squad.null_threshold = {self.null_threshold!r} must be a number or "best".')
 
 
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+"""Parts of `EmbedConfig.pooling`, in the order in which sentence-transformers joins those that are set by flags."""
 SCHEMES = ("", "none", "IOB1", "IOB2", "IOE1", "IOE2", "IOBES", "BILOU", "BMES", "BMEWO")
 """Values of `TagConfig.scheme`."""
 
@@ -168,11 +170,14 @@ class EmbedConfig:
     negatives, InfoNCE). For scored pairs: cosent, or cosine (squared error of the cosine). margin: MarginMSE; the label
     is a teacher's score of the positive minus that of the negative, or a list of them. Empty: cosent if the rows have a
     score, else ranking."""
-    pooling: Literal["", "mean", "cls"] = ""
-    """A vector is the mean of the last states of a text, or the state of its first token (cls). Empty: as the folder of
-    a sentence-transformers model says, else mean."""
+    pooling: str = ""
+    """A vector is the mean of the last states of a text, or the state of its first token (cls) or of its last one
+    (lasttoken), the largest value of each component (max), the sum by the square root of the number of tokens
+    (mean_sqrt_len_tokens), or the mean weighted by position (weightedmean). Several, joined by +, stand side by side.
+    Empty: as the folder of a sentence-transformers model says, else mean."""
     normalize: bool | None = None
-    """Vectors have length 1. Unset: true, but for the loss margin, which is that of inner products, false."""
+    """Vectors have length 1. Unset: as the folder of a sentence-transformers model says, else true, but for the loss
+    margin, which is that of inner products, false."""
     scale: float = 20.0
     """ranking, cosent: factor of the cosines, the inverse of the temperature."""
     negatives: tuple[str, ...] = ()
@@ -184,15 +189,41 @@ class EmbedConfig:
     """What precedes every text of the column `text`, such as "query: "."""
     prompt_b: str = ""
     """What precedes every text of the column `text_b` and of the negatives, such as "passage: "."""
+    prompts: tuple[str, ...] = ()
+    """Further prompts, each as NAME=TEXT, which `encode` takes by name."""
+    default_prompt: str = ""
+    """Name of the prompt of texts to compute vectors of: query, document, or one of `prompts`. Empty: query."""
+    include_prompt: bool = True
+    """Whether the tokens of a prompt are pooled too. If not, neither is the first special token of a text that has a
+    prompt."""
+    truncate_dim: int = 0
+    """Number of first components to which vectors are cut, after their length was set. 0: all."""
 
     def __post_init__(self) -> None:
-        check(self, "task.embed.", scale="(0, inf)")
+        check(self, "task.embed.", scale="(0, inf)", truncate_dim="[0, inf)")
+        for mode in self.pooling.split("+") if self.pooling else ():
+            if mode not in POOLINGS:
+                raise UsageError(f"task.embed.pooling: {mode!r} is unknown.{nearest(mode, [*POOLINGS])}")
+        if wrong := next((entry for entry in self.prompts if "=" not in entry), None):
+            raise UsageError(f"task.embed.prompts: {wrong!r} has no =. Give NAME=TEXT.")
+        if self.default_prompt and self.default_prompt not in self.named_prompts():
+            known = nearest(self.default_prompt, [*self.named_prompts()])
+            raise UsageError(f"task.embed.default_prompt = {self.default_prompt!r} is not among the prompts.{known}")
         if any(width < 1 for width in self.widths):
             raise UsageError(f"task.embed.widths = {[*self.widths]}: each must be at least 1.")
 
     def unit(self) -> bool:
         """Returns whether vectors have length 1."""
         return self.loss != "margin" if self.normalize is None else self.normalize
+
+    def named_prompts(self) -> dict[str, str]:
+        """Returns the prompts by name."""
+        others = dict(entry.split("=", 1) for entry in self.prompts)
+        return {"query": self.prompt, "document": self.prompt_b} | others
+
+    def own_prompt(self) -> str:
+        """Returns what precedes a text of which only a vector is wanted."""
+        return self.named_prompts()[self.default_prompt or "query"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ scored pairs of texts (`pairs`).
 Pairs and triplets are scored as a search: the first texts are the queries, all other texts of the file the corpus.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Ints, JointTarget
 from lambert.core.errors import DataError
+from lambert.model.pooling import head_of, modes_of
+from lambert.model.vector_layers import VectorLayers
 from lambert.tasks import contrastive, metrics, retrieval, sentence_transformers
 from lambert.tasks.config import EmbedConfig, TaskConfig
 from lambert.tasks.examples import Examples as ScoredExamples
@@ -25,7 +28,7 @@ from lambert.tasks.labels import check_different
 from lambert.tasks.metrics import Floats
 from lambert.tasks.pairs import SCORED, Layout, find_layout, read_examples
 from lambert.tasks.retrieval import Search
-from lambert.tasks.segments import Cuts, Segments, concatenated, readable
+from lambert.tasks.segments import Cuts, Segments, arrays, readable
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 from lambert.tasks.texts import encode
 
@@ -39,6 +42,16 @@ class TextVectors(Segments):
     texts_NG: Ints
     scores_N: Floats | None = None
     search: Search | None = None
+    pooled_from_U: Ints | None = None
+    """Position of the first token of each text that is pooled; None: all are."""
+
+    def collate(self, epochs_S: Ints, indices_S: Ints) -> Batch:
+        """Returns the texts with these numbers as one batch."""
+        batch = super().collate(epochs_S, indices_S)
+        if self.pooled_from_U is None:
+            return batch
+        first_S = torch.from_numpy(self.pooled_from_U[np.asarray(indices_S, dtype=np.int64)])
+        return replace(batch, pooled_from_S=batch.bounds_S1[:-1].long() + first_S)
 
 
 class Examples(TextVectors):
@@ -46,6 +59,8 @@ class Examples(TextVectors):
 
     labels: Tensor
     embed: EmbedConfig
+    layers: Sequence[nn.Module] = ()
+    """Layers between pooling and loss, which are not trained."""
     least_batch = 1
     texts_alone = False
     """Whether each text is paired with itself, so that only dropout makes its two vectors differ."""
@@ -66,6 +81,7 @@ class Examples(TextVectors):
     objective = ""
 
     def _losses(self, rows_SD: Tensor, labels: Tensor) -> Tensor:
+        rows_SD = VectorLayers(self.layers).to(rows_SD.device)(rows_SD)
         return _loss(self.embed)(rows_SD.view(len(labels), -1, rows_SD.shape[1]), labels)
 
 
@@ -74,10 +90,12 @@ class Embed:
     `retrieval.scores`, ndcg_10 first."""
 
     labels = 0
+    layers: Sequence[nn.Module] = ()
+    """Layers between the pooling and the division by length, those of a folder of sentence-transformers."""
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer, self.embed = config, tokenizer, config.embed
-        self.head = "first_vector" if config.embed.pooling == "cls" else "vector"
+        self.head = head_of(config.embed.pooling)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Examples]:
@@ -104,20 +122,23 @@ class Embed:
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> TextVectors:
-        """Reads rows {"text": ...} to compute vectors of. The prompt of `text` precedes them, or if the row has
+        """Reads rows {"text": ...} to compute vectors of. The default prompt precedes them, or if the row has
         "prompt_b": true, that of `text_b`."""
-        prompt, prompt_b, key = self.embed.prompt, self.embed.prompt_b, _key(self.config)
-        texts = [
-            (prompt_b if row.get("prompt_b") is True else prompt) + text_of(row, key, place)
+        prompt, prompt_b, key = self.embed.own_prompt(), self.embed.prompt_b, _key(self.config)
+        return self.texts(
+            (prompt_b if row.get("prompt_b") is True else prompt, text_of(row, key, place))
             for row, place in zip(rows, places, strict=True)
-        ]
+        )
+
+    def texts(self, texts: Iterable[tuple[str, str]]) -> TextVectors:
+        """Returns texts to compute vectors of, each after its prompt."""
         data, texts_NG = self._numbered([[text] for text in texts], {}, TextVectors)
         data.texts_NG = texts_NG
         return data
 
     def predictions(self, data: TextVectors, outputs: Outputs) -> list[Floats]:
         """Returns the vectors of the texts of each example, [G, D]."""
-        vectors_UD = self._units(data, outputs)
+        vectors_UD = self._vectors(outputs)
         return [vectors_UD[texts_G] for texts_G in data.texts_NG]
 
     def score(self, data: TextVectors, predictions: Sequence[Floats]) -> dict[str, float]:
@@ -175,15 +196,25 @@ class Embed:
     def model_config(self) -> dict[str, Any]:
         return stored(self.config)
 
-    def model_files(self, width: int) -> dict[str, str]:
+    def model_files(self, width: int) -> dict[str, str | bytes]:
         """Returns the files that sentence-transformers reads."""
-        return sentence_transformers.files(self.config, width)
+        return sentence_transformers.files(self.config, width, self.layers)
 
-    def _units(self, data: TextVectors, outputs: Outputs) -> Floats:
-        vectors_UD = concatenated(outputs, self.head)
-        if self.embed.unit():
-            vectors_UD /= np.maximum(np.linalg.norm(vectors_UD, axis=1, keepdims=True), 1e-12)
-        return vectors_UD.astype(np.float32)
+    def finish(self) -> VectorLayers:
+        """Returns what maps pooled states to vectors."""
+        return VectorLayers(self.layers, self.embed.unit(), self.embed.truncate_dim)
+
+    def width(self, hidden: int) -> int:
+        """Returns the number of components of vectors from states of `hidden` components."""
+        return self.finish().width_of(hidden * len(modes_of(self.embed.pooling)))
+
+    def _vectors(self, outputs: Outputs) -> Floats:
+        """Returns the vectors of all texts, computed in float64 from the pooled states, so that they do not depend on
+        the number of texts."""
+        finish = copy.deepcopy(self.finish()).double()
+        with torch.inference_mode():
+            parts = [finish(torch.from_numpy(part_SP)).numpy() for part_SP in arrays(outputs, self.head)]
+        return np.concatenate(parts or [np.zeros((0, 1))]).astype(np.float32)
 
     def _examples(self, path: Path, layout: Layout) -> Examples:
         rows, scores, counts = read_examples(path, layout, self.config, cosines=self.embed.loss == "cosine")
@@ -202,23 +233,43 @@ class Embed:
 
     def _judged(self, path: Path) -> TextVectors:
         corpus, queries, relevant = retrieval.read_judgements(path)
-        corpus = {number: self.embed.prompt_b + text for number, text in corpus.items()}
-        queries = {number: self.embed.prompt + text for number, text in queries.items()}
-        texts = [*queries.values(), *corpus.values()]
+        texts = [(self.embed.prompt, text) for text in queries.values()]
+        texts += [(self.embed.prompt_b, text) for text in corpus.values()]
         data, texts_N1 = self._numbered([[text] for text in texts], {"queries": len(queries)}, TextVectors)
         data.texts_NG = texts_N1
-        numbers = dict(zip(texts, data.texts_NG[:, 0].tolist(), strict=True))
-        data.search = retrieval.of_judgements(numbers, corpus, queries, relevant)
+        found = texts_N1[:, 0].tolist()
+        queries_found = dict(zip(queries, found[: len(queries)], strict=True))
+        data.search = retrieval.of_judgements(
+            dict(zip(corpus, found[len(queries) :], strict=True)), queries_found, relevant
+        )
         return data
 
-    def _numbered(self, rows: Sequence[Sequence[str]], counts: Mapping[str, int], kind: type[D]) -> tuple[D, Ints]:
-        """Returns the different texts as a Source, and the number of each text of the rows [N, G]."""
-        numbers: dict[str, int] = {}
+    def _numbered(
+        self, rows: Iterable[Sequence[tuple[str, str]]], counts: Mapping[str, int], kind: type[D]
+    ) -> tuple[D, Ints]:
+        """Returns the different texts as a Source, and the number of each text of the rows [N, G]. A text is given
+        after its prompt."""
+        numbers: dict[tuple[str, str], int] = {}
         texts_NG = np.array([[numbers.setdefault(text, len(numbers)) for text in row] for row in rows], dtype=np.int64)
-        found = encode(self.tokenizer, [*numbers], self.config.max_length)
-        kept = np.minimum(found.lengths, self.config.max_length - 2)
-        counts = {"examples": len(rows), **counts, "cut": int((kept < found.lengths).sum())}
-        return kind(self.tokenizer, Cuts(found.ids, found.bounds[:-1], kept), None, counts), texts_NG
+        most = self.config.max_length
+        found = encode(self.tokenizer, [prompt + text for prompt, text in numbers], most)
+        kept = np.minimum(found.lengths, most - 2)
+        counts = {"examples": len(texts_NG), **counts, "cut": int((kept < found.lengths).sum())}
+        data = kind(self.tokenizer, Cuts(found.ids, found.bounds[:-1], kept), None, counts)
+        if not self.embed.include_prompt:
+            data.pooled_from_U = self._after_prompts([prompt for prompt, _ in numbers])
+        return data, texts_NG
+
+    def _after_prompts(self, prompts: Sequence[str]) -> Ints:
+        """Returns the number of tokens of each prompt alone, with the first special token and without the last one; 0
+        for no prompt.
+
+        Source: sentence-transformers 6.2, Transformer._get_prompt_length.
+        """
+        most, counts = self.config.max_length, {"": 0}
+        for prompt in set(prompts) - {""}:
+            counts[prompt] = min(1 + int(encode(self.tokenizer, [prompt]).lengths[0]), most - 1)
+        return np.array([counts[prompt] for prompt in prompts], dtype=np.int64)
 
 
 def _scored_layout(config: TaskConfig, path: Path) -> Layout:

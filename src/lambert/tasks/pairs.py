@@ -85,11 +85,11 @@ def _advice(row: Row, say: Advice) -> str:
 
 def read_examples(
     path: Path, layout: Layout, config: TaskConfig, *, cosines: bool = False
-) -> tuple[list[list[str]], list[Any], dict[str, int]]:
-    """Returns the texts of each example with their prompts, the scores, and counts. Examples with an empty text are
+) -> tuple[list[list[tuple[str, str]]], list[Any], dict[str, int]]:
+    """Returns the texts of each example, each after its prompt, the scores, and counts. Examples with an empty text are
     left out. Raises DataError for scores that are no `cosines`, if they must be."""
     embed, columns = config.embed, config.columns
-    rows: list[list[str]] = []
+    rows: list[list[tuple[str, str]]] = []
     scores: list[Any] = []
     empty = 0
     prompts = [embed.prompt, *[embed.prompt_b] * (len(layout.texts) - 1)]
@@ -100,7 +100,7 @@ def read_examples(
         if not all(text.strip() for text in texts):
             empty += 1
             continue
-        rows.append([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
+        rows.append([*zip(prompts, texts, strict=True)])
         if layout.score:
             scores.append(score := _scores(row, layout, place))
             if cosines and isinstance(score, float) and abs(score) > 1:

@@ -151,12 +151,7 @@ def of_pairs(texts_NG: Ints) -> Search:
     return Search([*relevant], np.unique(texts_NG[:, 1:]).tolist(), [frozenset(found) for found in relevant.values()])
 
 
-def of_judgements(
-    numbers: Mapping[str, int], corpus: Mapping[str, str], queries: Mapping[str, str], relevant: Mapping[str, set[str]]
-) -> Search:
-    """Returns the search of judged queries. `numbers` has the number of each text."""
-    return Search(
-        [numbers[text] for text in queries.values()],
-        [*dict.fromkeys(numbers[text] for text in corpus.values())],
-        [frozenset(numbers[corpus[text]] for text in relevant[query]) for query in queries],
-    )
+def of_judgements(corpus: Mapping[str, int], queries: Mapping[str, int], relevant: Mapping[str, set[str]]) -> Search:
+    """Returns the search of judged queries. `corpus` and `queries` have the numbers of the texts by id."""
+    found = [frozenset(corpus[text] for text in relevant[query]) for query in queries]
+    return Search([*queries.values()], [*dict.fromkeys(corpus.values())], found)

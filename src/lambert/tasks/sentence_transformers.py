@@ -1,86 +1,402 @@
-"""The files of a model folder that sentence-transformers reads: which vector a text has. They are written in the form
-that all its versions read.
+"""The files of a model folder that sentence-transformers reads: which vector a text has, and which score a pair.
 
-Source: sentence-transformers 6.2, models Transformer, Pooling and Normalize.
+Folders of all its versions are read. Vectors are written in the form that all versions read, where it can say them.
+
+Source: sentence-transformers 6.2, and what its versions since 2021 write.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import DataError
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.files import json_text
-from lambert.tasks.config import EmbedConfig, TaskConfig
+from lambert.model import files as tensor_files
+from lambert.model.pooling import modes_of
+from lambert.model.vector_layers import Dense, Unit, activation_named
+from lambert.tasks.config import POOLINGS, EmbedConfig, TaskConfig
 
 MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
 _TYPE = "sentence_transformers.models."
-_POOLINGS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
-_MODES = (*_POOLINGS.values(), "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens")
+_LENGTHS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names of the file of the module Transformer, in the order in which sentence-transformers looks for them."""
+_FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+"""Keys of the module Pooling up to version 5.3, by mode."""
+_OLDEST = ("cls", "max", "mean", "mean_sqrt_len_tokens")
+"""Modes that all versions have."""
+_OF_DOCUMENTS = ("document", "passage", "corpus")
+"""Names of the prompt of documents, in the order in which sentence-transformers looks for them."""
+_VECTOR = "sentence_embedding"
+_UNUSED = ("query_length", "document_length", "query_expansion", "config_args", "config_kwargs", "tokenizer_args",
+           "processor_kwargs")  # fmt: skip
+"""Keys of the module Transformer that change what a text means, and that Lambert does not have."""
+_HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", "trust_remote_code", "revision"}
+"""Keys of model_args on which vectors do not depend, or not in float32."""
+
+Contents = str | bytes
 
 
-def files(config: TaskConfig, width: int) -> dict[str, str]:
-    """Returns the files of a model with vectors of `width` components, by name."""
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of modules.json: the name of its class, its folder, and the settings there."""
+
+    kind: str
+    folder: Path
+    settings: Mapping[str, Any]
+
+
+def files(config: TaskConfig, width: int, layers: Sequence[nn.Module] = ()) -> dict[str, Contents]:
+    """Returns the files of a model with states of `width` components and these layers after its pooling, by name."""
     embed = config.embed
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")][: 2 + embed.unit()]
-    modules = [{"idx": i, "name": str(i), "path": p, "type": _TYPE + kind} for i, (p, kind) in enumerate(kinds)]
-    chosen = _POOLINGS[embed.pooling or "mean"]
-    pooling = {"word_embedding_dimension": width} | {mode: mode == chosen for mode in _MODES}
-    prompts = {name: text for name, text in (("query", embed.prompt), ("document", embed.prompt_b)) if text}
+    kinds: list[tuple[str, dict[str, Any], nn.Module | None]] = [("Pooling", _pooling(embed, width), None)]
+    kinds += [_described_layer(layer) for layer in layers]
+    if embed.unit():
+        kinds.append(("Normalize", {}, None))
+    modules, found = [{"idx": 0, "name": "0", "path": "", "type": f"{_TYPE}Transformer"}], {}
+    for number, (kind, settings, layer) in enumerate(kinds, 1):
+        path = f"{number}_{kind}"
+        modules.append({"idx": number, "name": str(number), "path": path, "type": _TYPE + kind})
+        if settings:
+            found[f"{path}/config.json"] = _text(settings)
+        if layer is not None:
+            found[f"{path}/model.safetensors"] = safetensors.torch.save(_tensors(layer))
+    prompts = {name: text for name, text in embed.named_prompts().items() if text or name not in ("query", "document")}
+    if embed.default_prompt:
+        prompts.setdefault(embed.default_prompt, "")
     similarity = "dot" if embed.loss == "margin" else "cosine"
     settings = {
-        "__version__": {}, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity,
+        "__version__": {}, "prompts": prompts, "default_prompt_name": embed.default_prompt or None,
+        "similarity_fn_name": similarity,
     }  # fmt: skip
-    found: dict[str, Any] = {
-        MODULES: modules,
-        "1_Pooling/config.json": pooling,
-        "sentence_bert_config.json": {"max_seq_length": config.max_length, "do_lower_case": False},
-        "config_sentence_transformers.json": settings,
+    if embed.truncate_dim:
+        settings["truncate_dim"] = embed.truncate_dim
+    return {
+        MODULES: _text(modules),
+        **found,
+        _LENGTHS[0]: _text({"max_seq_length": config.max_length, "do_lower_case": False}),
+        SETTINGS: _text(settings),
     }
-    return {name: json_text(value, indent=2) + "\n" for name, value in found.items()}
+
+
+def _text(value: Any) -> str:
+    return json_text(value, indent=2) + "\n"
+
+
+def _pooling(embed: EmbedConfig, width: int) -> dict[str, Any]:
+    """Returns the settings of the module Pooling, in the form of version 2 if it can say them."""
+    modes = modes_of(embed.pooling)
+    if [mode for mode in POOLINGS if mode in modes] != [*modes]:  # in another order than flags have
+        return {"embedding_dimension": width, "pooling_mode": [*modes], "include_prompt": embed.include_prompt}
+    named = _FLAGS if set(modes) - set(_OLDEST) else {mode: _FLAGS[mode] for mode in _OLDEST}
+    found: dict[str, Any] = {"word_embedding_dimension": width} | {key: mode in modes for mode, key in named.items()}
+    return found if embed.include_prompt else {**found, "include_prompt": False}
+
+
+def _described_layer(layer: nn.Module) -> tuple[str, dict[str, Any], nn.Module | None]:
+    """Returns the class, the settings and, if it has weights, the layer itself."""
+    if isinstance(layer, Unit):
+        return "Normalize", {}, None
+    if isinstance(layer, nn.LayerNorm):
+        return "LayerNorm", {"dimension": layer.normalized_shape[0]}, layer
+    assert isinstance(layer, Dense)
+    kind, linear = type(layer.activation), layer.linear
+    settings: dict[str, Any] = {
+        "in_features": linear.in_features, "out_features": linear.out_features, "bias": linear.bias is not None,
+        "activation_function": f"{kind.__module__}.{kind.__name__}",
+    }  # fmt: skip
+    return "Dense", settings | ({"use_residual": True} if layer.residual is not None else {}), layer
+
+
+def _tensors(layer: nn.Module) -> dict[str, Tensor]:
+    prefix = "norm." if isinstance(layer, nn.LayerNorm) else ""
+    return {prefix + name: tensor.detach().float().contiguous() for name, tensor in layer.named_parameters()}
+
+
+def root(folder: Path) -> Path | None:
+    """Returns the folder with the modules.json that names `folder` as that of its encoder: `folder` or, in folders from
+    before 2021, the one above; None if there is none."""
+    if (folder / MODULES).is_file():
+        return folder
+    above = folder.absolute().parent
+    return above if tensor_files.encoder_path(above) == folder.name else None
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Returns whether a model folder is one of sentence-transformers' CrossEncoder, which scores pairs of texts. Raises
+    DataError if it has modules that Lambert does not have."""
+    top = root(folder)
+    if top is None:
+        return False
+    kinds, kind = [module.kind for module in _modules(top)], _settings(top / SETTINGS).get("model_type")
+    if kind == "CrossEncoder" and kinds != ["Transformer"]:
+        raise DataError(
+            f"{top / MODULES} has the modules {', '.join(kinds)}: of a CrossEncoder, only Transformer is read."
+        )
+    task = _transformer(folder).get("transformer_task")
+    return kinds == ["Transformer"] and (kind == "CrossEncoder" or task == "sequence-classification")
+
+
+def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
+    """Returns the activation of the scores of a CrossEncoder, a name of `ACTIVATIONS`; empty for a folder that is none.
+
+    Args:
+        folder: The model folder.
+        settings: Contents of its config.json.
+    """
+    own = settings.get("sentence_transformers")
+    known = _settings((root(folder) or folder) / SETTINGS)
+    marks = [
+        known.get("activation_fn"), own.get("activation_fn") if isinstance(own, Mapping) else None,
+        settings.get("sbert_ce_default_activation_function"),
+    ]  # fmt: skip
+    named = next((mark for mark in marks if isinstance(mark, str) and mark), "")
+    if not named:
+        return "Sigmoid" if is_cross_encoder(folder) else ""
+    if not named.startswith("torch."):
+        raise DataError(
+            f"{folder} names the activation {shown(named)} of its scores, which is code from outside torch: remove "
+            "activation_fn to have the default."
+        )
+    try:
+        return type(activation_named(named)).__name__
+    except ValueError as error:
+        raise DataError(f"{folder} names another activation of its scores than can be read: {error}.") from error
 
 
 def described(folder: Path) -> TaskConfig:
-    """Returns the task of a folder of sentence-transformers that Lambert did not write. Raises DataError for modules
-    that Lambert does not have."""
-    modules = _json(folder / MODULES)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise DataError(f"{folder / MODULES} is not a list of modules.")
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
+    """Returns the task of a folder of sentence-transformers with vectors that Lambert did not write. Raises DataError
+    for what Lambert does not have."""
+    return _vectors(folder)[0]
+
+
+def layers(folder: Path) -> list[nn.Module]:
+    """Returns the layers between the pooling of a model folder and the last division by length; none for a folder that
+    is not one of sentence-transformers."""
+    return [] if root(folder) is None else _vectors(folder)[1]
+
+
+def _vectors(folder: Path) -> tuple[TaskConfig, list[nn.Module]]:
+    top = root(folder)
+    assert top is not None, folder
+    modules = _modules(top)
+    kinds = [module.kind for module in modules]
+    settings = _settings(top / SETTINGS)
+    kind = settings.get("model_type", "SentenceTransformer")
+    if kind != "SentenceTransformer" or kinds[:2] != ["Transformer", "Pooling"]:
+        of = "" if kind == "SentenceTransformer" else f" of a {kind}"
         raise DataError(
-            f"{folder / MODULES} has the modules {', '.join(kinds)}: only Transformer, Pooling and Normalize are known."
+            f"{top / MODULES} has the modules {', '.join(kinds)}{of}: vectors are read from Transformer and Pooling, "
+            "which Dense, LayerNorm and Normalize may follow."
         )
-    pooling = _json(folder / str(modules[1].get("path", "")) / "config.json")
-    modes = {mode for mode in _MODES if isinstance(pooling, Mapping) and pooling.get(mode)}
-    if isinstance(pooling, Mapping) and isinstance(pooling.get("pooling_mode"), str):  # since version 5.3
-        modes = {_POOLINGS.get(str(pooling["pooling_mode"]), str(pooling["pooling_mode"]))}
-    names = {mode: name for name, mode in _POOLINGS.items()}
-    if len(modes) != 1 or not modes <= set(names):
-        found = ", ".join(sorted(modes)) or "no pooling"
-        raise DataError(f"{folder} has {found} in the module Pooling: only mean and cls are known.")
-    settings = _settings(folder / "config_sentence_transformers.json")
-    prompts = settings.get("prompts")
-    texts = {name: text for name, text in prompts.items() if isinstance(text, str)} if isinstance(prompts, dict) else {}
-    embed = EmbedConfig(
-        loss="margin" if settings.get("similarity_fn_name") == "dot" else "",  # so that inner products are compared
-        pooling="cls" if names[modes.pop()] == "cls" else "mean",
-        normalize="Normalize" in kinds,
-        prompt=texts.get("query", ""),
-        prompt_b=texts.get("document", texts.get("passage", "")),
-    )
-    length = _settings(folder / "sentence_bert_config.json").get("max_seq_length")
-    return TaskConfig(name="embed", max_length=length if isinstance(length, int) else 0, embed=embed)
+    after = [_layer(module) for module in modules[2:]]
+    normalize = bool(after) and isinstance(after[-1], Unit)
+    pooling = modules[1].settings
+    prompts = _prompts(settings, top / SETTINGS)
+    width = settings.get("truncate_dim") or 0
+    if type(width) is not int or width < 0:
+        raise DataError(f"{top / SETTINGS} has truncate_dim = {shown(width)}; it must be a whole number.")
+    default = settings.get("default_prompt_name") or ""
+    try:
+        embed = EmbedConfig(
+            loss="margin" if settings.get("similarity_fn_name") == "dot" else "",  # so that inner products are compared
+            pooling=_modes(pooling, modules[1].folder),
+            normalize=normalize,
+            prompt=prompts.get("query", ""),
+            prompt_b=next((prompts[name] for name in _OF_DOCUMENTS if name in prompts), ""),
+            prompts=tuple(f"{name}={text}" for name, text in prompts.items() if name not in ("query", "document")),
+            default_prompt=str(default),
+            include_prompt=pooling.get("include_prompt", True) is not False,
+            truncate_dim=width,
+        )
+        config = TaskConfig(name="embed", max_length=length(folder), embed=embed)
+    except UsageError as error:
+        raise DataError(f"{top}: {error}") from error
+    return config, after[: len(after) - normalize]
+
+
+def length(folder: Path) -> int:
+    """Returns the number of tokens to which sentence-transformers and transformers cut a text, special tokens included;
+    0 if the folder has no limit but that of the encoder's positions."""
+    own = _transformer(folder)
+    text = own.get("processing_kwargs", {}).get("text", {}) if isinstance(own.get("processing_kwargs"), Mapping) else {}
+    tokenizer = _settings(folder / "tokenizer_config.json")
+    limit = tokenizer.get("model_max_length", tokenizer.get("max_len"))
+    found = [text.get("max_length") if isinstance(text, Mapping) else None, own.get("max_seq_length"), limit]
+    return next((int(number) for number in found if isinstance(number, int | float) and 0 < number < 2**31), 0)
+
+
+def _transformer(folder: Path) -> Mapping[str, Any]:
+    """Returns the settings of the module Transformer in the encoder's folder; empty if there are none."""
+    return next((found for name in _LENGTHS if (found := _settings(folder / name))), {})
+
+
+def _modules(top: Path) -> list[Module]:
+    """Returns the modules of a folder. Raises DataError for a class that is not of sentence-transformers."""
+    path = top / MODULES
+    rows = _json(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} is not a list of modules.")
+    found = []
+    for row in rows:
+        name, own = str(row.get("type", "")), str(row.get("path", ""))
+        if not name.startswith("sentence_transformers."):
+            raise DataError(f"{path} has the module {name}, code from outside sentence-transformers, which is not run.")
+        if Path(own).is_absolute() or ".." in Path(own).parts:
+            raise DataError(f"{path} has the path {shown(own)}, which leaves the folder.")
+        kind = name.rpartition(".")[2]
+        settings = _transformer(top / own) if kind == "Transformer" else _settings(top / own / "config.json")
+        found.append(Module(kind, top / own, settings))
+    for module in found:
+        if module.kind == "Transformer":
+            _check_transformer(module)
+    return found
+
+
+def _check_transformer(module: Module) -> None:
+    """Raises DataError for settings of the module Transformer that change what a text means."""
+    used = [name for name in _UNUSED if module.settings.get(name)]
+    for name in ("model_args", "model_kwargs"):
+        given = module.settings.get(name)
+        used += [f"{name}.{key}" for key in given if key not in _HARMLESS] if isinstance(given, Mapping) else []
+    processing = module.settings.get("processing_kwargs") or {}
+    texts = processing.get("text", {}) if isinstance(processing, Mapping) else {}
+    if processing and (set(processing) != {"text"} or set(texts) - {"max_length", "truncation", "padding"}):
+        used.append("processing_kwargs")
+    modality = module.settings.get("modality_config") or {}
+    text = modality.get("text") if isinstance(modality, Mapping) else None
+    output = text.get("method_output_name") if isinstance(text, Mapping) else None
+    if modality and output not in ("last_hidden_state", ["last_hidden_state"], "logits", ["logits"]):
+        used.append("modality_config")
+    if used:
+        raise DataError(
+            f"{module.folder} has {used[0]} = {shown(_at(module.settings, used[0]))} in the module Transformer, which "
+            "is not supported."
+        )
+
+
+def _at(settings: Mapping[str, Any], name: str) -> Any:
+    first, _, rest = name.partition(".")
+    return settings[first][rest] if rest else settings[first]
+
+
+def _modes(settings: Mapping[str, Any], folder: Path) -> str:
+    """Returns the pooling of the module Pooling: since version 5.4 its modes, before a flag for each; mean if none is
+    set. Raises DataError for an unknown mode."""
+    given = settings.get("pooling_mode", [mode for mode, key in _FLAGS.items() if settings.get(key)] or "mean")
+    modes = [given] if isinstance(given, str) else given
+    flags = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
+    unknown = [key for key in flags if key not in _FLAGS.values()]
+    if unknown or not isinstance(modes, list) or not modes or not all(mode in POOLINGS for mode in modes):
+        raise DataError(
+            f"{folder} has the pooling {shown(unknown[0] if unknown else given)}; known: {', '.join(POOLINGS)}."
+        )
+    return "+".join(modes)
+
+
+def _prompts(settings: Mapping[str, Any], path: Path) -> dict[str, str]:
+    found = settings.get("prompts") or {}
+    if not isinstance(found, dict) or not all(isinstance(text, str | None) for text in found.values()):
+        raise DataError(f"{path} has prompts = {shown(found)}; they must be texts by name.")
+    if wrong := next((name for name in found if "=" in name), None):
+        raise DataError(f"{path} has a prompt with the name {shown(wrong)}: a name must not contain =.")
+    return {name: text or "" for name, text in found.items()}
+
+
+def _layer(module: Module) -> nn.Module:
+    """Returns a module that follows Pooling. Raises DataError for one that Lambert does not have."""
+    names = {module.settings.get(f"module_{side}_name") for side in ("input", "output")} - {None, _VECTOR}
+    if module.kind in ("Dense", "Normalize") and names:
+        raise DataError(
+            f"{module.folder}: the module {module.kind} reads or writes {shown(names.pop())}; supported: {_VECTOR}."
+        )
+    makers: dict[str, Callable[[Module], nn.Module]] = {
+        "Dense": _dense, "LayerNorm": _norm, "Normalize": lambda module: Unit(),
+    }  # fmt: skip
+    if module.kind not in makers:
+        path = module.folder.parent / MODULES
+        if module.kind == "Dropout":
+            raise DataError(
+                f"{path} has the module Dropout, which only training reads and Lambert does not have: remove it."
+            )
+        raise DataError(
+            f"{path} has the module {module.kind}, not supported after Pooling. Supported: {', '.join(makers)}."
+        )
+    return makers[module.kind](module)
+
+
+def _norm(module: Module) -> nn.Module:
+    width = _size(module, "dimension")
+    return _filled(nn.LayerNorm(width), module, "norm.")
+
+
+def _dense(module: Module) -> nn.Module:
+    inputs, outputs = _size(module, "in_features"), _size(module, "out_features")
+    linear = nn.Linear(inputs, outputs, bias=module.settings.get("bias", True) is not False)
+    residual: nn.Module | None = None
+    if module.settings.get("use_residual"):
+        residual = nn.Identity() if inputs == outputs else nn.Linear(inputs, outputs, bias=False)
+    named = module.settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if named == "torch.nn.modules.linear.Identity":
+        named = "Identity"
+    elif not isinstance(named, str) or not named.startswith("torch."):
+        raise DataError(
+            f"{module.folder}: the module Dense has the activation {shown(named)}, code from outside torch, in whose "
+            "place sentence-transformers computes Tanh. Write torch.nn.modules.activation.Tanh in its config.json if "
+            "that is meant."
+        )
+    try:
+        return _filled(Dense(linear, activation_named(named), residual), module)
+    except ValueError as error:
+        raise DataError(f"{module.folder}: the module Dense: {error}.") from error
+
+
+def _size(module: Module, key: str) -> int:
+    found = module.settings.get(key)
+    if type(found) is not int or not 0 < found < 2**20:
+        raise DataError(f"{module.folder}: the module {module.kind} has {key} = {shown(found)}; it must be a size.")
+    return found
+
+
+def _filled(layer: nn.Module, module: Module, prefix: str = "") -> nn.Module:
+    """Returns the layer with the weights in the module's folder. Raises DataError if they are not those of it."""
+    tensors, path = tensor_files.read(module.folder)
+    own = {prefix + name: parameter for name, parameter in layer.named_parameters()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wanted = {name: tuple(parameter.shape) for name, parameter in own.items()}
+    if shapes != wanted:
+        raise DataError(f"{path} has the weights {shown(shapes)}, and the module {module.kind} has {shown(wanted)}.")
+    tensor_files.check_finite(tensors.items(), path)
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[name])
+    return layer.eval().requires_grad_(False)
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
     """Returns the object in a JSON file; an empty one if there is no file."""
-    found = _json(path) if path.exists() else {}
+    found = _json(path) if path.is_file() else {}
     return found if isinstance(found, Mapping) else {}
 
 
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}.") from error

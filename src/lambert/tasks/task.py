@@ -103,10 +103,10 @@ def stored(config: TaskConfig) -> dict[str, Any]:
     return {"lambert": {"task": as_dict(config)}}
 
 
-def model_files(task: Task[Any, Any], width: int) -> dict[str, str]:
-    """Returns the texts of the files that the task adds to a model folder, by their paths there. A task may have a
+def model_files(task: Task[Any, Any], width: int) -> dict[str, str | bytes]:
+    """Returns the contents of the files that the task adds to a model folder, by their paths there. A task may have a
     method `model_files(width)`, where `width` is that of the states."""
-    found: dict[str, str] = task.model_files(width) if hasattr(task, "model_files") else {}
+    found: dict[str, str | bytes] = task.model_files(width) if hasattr(task, "model_files") else {}
     return found
 
 

@@ -1,6 +1,6 @@
 """`lambert finetune`: trains an encoder on labelled data for a task, and scores it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
 from lambert.verbs.training_data import check_examples, check_label_order, counted
 
+_OF_VECTORS = (
+    "pooling", "normalize", "prompt", "prompt_b", "prompts", "default_prompt", "include_prompt", "truncate_dim",
+)  # fmt: skip
+"""Settings of vectors that a folder of vectors has."""
 _TOKENS = 8192
 """Tokens of a batch in which the predictions of the best weights are computed. They do not depend on it."""
 
@@ -180,6 +184,9 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     config = replace(config, task=task_config, optim=optim)
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
     task, data = cache.learn(config.task, config.data)
+    layers = sentence_transformers.layers(folder) if task.config.name == "embed" else []
+    if layers:
+        task.layers = data.layers = layers
     config = replace(config, train=config.train.resolved(data.size(0)))
     notes = [*_resolved(given, config)]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
@@ -198,7 +205,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
         model = weights.fresh(model.config, heads, config.seed)
     else:
         notes = [*report.warnings(), *notes]
-    notes += filter(None, [_reader(shape, heads), freeze(model, config.train.freeze)])
+    notes += filter(None, [_untrained(layers), _reader(shape, heads), freeze(model, config.train.freeze)])
     files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
     hashes = {name: digest(path) for name, path in files.items()}
     if not config.random_init:
@@ -261,11 +268,26 @@ def _resolved(given: FinetuneConfig, config: FinetuneConfig) -> Iterator[str]:
 
 
 def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
-    """Returns the task with the pooling of a folder of sentence-transformers, if it names none."""
-    if task.name != "embed" or task.embed.pooling or not (folder / sentence_transformers.MODULES).exists():
+    """Returns the task with what a folder of vectors says of them, where the task says nothing."""
+    if task.name != "embed" or sentence_transformers.root(folder) is None:
         return task
-    pooling = sentence_transformers.described(folder).embed.pooling
-    return replace(task, embed=replace(task.embed, pooling=pooling))
+    theirs, unset = sentence_transformers.described(folder), TaskConfig(name="embed")
+    kept = {
+        name: getattr(theirs.embed, name)
+        for name in _OF_VECTORS
+        if getattr(task.embed, name) == getattr(unset.embed, name)
+    }
+    if task.embed.loss == "margin":
+        kept.pop("normalize", None)
+    return replace(task, max_length=task.max_length or theirs.max_length, embed=replace(task.embed, **kept))
+
+
+def _untrained(layers: Sequence[Any]) -> str:
+    """Returns a line about the layers between pooling and vector; empty without any."""
+    kinds = ", ".join(type(layer).__name__ for layer in layers)
+    return (
+        f"note: the layers after the pooling ({kinds}) stay as they are: the encoder alone is trained" if kinds else ""
+    )
 
 
 def _reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus.tokens import classes, folder, roles
@@ -94,6 +94,7 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
         UsageError: `lowercase` contradicts BERT's `tokenizer.json`, or is given for a tokenizer of another kind.
     """
     path = Path(path)
+    lowercases_first = path.is_dir() and _lowercases_first(path)
     if path.is_dir():
         path = file_in(path)
     if not path.is_file():
@@ -103,6 +104,9 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
         says = "is not BERT's" if found is None else f"has lowercase = {str(found).lower()}"
         raise UsageError(f"{path} {says}: leave the setting lowercase out or use another tokenizer.")
     tokenizer = _plain(_framed(tokenizer, path), declared(tokenizer))
+    if lowercases_first and not lowercases(tokenizer):
+        former = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *former])
     for role in needs:
         roles.piece(tokenizer, role, str(path))
     return tokenizer
@@ -125,6 +129,19 @@ def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
         old = tokenizer.post_processor
         tokenizer.post_processor = template if old is None else processors.Sequence([old, template])
     return tokenizer
+
+
+def _lowercases_first(folder: Path) -> bool:
+    """Returns whether texts are lower-cased before the tokenizer's own normalizer, as older folders of
+    sentence-transformers may say in a file beside it."""
+    for path in sorted(folder.glob("sentence_*_config.json")):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path} is not JSON: {error}.") from error
+        if isinstance(found, dict) and found.get("do_lower_case") is True:
+            return True
+    return False
 
 
 def described(tokenizer: Any) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from lambert.core.batch import Batch
 from lambert.core.compute import PLAIN, Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import linear
-from lambert.model.objectives import Head, MaskedLanguageModel, Pooler, decoded, first_vectors, mean_vectors
+from lambert.model.objectives import Head, MaskedLanguageModel, Pooler, decoded
+from lambert.model.pooling import first_vectors, mean_vectors
 
 
 class EuroPooler(Pooler):
@@ -25,9 +26,9 @@ class EuroPooler(Pooler):
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
         pool = first_vectors if self.pooling == "cls" else mean_vectors
         if not self.of_tokens:
-            states_TD = pool(states_TD, batch.bounds_S1).to(states_TD.dtype)
+            states_TD = pool(states_TD, batch).to(states_TD.dtype)
         rows = nn.functional.gelu(linear(states_TD, [self.weight], [self.bias], batch.compute))
-        return pool(rows, batch.bounds_S1).to(rows.dtype) if self.of_tokens else rows
+        return pool(rows, batch).to(rows.dtype) if self.of_tokens else rows
 
 
 class OwnDecoder(MaskedLanguageModel):

@@ -10,7 +10,8 @@ from lambert.core.batch import Batch
 from lambert.core.compute import PLAIN, Compute
 from lambert.model.config import EncoderConfig
 from lambert.model.linear import project
-from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag, decoded, first_vectors, mean_vectors
+from lambert.model.objectives import Head, MaskedLanguageModel, Span, Tag, decoded
+from lambert.model.pooling import first_vectors, mean_vectors
 
 
 class _Transform(nn.Module):
@@ -35,7 +36,7 @@ class ModernPooler(_Transform):
 
     def forward(self, states_TD: Tensor, batch: Batch) -> Tensor:  # type: ignore[override]
         pool = mean_vectors if self.pooling == "mean" else first_vectors
-        return self.transformed(pool(states_TD, batch.bounds_S1).to(states_TD.dtype), batch.compute)
+        return self.transformed(pool(states_TD, batch).to(states_TD.dtype), batch.compute)
 
     def transformed(self, rows_SD: Tensor, compute: Compute = PLAIN) -> Tensor:
         """Returns the pooled rows [S, D] from the means of states or the states of the first tokens."""

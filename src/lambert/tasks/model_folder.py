@@ -1,0 +1,41 @@
+"""The task of a model folder: as Lambert stored it, or as sentence-transformers and transformers use the folder."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lambert.core.errors import DataError, UsageError
+from lambert.tasks import sentence_transformers
+from lambert.tasks.config import TaskConfig
+from lambert.tasks.task import described
+
+CONFIG = "config.json"
+_CUT = ("classify", "multilabel", "regress", "choice")
+"""Tasks whose texts transformers cuts at the limit of the tokenizer."""
+
+
+def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskConfig:
+    """Returns the task of a model folder.
+
+    Args:
+        folder: The model folder.
+        settings: Contents of its config.json.
+        name: The expected task; empty: that of the folder.
+
+    Raises:
+        UsageError: The folder is of another task than `name`.
+        DataError: The description is damaged, or of something that Lambert does not have.
+    """
+    config = described(settings, name, folder / CONFIG)
+    if settings.get("lambert"):
+        return config
+    pairs = sentence_transformers.is_cross_encoder(folder)
+    if sentence_transformers.root(folder) and not pairs and name in ("", "embed"):
+        return sentence_transformers.described(folder)
+    if config.name not in _CUT:
+        return config
+    try:
+        return replace(config, max_length=sentence_transformers.length(folder))
+    except UsageError as error:
+        raise DataError(f"{folder}: {error}") from error
