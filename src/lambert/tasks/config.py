@@ -154,6 +154,12 @@ class TagConfig:
     suffix: bool | None = None
     """Whether the mark of a tag follows its label, as in PER-B. Unset: recognised from the tags of the training
     file."""
+    words: tuple[str, ...] = ()
+    """Words that stay whole when a text is divided into words, such as U.S.; with a space where a word ends otherwise
+    than by BERT's rules, as in "do n't". Empty: those of the training file, if it has words."""
+    forms: tuple[str, ...] = ()
+    """Forms of words that stay whole: their letters as a and their digits as 0, such as a-a for e-mail. Empty: those of
+    the training file, if it has words."""
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:

@@ -9,11 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
+from lambert.tasks.conllu import surface
 from lambert.tasks.files import kind
 from lambert.tasks.mismatch import Advice, Mismatch
 from lambert.tasks.table import lines, other_task, read_rows
@@ -32,6 +33,10 @@ _SAMPLE = 100
 _FORM = "A CoNLL file has one word and its tag a line, and a blank line between sentences."
 
 
+Offsets = list[tuple[int, int]]
+"""The first character of each word of a text, and the character after its last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sentence:
     """The words of a sentence, and their tags if known. `place` names it in messages."""
@@ -41,6 +46,19 @@ class Sentence:
     tags: list[str]
     places: Sequence[str] = ()
     """The place of each word, if the words have lines."""
+    text: str | None = None
+    """The text that was divided into the words, at `offsets`; None if the file has words."""
+    offsets: Sequence[tuple[int, int]] = ()
+    surface: tuple[str, Sequence[tuple[int, int] | None]] | None = None
+    """The text that the sentence is from, and where the words are in it, if the file says so; None for a word that has
+    no characters of its own."""
+
+    def joined(self, first: int, size: int) -> bool:
+        """Returns whether `size` words from the word `first` on may be written without white space between them."""
+        if self.surface is None:
+            return True
+        places = self.surface[1][first : first + size]
+        return all(a is not None and b is not None and a[1] == b[0] for a, b in pairwise(places))
 
     def place_of(self, word: int) -> str:
         """Returns where a word is, for messages."""
@@ -138,7 +156,10 @@ def _read_conll(path: Path, columns: Columns, labels: Collection[str]) -> Iterat
             _check(path, line, size, word, tag)
         if kept:
             words, found = ([line.cells[column] for line in kept] for column in (word, tag))
-            yield Sentence(f"{path}:{kept[0].number}", words, found, [f"{path}:{line.number}" for line in kept])
+            place, places = f"{path}:{kept[0].number}", [f"{path}:{line.number}" for line in kept]
+            universal = index and size == _CONLL_U_COLUMNS and word == 1
+            written = surface([line.cells for line in group]) if universal else None
+            yield Sentence(place, words, found, places, surface=written)
 
 
 def _groups(path: Path, skip: int) -> list[list[_Line]]:

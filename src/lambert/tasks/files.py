@@ -93,9 +93,25 @@ def kind(path: Path) -> str:
     return (Path(path.stem) if path.suffix in _OPENERS else path).suffix.lower()
 
 
+def brat_pairs(path: Path) -> list[tuple[Path, Path]]:
+    """Returns the texts and annotations (.txt, .ann) of brat in a folder, or of one of these files; nothing for other
+    paths. Raises DataError for annotations without a text."""
+    if path.is_dir():
+        annotations = [] if is_dataset(path) else sorted(path.rglob("*.ann"))
+    else:
+        found = path if path.suffix == ".ann" else path.with_suffix(".ann")
+        annotations = [found] if path.suffix in (".ann", ".txt") and found.is_file() else []
+    pairs = [(found.with_suffix(".txt"), found) for found in annotations]
+    if alone := [found for text, found in pairs if not text.is_file()]:
+        raise DataError(f"{alone[0]} has no text: brat keeps it beside it as {alone[0].with_suffix('.txt').name}.")
+    return pairs
+
+
 def data_files(path: Path) -> list[Path]:
-    """Returns the files of labelled data: the path itself, or the Arrow files of a data set. Raises DataError for a
-    data set of several splits."""
+    """Returns the files of labelled data: the path itself, the Arrow files of a data set, or the texts and annotations
+    of brat. Raises DataError for a data set of several splits."""
+    if pairs := brat_pairs(path):
+        return [file for pair in pairs for file in pair]
     if not path.is_dir() or not is_dataset(path):
         return [path]
     if splits := dataset_splits(path):

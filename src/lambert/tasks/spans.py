@@ -48,6 +48,44 @@ _SIMILAR = re.compile(r"[BIELMSUW](?:[^\w-].*|_.*|-)|[bielmsuw]-.*")  # B_PER, B
 _NONE, _B, _I, _E, _S = range(5)
 
 
+def tags_of(words: int, spans: Sequence[tuple[int, int, str]], scheme: str, *, suffix: bool = False) -> list[str]:
+    """Returns the tags of the words of a sentence with these spans: first word, last word and label, in order and
+    without a common word. In the scheme "none" the tag of a word is the label of its span."""
+    tags = [OUTSIDE] * words
+    for number, (first, last, label) in enumerate(spans):
+        before = number > 0 and spans[number - 1][1:] == (first - 1, label)
+        after = number + 1 < len(spans) and spans[number + 1][0] == last + 1 and spans[number + 1][2] == label
+        for word in range(first, last + 1):
+            mark = _mark(scheme, begins=word == first, ends=word == last, before=before, after=after)
+            named = (
+                label if not mark else mark if label == NO_LABEL else f"{label}-{mark}" if suffix else f"{mark}-{label}"
+            )
+            tags[word] = named
+    return tags
+
+
+def all_tags(labels: Iterable[str], scheme: str, *, suffix: bool = False) -> list[str]:
+    """Returns every tag that spans with these labels can have in a scheme, and "O"."""
+    ends = [(0, 0), (1, 1), (2, 4)]  # spans of one word, which are adjacent, and a span of three words
+    return [
+        *dict.fromkeys(
+            tag for label in labels for tag in tags_of(6, [(*end, label) for end in ends], scheme, suffix=suffix)
+        )
+    ]
+
+
+def _mark(scheme: str, *, begins: bool, ends: bool, before: bool, after: bool) -> str:
+    """Returns the mark of a word of a span. `before`, `after`: a span with the same label is adjacent there."""
+    if scheme == "none":
+        return ""
+    if scheme in ("IOB1", "IOB2"):
+        return "B" if begins and (before or scheme == "IOB2") else "I"
+    if scheme in ("IOE1", "IOE2"):
+        return "E" if ends and (after or scheme == "IOE2") else "I"
+    meant = "S" if begins and ends else "B" if begins else "E" if ends else "I"
+    return next(mark for mark, meaning in SCHEMES[scheme].items() if meaning == meant)
+
+
 def _parts(tag: str, *, suffix: bool) -> tuple[str, str] | None:
     """Returns the mark and the label of a tag, None if it has no such form."""
     found = (_SUFFIXED if suffix else _TAG).fullmatch(tag)

@@ -199,11 +199,17 @@ def _missing(row: Row, names: Sequence[tuple[str, str]], place: str) -> DataErro
     return Mismatch(message)
 
 
+_SPANS = {"spans", "ents", "entities", "tokenized_text", "annotations", "completions"}
+"""Columns of annotated texts (`annotation_formats`)."""
+
+
 def other_task(row: Row, say: Advice) -> str:
     """Returns a sentence that names the task with rows of this form, or an empty string."""
     names = set(row)
     if "tokens" in names and names & {"tags", "ner_tags"}:
         return f" Rows with tokens and tags are for tagging: {say.task('tag')}."
+    if names & _SPANS:
+        return f" Rows with spans of characters are for tagging: {say.task('tag')}."
     if "data" in names or {"question", "context"} <= names:
         return f" Questions are for question answering, in a SQuAD file: {say.task('squad')}."
     if any(str(name).startswith("-DOCSTART-") for name in names):
@@ -233,6 +239,13 @@ def label_cell(row: Row, name: str, place: str) -> str:
     """Returns the label of a column as text: 1 and "1" are equal. Raises DataError if it is empty, a list or an
     object."""
     value = column(row, name, "label", place)
+    if isinstance(value, list) and value and isinstance(value[0], list | dict):
+        raise Mismatch(
+            lambda say: (
+                f"{place}: the label (column {name!r}) has spans of characters, {shown(value)}, which are for tagging: "
+                f"{say.task('tag')}."
+            )
+        )
     if isinstance(value, list | tuple) or (isinstance(value, str) and value.startswith(("['", '["'))):
         raise Mismatch(
             lambda say: (

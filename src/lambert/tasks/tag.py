@@ -5,21 +5,23 @@ accuracy, and outside of all spans for the other scores.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.corpus.tokens import roles
 from lambert.model.labels import label_keys
 from lambert.tasks import metrics
+from lambert.tasks.annotation_formats import read_annotated
+from lambert.tasks.annotations import settled, tagged
 from lambert.tasks.config import Columns, TagConfig, TaskConfig
 from lambert.tasks.conll import Sentence, read_sentences, tag_column, tokens_of, word_column
+from lambert.tasks.division import Division, learn
 from lambert.tasks.examples import Examples
 from lambert.tasks.files import class_names
 from lambert.tasks.label_names import Matched, match
@@ -27,18 +29,22 @@ from lambert.tasks.labels import LabelLoss, check_class_weights
 from lambert.tasks.metrics import Floats
 from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.segments import concatenated
-from lambert.tasks.spans import OUTSIDE, Reader, check_tags, has_suffixes, recognised, span_scores, tag_examples
+from lambert.tasks.spans import (
+    OUTSIDE,
+    Reader,
+    all_tags,
+    check_tags,
+    has_suffixes,
+    recognised,
+    span_scores,
+    tag_examples,
+)
 from lambert.tasks.table import ordered
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
-from lambert.tasks.words import NONE, Offsets, Words, tokenised
+from lambert.tasks.words import NONE, Words, tokenised
 
 _LISTED = 100
 """Unknown tags that an error lists; ours. More are mostly words of a wrong column."""
-_WORDS = pre_tokenizers.Sequence(
-    [pre_tokenizers.Split(Regex(r"\p{Han}"), "isolated"), pre_tokenizers.BertPreTokenizer()]
-)
-"""Divides text at white space, punctuation and Chinese characters, as BERT's tokenizer does (Devlin et al.,
-google-research/bert, tokenization.py, BasicTokenizer)."""
 
 
 class Tag:
@@ -53,32 +59,36 @@ class Tag:
         self.config, self.tokenizer = config, tokenizer
         check_class_weights(config)
         self.labels = len(config.labels)
+        self.division = Division(tokenizer, config.tag)
         self.reader = reader_of(completed(config.tag, dict.fromkeys(config.labels, 1)), config.labels)
 
     @classmethod
     def learn(cls, config: TaskConfig, tokenizer: Tokenizer, path: Path) -> tuple[Self, Words]:
-        sentences, matched = labelled_sentences(path, config.columns, config.labels)
-        places, counts = _tags(sentences)
-        tag = completed(config.tag, counts, (sentence.tags for sentence in sentences))
+        file = _read(config, path, Division(tokenizer, config.tag))
+        places, counts = _tags(file.sentences)
+        tag = completed(file.tag, counts, (sentence.tags for sentence in file.sentences))
         if config.tag.scheme != "none":
             check_tags(tag.scheme, places, counts, suffix=bool(tag.suffix))
-        labels = config.labels or ordered(list(counts))
+        labels = config.labels or ordered([*counts, *file.tags])
+        tag, notes = (tag, []) if file.divided else learn(tokenizer, tag, file.sentences, path)
         if len(labels) < 2:
             raise DataError(f"{path} has fewer than two different tags. Training needs at least two.")
         task = cls(replace(config, labels=labels, tag=tag), tokenizer)
-        return task, task._training(sentences, matched, path)
+        return task, task._training(replace(file, notes=[*file.notes, *notes]), path)
 
     def read(self, path: Path, *, training: bool = False) -> Words:
-        sentences, matched = labelled_sentences(path, self.config.columns, self.config.labels)
-        return (self._training if training else self._labelled)(sentences, matched, path)
+        form = completed(self.config.tag, dict.fromkeys(self.config.labels, 1))
+        file = _read(replace(self.config, tag=form), path, self.division)
+        return self._training(file, path) if training else self._labelled(file, path)
 
-    def _training(self, sentences: Sequence[Sentence], matched: Matched, path: Path) -> Words:
-        data = self._labelled(sentences, matched, path)
+    def _training(self, file: "_File", path: Path) -> Words:
+        data = self._labelled(file, path)
         assert data.truth_W is not None
         data.loss = LabelLoss.of(self.config, data.truth_W, path)
         return data
 
-    def _labelled(self, sentences: Sequence[Sentence], matched: Matched, path: Path) -> Words:
+    def _labelled(self, file: "_File", path: Path) -> Words:
+        sentences = file.sentences
         numbers = {label: number for number, label in enumerate(self.config.labels)}
         places, counts = _tags(sentences)
         if unknown := [tag for tag in counts if tag not in numbers]:
@@ -89,7 +99,14 @@ class Tag:
         if self.reader is not None:
             broken = int((~self.reader.spans(data.truth_W, data.bounds_Q).allowed).sum())
             data.counts[f"spans_that_break_{self.reader.scheme}"] = broken
-        data.label_notes, data.by_order = matched.notes, matched.by_order
+        data.label_notes, data.by_order = file.matched.notes, file.matched.by_order
+        data.counts |= file.counts
+        data.notes = file.notes
+        data.texts = {
+            number: (sentence.text, [*sentence.offsets])
+            for number, sentence in enumerate(sentences)
+            if sentence.text is not None
+        }
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Words:
@@ -100,7 +117,7 @@ class Tag:
             for number, (row, place) in enumerate(zip(rows, places, strict=True))
             if column not in row and "text" in row
         }
-        offsets = dict(zip(texts, self._offsets(list(texts.values())), strict=True))
+        offsets = dict(zip(texts, self.division(list(texts.values())), strict=True))
         words = [
             [texts[number][begin:end] for begin, end in offsets[number]] if number in texts
             else tokens_of(row, column, place)
@@ -109,20 +126,6 @@ class Tag:
         data = tokenised(self.tokenizer, words, self.config.max_length)
         data.texts = {number: (text, offsets[number]) for number, text in texts.items()}
         return data
-
-    def _offsets(self, texts: Sequence[str]) -> list[Offsets]:
-        """Returns the offsets of the words of each text: WordPiece divides text into words before it finds pieces.
-        Tokenizers of other kinds divide text otherwise (XLM-R's at spaces only, RoBERTa's with the spaces, Gemma's not
-        at all), so for them it is divided as by BERT's."""
-        if not roles.prefix(self.tokenizer):
-            return [[offsets for _, offsets in _WORDS.pre_tokenize_str(text)] for text in texts]
-        found = []
-        for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False):
-            words = np.array(encoding.word_ids, dtype=np.int64)
-            firsts = np.flatnonzero(np.diff(words, prepend=-1)).tolist()
-            offsets = encoding.offsets  # a copy of all
-            found.append([(offsets[first][0], offsets[end - 1][1]) for first, end in pairwise([*firsts, len(words)])])
-        return found
 
     def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:
         """Returns the class of each word of each example, None if the word has no piece."""
@@ -206,7 +209,12 @@ class Tag:
 def labelled_sentences(path: Path, columns: Columns, labels: Sequence[str]) -> tuple[list[Sentence], Matched]:
     """Returns the tagged sentences of a file with the tags that are among `labels` as these are written, and how they
     were found. Without labels, the tags are as the file has them."""
-    sentences = list(read_sentences(path, columns, labels))
+    return _matched(list(read_sentences(path, columns, labels)), path, columns, labels)
+
+
+def _matched(
+    sentences: list[Sentence], path: Path, columns: Columns, labels: Sequence[str]
+) -> tuple[list[Sentence], Matched]:
     if not labels:
         return sentences, Matched({})
     places, _ = _tags(sentences)
@@ -215,6 +223,41 @@ def labelled_sentences(path: Path, columns: Columns, labels: Sequence[str]) -> t
     if names:
         sentences = [replace(one, tags=[names.get(tag, tag) for tag in one.tags]) for one in sentences]
     return sentences, found
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A labelled file. `tag` has the form of its tags as far as it is known, `tags` those that its labels can have
+    beside the tags that it has. `divided`: its texts were divided into words here."""
+
+    sentences: list[Sentence]
+    matched: Matched
+    tag: TagConfig
+    tags: Sequence[str] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    divided: bool = False
+
+
+def _read(config: TaskConfig, path: Path, division: Division) -> _File:
+    """Returns the sentences of a file. Spans of characters become tags of the scheme that is set, else of IOB2."""
+    found = read_annotated(path)
+    if found is None:
+        return _File(*labelled_sentences(path, config.columns, config.labels), config.tag)
+    documents, notes = settled(found.documents, str(path))
+    tag = replace(config.tag, scheme=config.tag.scheme or "IOB2", suffix=bool(config.tag.suffix))
+    sentences, counts, losses = tagged(documents, division, tag.scheme, suffix=bool(tag.suffix))
+    names = sorted({span.label for document in documents for span in document.spans})
+    notes = [
+        f"{path}  is read as {found.format}: {counts['spans']:,} spans of characters",
+        *notes,
+        *losses,
+        *found.notes,
+    ]
+    sentences, matched = _matched(sentences, path, config.columns, config.labels)
+    return _File(
+        sentences, matched, tag, all_tags(names, tag.scheme, suffix=bool(tag.suffix)), counts, notes, divided=True
+    )
 
 
 def _tags(sentences: Sequence[Sentence]) -> tuple[dict[str, str], dict[str, int]]:

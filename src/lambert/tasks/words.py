@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.corpus.tokens import roles
+from lambert.tasks.conll import Offsets
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.segments import Cuts, Segments
@@ -22,8 +23,6 @@ from lambert.tasks.texts import LONG, Texts
 
 _CHUNK = 4096  # sentences tokenised at once
 Kind = TypeVar("Kind", np.int64, np.float64)
-Offsets = list[tuple[int, int]]
-"""The first character of each word of a text, and the character after its last one."""
 NONE = -1
 """The class of words without a piece, which have no prediction."""
 
