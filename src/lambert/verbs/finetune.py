@@ -183,6 +183,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
     config = replace(config, task=task_config, optim=optim)
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
+    task: Any
     task, data = cache.learn(config.task, config.data)
     layers = sentence_transformers.layers(folder) if task.config.name == "embed" else []
     if layers:
