@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.corpus.reading.readers import Layout, read
-from lambert.corpus.reading.streams import unpacked
+from lambert.text.streams import unpacked
 
 
 def extract(dump: Path, out: Path) -> None:

@@ -5,6 +5,7 @@ verbs        serving      exports      horovod
 runs         inference
 distributed  tasks        planning
 engine  corpus  data  model  optim
+text
 core  native
 """
 
@@ -22,19 +23,22 @@ SIBLINGS = {"corpus", "data", "model", "optim", "engine"}
 BELOW = {
     "core": set(),
     "native": set(),
+    "text": {"core"},
     **{key: {"core"} for key in SIBLINGS},
+    "corpus": {"core", "text"},
     "model": {"core", "native"},
     "engine": {"core", "native"},
     "distributed": {"core", "engine"},
-    "tasks": {"core", "corpus", "data"},
+    "tasks": {"core", "text", "corpus", "data"},
     "planning": {"core", "model"},
-    "inference": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning"},
+    "inference": {"core", "native", "text", *SIBLINGS, "distributed", "tasks", "planning"},
     "runs": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning"},
     "horovod": {"core", "distributed"},
-    "exports": {"core", "corpus", "model", "tasks", "inference"},
+    "exports": {"core", "text", "corpus", "model", "tasks", "inference"},
     "serving": {"core", "engine", "model", "tasks", "inference"},
     "verbs": {
         "core",
+        "text",
         "native",
         *SIBLINGS,
         "distributed",

@@ -11,7 +11,7 @@ from lambert.core.errors import UsageError
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import peek
 from lambert.corpus.pipeline import prepare
-from lambert.corpus.reading.streams import Stream
+from lambert.text.streams import Stream
 from lambert.verbs.peeked import shown
 from lambert.verbs.prepare import run
 

@@ -18,6 +18,11 @@ def rows(path: Path, columns: Columns = NAMED) -> list[tuple[str, dict[str, obje
     return [(place.removeprefix(f"{path}:"), row) for place, row in read_rows(path, columns)]
 
 
+def written(path: Path, content: bytes = b"?") -> Path:
+    path.write_bytes(content)
+    return path
+
+
 @pytest.mark.parametrize(
     ("name", "pack"),
     [("x.tsv", bytes), ("x.tsv.gz", gzip.compress), ("x.tsv.bz2", bz2.compress), ("x.tsv.xz", lzma.compress)],
@@ -44,7 +49,7 @@ def test_columns_by_number(tmp_path: Path) -> None:
 def test_csv_quotes_and_embedded_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text('\ufefftext,label\r\n"one, ""two""\r\nthree",1\r\nfour,0\r\n', encoding="utf-8", newline="")
-    assert rows(path) == [("3", {"text": 'one, "two"\r\nthree', "label": "1"}), ("4", {"text": "four", "label": "0"})]
+    assert rows(path) == [("2", {"text": 'one, "two"\r\nthree', "label": "1"}), ("4", {"text": "four", "label": "0"})]
 
 
 def test_json_lines_and_parquet(tmp_path: Path) -> None:
@@ -62,26 +67,30 @@ def test_json_lines_and_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.tsv", b"text\tlabel\na\t1\nb\tc\t1\n", r"x\.tsv:3 has 3 columns, the first line has 2"),
-        ("x.tsv", b"text\tlabel\na\t1\nb\n", r"x\.tsv:3 has 1 column, the first line has 2\.$"),
+        ("x.tsv", b"text\tlabel\na\t1\nb\tc\t1\n", r"x\.tsv:3 has 3 cells where the first line has 2"),
+        ("x.tsv", b"text\tlabel\na\t1\nb\n", r"x\.tsv:3 has 1 cell where the first line has 2\.$"),
         (
             "x.csv",
-            b"text,label\na,1\nb\n",
-            r"x\.csv:3 has 1 column, .* 2\. Put a text with a comma in quotes\.$",
+            b"text,label\na,1\nb,c,1\n",
+            r"x\.csv:3 has 3 cells .* 2: put a cell that holds a comma in quotation marks\.$",
         ),
-        ("x.csv", b'text,label\n"a"b,1\n', r"x\.csv:2 is not CSV"),
-        ("x.csv", b'text,label\nb,1\n"a,1\nc,1\n', r"x\.csv:3 is not CSV: .*, read up to line 4: is a quote missing\?"),
-        ("x.csv", b"text,label\na,1\n\xff,1\n", r"x\.csv:3 is not UTF-8 \(byte 1\)"),
+        ("x.csv", b'text,label\n"a"b,1\n', r"x\.csv:2 is no row"),
+        ("x.csv", b'text,label\nb,1\n"a,1\nc,1\n', r"x\.csv:3 begins a cell .* never closed"),
+        (
+            "x.csv",
+            b"text,label\na,1\n\xff,1\n",
+            r"x\.csv:3 is not UTF-8 text \(byte 0xff\): .* iconv -f CP1252 -t UTF-8\.$",
+        ),
         ("x.tsv", b"text\ttext\na\t1\n", r"x\.tsv:1: two columns have the name 'text'\. Rename one"),
-        ("x.tsv", b"text\tlabel\n\xff\t1\n", r"x\.tsv:2 is not UTF-8 \(byte 1\)"),
+        ("x.tsv", b"text\tlabel\n\xff\t1\n", r"x\.tsv:2 is not UTF-8 text \(byte 0xff\)"),
         ("x.tsv", b"", r"x\.tsv holds no rows"),
         ("x.tsv", b"text\tlabel\n", r"x\.tsv holds no rows"),
         ("x.jsonl", b'{"text": 1}\n{', r"x\.jsonl:2 is not JSON"),
-        ("x.jsonl", b'[{"text": 1}]\n', r"x\.jsonl:1 is not a JSON object"),
+        ("x.jsonl", b'{"text": 1}\n[1]\n', r"x\.jsonl:2 is not a JSON object"),
         ("x.tsv.gz", gzip.compress(b"text\tlabel\n" + b"abc\t1\n" * 999, mtime=0)[:-9], r"x\.tsv\.gz is truncated or"),
         ("x.tsv.bz2", bz2.compress(b"text\tlabel\na\t1\n")[:-9], r"x\.tsv\.bz2 is truncated or damaged"),
         ("x.tsv.xz", lzma.compress(b"text\tlabel\na\t1\n")[:-9], r"x\.tsv\.xz is truncated or damaged"),
-        ("x.tsv.gz", b"no gzip", r"x\.tsv\.gz cannot be read"),
+        ("x.tsv.gz", b"\x1f\x8bno gzip", r"x\.tsv\.gz is truncated or damaged"),
         ("x.parquet", b"no parquet", r"x\.parquet is damaged or not Parquet"),
     ],
 )
@@ -110,10 +119,12 @@ def test_files_of_another_kind_or_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         rows(tmp_path / "x.tsv")
     (tmp_path / "folder.tsv").mkdir()
-    with pytest.raises(DataError, match=r"folder.tsv is a folder: name one file"):
+    with pytest.raises(DataError, match=r"folder.tsv is a folder: name a file in it"):
         rows(tmp_path / "folder.tsv")
-    with pytest.raises(DataError, match=r"rows are read from \.tsv"):
-        rows(tmp_path / "x.xlsx")
+    with pytest.raises(DataError, match=r"x\.docx: rows are read from \.csv, \.tsv"):
+        rows(written(tmp_path / "x.docx"))
+    with pytest.raises(DataError, match=r"x\.xlsx is a spreadsheet: save it as CSV in UTF-8"):
+        rows(written(tmp_path / "x.xlsx"))
 
 
 def test_a_nul_byte_and_a_long_line_are_text(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_lines_that_cannot_be_predicted(words: Tokenizer) -> None:
         return [{"label": torch.zeros(data.size(0), 2)}]
 
     for bad, message in (
-        ("{", r"line 3 is not JSON: [^:]*\.$"),
+        ("{", r"line 3 is not JSON \([^:]*\)\.$"),
         ("[" * 100_000, "line 3 is not JSON"),
         ("[1]", "line 3 is not a JSON object"),
         ("{}", "line 3: 'text' is"),

@@ -182,10 +182,10 @@ def test_rows_of_vectors_with_errors_are_nan(pretrained: Path, tuned: Tuned, tmp
     [
         ("rows.csv", b"id,txt\n1,a\n", "has no column 'text', which the model reads (--columns.text and the like name"),
         ("rows.parquet", parquet([{"txt": "a"}]), "has no column 'text'"),
-        ("rows.csv", b"text,text\n1,a\n", "rows.csv:1: two columns have the same name."),
+        ("rows.csv", b"text,text\n1,a\n", "rows.csv:1: two columns have the name 'text'. Rename one"),
         ("rows.jsonl.gz", gzip.compress(jsonl(ROWS) * 99)[:-20], "rows.jsonl.gz is truncated or damaged"),
         ("rows.parquet", b"PAR1 no", "rows.parquet is damaged or not Parquet"),
-        ("rows.docx", b"", "rows are read from .jsonl, .csv, .tsv and .parquet, also .gz, .bz2, .xz and .zst"),
+        ("rows.docx", b"", "rows are read from .csv, .tsv, .txt, .jsonl, .json, .parquet and .arrow, also .gz, .bz2"),
         ("rows.zip", b"", "rows.zip"),
     ],
 )

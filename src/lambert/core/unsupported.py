@@ -110,7 +110,6 @@ def _rows(text: str, separator: str) -> list[list[str]]:
         return [[]]
 
 
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _MARKUP = {
     b"<!doctype html": "is an HTML page, and its markup would be learnt as text. Name it .html",
     b"<html": "is an HTML page, and its markup would be learnt as text. Name it .html",
@@ -118,10 +117,8 @@ _MARKUP = {
 
 
 def markup(beginning: bytes) -> str:
-    """Returns, as the end of a sentence, which markup or encoding other than UTF-8 a file with this beginning contains
-    and what to do with it; "" for other files."""
-    if beginning.startswith(_UTF16):
-        return "looks like UTF-16: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
+    """Returns, as the end of a sentence, which markup a file with this beginning contains and what to do with it; ""
+    for other files."""
     text = beginning.removeprefix(_BOM).lstrip().lower()
     if text.startswith(b"<?xml"):
         text = text.partition(b"?>")[2].lstrip()

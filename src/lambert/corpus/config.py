@@ -15,11 +15,11 @@ from lambert.corpus.filters.decontamination import Decontaminate
 from lambert.corpus.filters.fineweb import FineWeb
 from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.filters.repetition import Repetition
-from lambert.corpus.reading.encodings import known
 from lambert.corpus.reading.readers import READERS, Layout
-from lambert.corpus.reading.streams import MAX_RATIO
 from lambert.corpus.remote.addresses import address, is_remote, public
 from lambert.corpus.tokens.sentences import LINES
+from lambert.text.encodings import known
+from lambert.text.streams import MAX_RATIO
 
 MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.corpus.reading.pieces import as_text
 from lambert.corpus.reading.readers import Piece
+from lambert.text.parquet import NotParquet, parquet_rows
 
 GROUP_CHARACTERS = 8 << 20
 """A row group ends before the row with which it would have more characters, unless it has one row (our

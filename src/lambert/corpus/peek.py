@@ -11,8 +11,8 @@ from lambert.corpus.filtering import Chain, Ledger, chain, filtered
 from lambert.corpus.reading import files
 from lambert.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
 from lambert.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
-from lambert.corpus.reading.streams import Stream, unpacked
 from lambert.corpus.tokens import roles, sentences, tokenizer
+from lambert.text.streams import Stream, unpacked
 
 DOCUMENTS = 10
 PIECES = 20

@@ -7,8 +7,8 @@ from typing import Any
 
 from lambert.corpus.plan import digest
 from lambert.corpus.reading.slices import Slice
-from lambert.corpus.reading.streams import EXPANSION, inner_suffix
 from lambert.corpus.versions import of_reader
+from lambert.text.streams import EXPANSION, inner_suffix
 
 SMALL = 1 << 20
 """An input file with fewer bytes shares a part with other small files (our choice)."""

@@ -65,7 +65,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             self._refresh()
             self._bar.stop()
         elif self._summary and not self.quiet and kind is None:
-            _say(f"{self._plain()}, done in {duration(time.monotonic() - self._began)}")
+            aside(f"{self._plain()}, done in {duration(time.monotonic() - self._began)}")
 
     def update(self, description: str, done: float, total: float) -> None:
         """Shows the work done, the total and the mean speed of a task, which may be another one than before. When a
@@ -109,14 +109,14 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             self._spoke = time.monotonic()
             left = self.seconds_left
             after = f", {duration(left)} left" if left is not None else ""
-            _say(f"{self._plain()}{after}")
+            aside(f"{self._plain()}{after}")
 
     def note(self, text: str) -> None:
         """Prints `text` as a line of its own, above the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         elif not self.quiet:
-            _say(text)
+            aside(text)
 
     @property
     def seconds_left(self) -> float | None:
@@ -159,7 +159,8 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             )  # fmt: skip
 
 
-def _say(text: str) -> None:
+def aside(text: str) -> None:
+    """Prints a line on stderr."""
     with contextlib.suppress(OSError):  # a closed pipe or a full disk behind stderr must not stop the task
         print(text, file=sys.stderr, flush=True)
 

@@ -33,7 +33,8 @@ from lambert.model.families import reads_segments
 from lambert.model.publish import TOLERANCE, scaled
 from lambert.tasks.config import Columns
 from lambert.tasks.sentence_transformers import MODULES
-from lambert.tasks.table import lines, read_rows
+from lambert.tasks.table import read_rows
+from lambert.text.rows import lines
 
 MOST = 1000
 """Rows that are compared of a file (ours): on a CPU, a BERT-Base computes them in about two minutes."""

@@ -1,25 +1,23 @@
-"""Files of rows to predict: JSON lines, CSV, TSV and Parquet, compressed or not, in bounded memory."""
+"""Files of rows to predict: tables, JSON, Parquet and Arrow, compressed or not, in bounded memory."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.parquet import NotParquet, parquet_names, parquet_rows, parquet_sizes
 from lambert.core.registry import nearest
 from lambert.core.unsupported import refuse_archive
-from lambert.corpus.reading.streams import COMPRESSIONS, inner_suffix, is_damage, unpacked
-from lambert.corpus.reading.tables import HEADER, Lines, cells, table_rows
-from lambert.inference.input_rows import START, InputRow, Position, json_lines
+from lambert.inference.input_rows import START, InputRow, Position, input_row
 from lambert.tasks import TaskConfig
 from lambert.tasks.conll import word_column
+from lambert.tasks.table import named
 from lambert.tasks.templates import columns_of
-
-_SEPARATORS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
-_KNOWN = ".jsonl, .csv, .tsv and .parquet"
+from lambert.text.read_row import placed
+from lambert.text.rows import JSON, KNOWN, TABLES, RowFile, kind, opened
+from lambert.text.streams import sheet
 
 
 def columns_read(config: TaskConfig) -> tuple[list[str], list[str]] | None:
@@ -63,11 +61,13 @@ class InputFiles:
             refuse_archive(path)
             if not path.is_file():
                 raise DataError(f"{path} is a folder: name its files." if path.is_dir() else f"No such file: {path}.")
-            if inner_suffix(path) not in _READERS:
-                raise UsageError(f"{path}: rows are read from {_KNOWN}, also .gz, .bz2, .xz and .zst.")
+            if kind(path) not in (*TABLES, *JSON, ".parquet", ".arrow"):
+                raise UsageError(f"{path}{problem}." if (problem := sheet(kind(path))) else f"{path}: {KNOWN}.")
         self._sizes = [path.stat().st_size for path in paths]
         self._share: Callable[[], float] = lambda: 0.0
         self._file = 0
+        self.notes: list[str] = []
+        """Lines for the user about the files that were read so far."""
 
     def share(self) -> float:
         """Returns about which share of the bytes of the input has been read."""
@@ -78,59 +78,31 @@ class InputFiles:
         """Yields the rows from a position on. Raises DataError for a file that is damaged or lacks a column."""
         for number, path in enumerate(self.paths[start.file :], start.file):
             self._file, self._share = number, lambda: 0.0
-            with _opened(path) as (raw, stream):
-                self._share = partial(_share_read, raw, self._sizes[number])
+            # Rows are read one by one, so a file that expands without end does not fill the memory.
+            with opened(path, max_ratio=sys.maxsize) as (raw, stream):
                 first = start if number == start.file else Position(number)
-                yield from _READERS[inner_suffix(path)](self, path, stream, first)
+                yield from self._rows(number, path, stream, first, partial(_share_read, raw, self._sizes[number]))
                 self._share = lambda: 1.0
 
-    def _json(self, path: Path, stream: BinaryIO, start: Position) -> Iterator[InputRow]:
-        stream.seek(start.offset)
-        yield from json_lines(stream, f"{path}:{{}}".format, start)
-
-    def _table(self, path: Path, stream: BinaryIO, start: Position) -> Iterator[InputRow]:
-        separator, columns = _SEPARATORS[inner_suffix(path)], self._config.columns
+    def _rows(
+        self, number: int, path: Path, stream: BinaryIO, start: Position, share: Callable[[], float]
+    ) -> Iterator[InputRow]:
+        columns = self._config.columns
+        kept = [*self._keep, *chain.from_iterable(self._columns or ())]
+        file = RowFile(path, stream, kind(path), named(columns), columns.header, kept, self.notes)
+        only = None
         given = [name for text in (columns.text, columns.text_b) for name in columns_of(text)]
-        numbered = bool(given) and all(name.isdecimal() for name in given)
-        header = columns.header if columns.header is not None else not numbered
-        first = stream.readline(HEADER)
-        names = cells(first.decode("utf-8", "replace"), separator)
-        if not header or numbered:
-            names = [str(column) for column in range(1, len(names) + 1)]
-        if len(set(names)) < len(names):
-            raise DataError(f"{path}:1: two columns have the same name.")
-        copies = dict(zip(("text", "text_b"), given, strict=False)) if numbered else {}
-        self._check([*names, *copies] if all(name in names for name in copies.values()) else names, path)
-        begin = Position(start.file, len(first), 1) if header else Position(start.file)
-        begin = max(begin, start, key=lambda position: position.offset)
-        stream.seek(begin.offset)
-        lines = Lines(stream, begin.offset, begin.line)
-        for line, _, found, unread in table_rows(lines, separator):
-            after, place = Position(start.file, lines.position, lines.number), f"{path}:{line}"
-            if not found and not unread:
-                continue
-            if problem := unread or _problem(found, len(names)):
-                yield InputRow(place, {}, DataError(f"{place} {problem}."), after)
-                continue
-            row = dict(zip(names, found, strict=True))
-            yield InputRow(place, row | {key: row[name] for key, name in copies.items()}, None, after)
-
-    def _parquet(self, path: Path, stream: BinaryIO, start: Position) -> Iterator[InputRow]:
-        try:
-            names, sizes = parquet_names(stream), parquet_sizes(stream)
-            self._check(names, path)
-            self._share = lambda: number / max(1, sum(sizes))
-            number, group = start.offset, 0
-            while group < len(sizes) and number >= sizes[group]:
-                number, group = number - sizes[group], group + 1
-            before, number = number, start.offset
-            rows = parquet_rows(stream, groups=(group, len(sizes)), only=self._wanted(names))
-            for passed, row in enumerate(rows):
-                if passed >= before:
-                    number += 1
-                    yield InputRow(f"{path}:row {number}", row, None, Position(start.file, number))
-        except NotParquet as error:
-            raise DataError(f"{path} {error}.") from error
+        copies: dict[str, str] = {}
+        if file.names is not None:
+            if given and all(name.isdecimal() for name in given) and {*given} <= {*file.names}:
+                copies = dict(zip(("text", "text_b"), given, strict=False))
+            self._check([*file.names, *copies], path)
+            only = self._wanted(file.names)
+        for read in file.rows(start.offset, start.line, only):
+            self._share = file.share or share
+            row = input_row(read, placed(path, read.place), number)
+            row.row.update({key: row.row[name] for key, name in copies.items() if name in row.row})
+            yield row
 
     def _wanted(self, names: Sequence[str]) -> list[str] | None:
         """Returns the columns to read of those of a file; None: all."""
@@ -153,45 +125,9 @@ class InputFiles:
             raise DataError(f"{path} has none of the columns {' and '.join(self._columns[1])}. {listed}")
 
 
-_READERS: dict[str, Callable[[InputFiles, Path, BinaryIO, Position], Iterator[InputRow]]] = {
-    **dict.fromkeys((".jsonl", ".ndjson"), InputFiles._json),
-    **dict.fromkeys(_SEPARATORS, InputFiles._table),
-    ".parquet": InputFiles._parquet,
-}
-
-
 def _tops(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     return [name if name in names else name.split(".")[0] for name in columns]
 
 
 def _share_read(raw: BinaryIO, size: int) -> float:
     return raw.tell() / max(1, size)
-
-
-def _problem(row: Sequence[str], width: int) -> str:
-    """Returns why a row of a table cannot be used, or ""."""
-    if len(row) != width:
-        return f"has {len(row)} cell{'s' * (len(row) != 1)} where the first line has {width}"
-    try:
-        "".join(row).encode()
-    except UnicodeEncodeError as error:
-        return f"is not UTF-8 text (byte 0x{ord(error.object[error.start]) - 0xDC00:02x})"
-    return ""
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, BinaryIO]]:
-    """Opens a file: the bytes on the disk, and those to read, decompressed. Raises DataError if it cannot be read, or
-    is damaged where it is read."""
-    try:
-        with path.open("rb") as raw:
-            # Rows are read one by one, so a file that expands without end does not fill the memory.
-            yield raw, unpacked(path, raw, max_ratio=sys.maxsize)[0]
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        if isinstance(error, OSError) and error.errno is not None:
-            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-        packed = path.suffix.lower() in COMPRESSIONS
-        what = "is truncated or damaged" if packed else "cannot be read"
-        raise DataError(f"{path} {what} ({error}). Download or copy it again.") from error

@@ -5,17 +5,15 @@ A row that cannot be read is one error: the rows after it are read.
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lambert.core.errors import DataError
 from lambert.tasks import Row
-from lambert.tasks.task import json_row
-
-LINE = 64 << 20
-"""Maximum bytes of a line of JSON, which must be in memory at once (ours)."""
-_BOM = b"\xef\xbb\xbf"
+from lambert.text.encodings import BOM
+from lambert.text.json_rows import json_rows
+from lambert.text.read_row import ReadRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,42 +45,31 @@ class InputRow:
     """The position after the row."""
 
 
-def json_lines(
-    stream: Any, place: Callable[[int], str] = "line {}".format, start: Position = START
-) -> Iterator[InputRow]:
-    """Yields a row for each line of a stream of bytes, or of lines of text, that is not blank. A line that is longer
-    than `LINE`, not UTF-8 or not a JSON object is an error. `place` names a line by its number."""
-    offset = start.offset
-    for number, (line, size) in enumerate(_sized(stream), start.line + 1):
-        offset += size
-        if line.strip():
-            row, error = _parsed(line, place(number), first=number == 1)
-            yield InputRow(place(number), row, error, Position(start.file, offset, number))
+def input_row(read: ReadRow, place: str, file: int = 0) -> InputRow:
+    """Returns a row of the input file with this number. `place` names it in messages."""
+    error = DataError(f"{place} {read.error}.") if read.error else None
+    return InputRow(place, read.row, error, Position(file, read.offset, read.line))
 
 
-def _sized(stream: Any) -> Iterator[tuple[bytes | str, int]]:
-    """Yields each line with its size. More than `LINE` bytes of a line are counted and dropped."""
-    if not isinstance(stream, io.BufferedIOBase):
-        yield from ((line, len(line)) for line in stream)
-        return
-    while line := stream.readline(LINE + 1):
-        size, part = len(line), line
-        while len(line) > LINE and not part.endswith(b"\n") and (part := stream.readline(LINE)):
-            size += len(part)
-        yield line, size
+def rows_of_stream(stream: Any) -> Iterator[InputRow]:
+    """Yields the rows of a stream of bytes or of text: a row in each line that is not blank, or the objects of an
+    array."""
+    beginning = stream.peek(1) if hasattr(stream, "peek") else b""
+    source = stream if isinstance(stream, io.BufferedIOBase) else _Encoded(stream)
+    for read in json_rows(source, lines=not beginning.removeprefix(BOM).lstrip().startswith(b"[")):
+        yield input_row(read, read.place)
 
 
-def _parsed(line: bytes | str, place: str, *, first: bool) -> tuple[Row, DataError | None]:
-    try:
-        if isinstance(line, bytes):
-            if len(line) > LINE:
-                raise DataError(f"{place} is longer than {LINE >> 20} MiB.")
-            line = (line.removeprefix(_BOM) if first else line).decode("utf-8")
-        return json_row(line, place), None
-    except UnicodeDecodeError as error:
-        return {}, DataError(f"{place} is not UTF-8 (byte {error.start + 1}). Convert it to UTF-8.")
-    except DataError as error:
-        return {}, error
+class _Encoded:
+    """The lines of a stream of text in UTF-8."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int) -> bytes:
+        """Returns a line, of at most so many characters."""
+        line: str = self._stream.readline(limit)
+        return line.encode("utf-8", "surrogatepass")
 
 
 def plain(value: Any) -> Any:

@@ -14,9 +14,11 @@ from typing import Any
 from lambert.core.errors import DataError, shown
 from lambert.tasks.annotations import Document, Span
 from lambert.tasks.config import Columns
-from lambert.tasks.files import brat_pairs, kind, opened
+from lambert.tasks.files import brat_pairs
 from lambert.tasks.table import read_rows
 from lambert.tasks.task import keys_found, whole_text
+from lambert.text.encodings import invalid
+from lambert.text.rows import content_of, kind, opened
 
 _JSON = (".jsonl", ".ndjson", ".json")
 _FURTHER, _DIFFER = "further annotations of rows with several annotators ({})", "rows whose annotators differ"
@@ -334,8 +336,7 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
         return [*read_rows(path, Columns())]
     if kind(path) not in _JSON:
         return []
-    with opened(path) as file:
-        content = file.read()
+    content = content_of(path)
     try:
         text = content.decode("utf-8-sig")
         if kind(path) == ".json" and (whole := _whole(text)) is not None:
@@ -405,9 +406,9 @@ def _brat_spans(line: str, place: str, left: Counter[str]) -> list[Span]:
 
 
 def _decoded(path: Path) -> str:
-    with opened(path) as file:
+    with opened(path) as (_, file):
         content = file.read()
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 (byte {error.start + 1}). Convert the file to UTF-8.") from error
+        raise DataError(f"{path} {invalid(content, error.start)}.") from error

@@ -76,12 +76,13 @@ class Choice(SentenceTask):
 
     def read(self, path: Path, *, training: bool = False) -> Examples:
         examples, truth = [], []
-        for place, row in labelled_rows(path, self.config.columns):
+        notes: list[str] = []
+        for place, row in labelled_rows(path, self.config.columns, notes):
             pairs = self._pairs(row, *self._texts(row, place), place)
             truth.append(choice_number(row, self.config.columns, len(pairs), place))
             examples.append(pairs)
         data = self._examples(examples)
-        data.truth_N = np.array(truth, dtype=np.int64)
+        data.truth_N, data.label_notes = np.array(truth, dtype=np.int64), notes
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Examples:

@@ -61,7 +61,8 @@ class Classify(SentenceTask):
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, labels, groups = [], [], [], []
         columns, places = self.config.columns, dict[str, str]()
-        for place, row in labelled_rows(path, columns):
+        notes: list[str] = []
+        for place, row in labelled_rows(path, columns, notes):
             label = label_cell(row, columns.label, place)
             places.setdefault(label, place)
             text, text_b = self._texts(row, place)
@@ -75,7 +76,7 @@ class Classify(SentenceTask):
         data = self._tokenised(texts, texts_b)
         data.truth_N = np.array([found.numbers[label] for label in labels], dtype=np.int64)
         data.notes = absent(np.bincount(data.truth_N, minlength=self.labels), self.config.labels, path)
-        data.by_order, data.label_notes = found.by_order, found.notes
+        data.by_order, data.label_notes = found.by_order, (*notes, *found.notes)
         if self.config.columns.group:
             data.groups_N = np.unique(np.array(groups), return_inverse=True)[1]
             data.counts["groups"] = int(data.groups_N.max()) + 1
@@ -189,13 +190,14 @@ class Regress(SentenceTask):
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, values = [], [], []
-        for place, row in labelled_rows(path, self.config.columns):
+        notes: list[str] = []
+        for place, row in labelled_rows(path, self.config.columns, notes):
             values.append(value_cell(row, self.config.columns.label, place))
             text, text_b = self._texts(row, place)
             texts.append(text)
             texts_b.append(text_b)
         data = self._tokenised(texts, texts_b)
-        data.truth_N = np.array(values, dtype=np.float64)
+        data.truth_N, data.label_notes = np.array(values, dtype=np.float64), notes
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[float]:

@@ -15,10 +15,10 @@ from pathlib import Path
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
 from lambert.tasks.conllu import surface
-from lambert.tasks.files import kind
 from lambert.tasks.mismatch import Advice, Mismatch
-from lambert.tasks.table import lines, other_task, read_rows
+from lambert.tasks.table import other_task, plain_label, read_rows
 from lambert.tasks.task import Row, keys_found, whole_text
+from lambert.text.rows import kind, lines
 
 _ROWS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv")
 """Endings of files with a sentence in each row. Every other file that is tagged is CoNLL."""
@@ -125,7 +125,7 @@ def _tags_of(row: Row, key: str, place: str, labels: Collection[str]) -> list[st
     known."""
     tags = row.get(key)
     if not isinstance(tags, list) or not any(map(_is_number, tags)):
-        return tokens_of(row, key, place)
+        return [plain_label(tag) for tag in tokens_of(row, key, place)]
     if not labels:
         raise DataError(
             f"{place}: the tags (column {key!r}) are numbers, and the file has no names for them: list the names in "

@@ -1,96 +1,20 @@
 """The files of labelled data: compressed or not, and folders that save_to_disk of Hugging Face's datasets wrote."""
 
-import bz2
-import gzip
 import hashlib
-import io
 import json
-import lzma
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
-from lambert.core.parquet import NotParquet, parquet_metadata
-from lambert.core.unsupported import refuse_archive
-from lambert.corpus.reading.arrow import ArrowFile, NotArrow, dataset_files, dataset_splits, is_dataset
 from lambert.tasks.task import Row
+from lambert.text.arrow import ArrowFile, NotArrow, dataset_splits, is_dataset
+from lambert.text.parquet import NotParquet, parquet_metadata
+from lambert.text.rows import data_files, kind, opened
 
 Classes = Mapping[str, tuple[str, ...]]
 """The names of the classes 0, 1, ... of columns."""
-
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_UNPACKED_BYTES, _UNPACKED_RATIO = 64 << 20, 200
-"""The larger of these bytes and so many times the bytes of a compressed file may be read from it. Text has 2 to 10
-times."""
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file and decompresses it. Failures of opening and reading are raised as DataError that names the file."""
-    refuse(path)
-    try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            yield io.BufferedReader(_Unpacked(file, path), 1 << 17) if path.suffix in _OPENERS else file
-    except FileNotFoundError as error:
-        raise DataError(f"No such file: {path}.") from error
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} is truncated or damaged ({error}). Download or copy it again.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def refuse(path: Path) -> None:
-    """Raises DataError if the path is an archive or a folder, which are not opened as one file."""
-    refuse_archive(path)
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: name one file of labelled data.")
-
-
-class _Unpacked(io.RawIOBase):
-    """A decompressed file. Raises DataError where it is so much larger than the file that it can only be meant to fill
-    the memory."""
-
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._file, self._path = file, path
-        self._limit = max(_UNPACKED_BYTES, _UNPACKED_RATIO * path.stat().st_size)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        self._check()
-        return len(data)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        found = self._file.seek(offset, whence)
-        self._check()
-        return found
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def _check(self) -> None:
-        if self._file.tell() > self._limit:
-            raise DataError(
-                f"{self._path} has more than {self._limit:,} bytes when it is unpacked, {_UNPACKED_RATIO} times its "
-                "size, which labelled data never have. If the file is correct, unpack it first."
-            )
-
-
-def kind(path: Path) -> str:
-    """Returns the suffix of the name without that of its compression, such as ".tsv"; ".arrow" for a data set."""
-    if path.is_dir() and is_dataset(path):
-        return ".arrow"
-    return (Path(path.stem) if path.suffix in _OPENERS else path).suffix.lower()
 
 
 def brat_pairs(path: Path) -> list[tuple[Path, Path]]:
@@ -107,21 +31,14 @@ def brat_pairs(path: Path) -> list[tuple[Path, Path]]:
     return pairs
 
 
-def data_files(path: Path) -> list[Path]:
-    """Returns the files of labelled data: the path itself, the Arrow files of a data set, or the texts and annotations
-    of brat. Raises DataError for a data set of several splits."""
-    if pairs := brat_pairs(path):
-        return [file for pair in pairs for file in pair]
-    if not path.is_dir() or not is_dataset(path):
-        return [path]
-    if splits := dataset_splits(path):
-        raise DataError(f"{path} has the splits {', '.join(splits)}: name one of them, such as {path / splits[-1]}.")
-    return dataset_files(path)
+def labelled_files(path: Path) -> list[Path]:
+    """Returns the files of labelled data: the texts and annotations of brat, or those of `rows.data_files`."""
+    return [file for pair in brat_pairs(path) for file in pair] or data_files(path)
 
 
 def digest(path: Path) -> str:
     """Returns the SHA-256 of a file; of a data set, that of the hashes of its files."""
-    found = [sha256(file) for file in data_files(path)]
+    found = [sha256(file) for file in labelled_files(path)]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
@@ -156,8 +73,7 @@ def class_names(path: Path) -> Classes:
         return {}
     first = data_files(path)[0]
     try:
-        with opened(first) as file:
-            stream = cast(BinaryIO, file)
+        with opened(first) as (_, stream):
             metadata = parquet_metadata(stream) if suffix == ".parquet" else ArrowFile(stream).schema.metadata or {}
     except (NotParquet, NotArrow) as error:
         raise DataError(f"{first} {error}.") from error

@@ -20,6 +20,7 @@ from lambert.core.errors import DataError, shown
 from lambert.model.labels import equal_but_for_case, has_names, listed
 from lambert.tasks.files import class_names
 from lambert.tasks.mismatch import Mismatch
+from lambert.tasks.table import plain_label
 from lambert.tasks.task import keys_found
 
 _FRACTION_OF_0 = re.compile(r"-?(?:0|[1-9][0-9]*)\.0+")
@@ -87,6 +88,7 @@ class _Reader:
     ) -> None:
         self._own, self._wholes, self._declared, self._places = own, wholes, declared, places
         self._labels = [*own]
+        self._plain = {plain_label(name): number for name, number in own.items()}
         self._named = has_names(self._labels)
         self._numeric = any(is_number(label) for label in wholes)
         self._truth = {label.casefold(): number for label, number in own.items() if label.casefold() in _TRUTH}
@@ -114,6 +116,8 @@ class _Reader:
         """Returns the number of a label of the file, None if the task does not have it."""
         if label in self._own:
             return self._own[label]
+        if label in self._plain:
+            return self._plain[label]
         text = whole(label)
         if text in self._wholes:
             self._fractions[label] = self._wholes[text]

@@ -1,7 +1,7 @@
 """Classification with several labels: each text or pair of texts has any number of labels, or none."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.table import column, label_cell, labelled_rows
 from lambert.tasks.task import Outputs, Row, most_probable, stored
 
+_SEPARATORS = (";", "|", ",", "\t", "/")
 _NEVER_SEARCHED = 0.5  # the threshold of a model whose threshold was to be searched and was not
 
 
@@ -56,8 +57,11 @@ class MultiLabel(SentenceTask):
     def read(self, path: Path, *, training: bool = False) -> Sentences:
         texts, texts_b, every = [], [], []
         columns, places = self.config.columns, dict[str, str]()
-        for place, row in labelled_rows(path, columns):
+        notes: list[str] = []
+        cells: list[str] = []
+        for place, row in labelled_rows(path, columns, notes):
             labels = labels_of(row, columns, place)
+            cells += [cell] if isinstance(cell := row.get(columns.label), str) else []
             places |= dict.fromkeys((label for label in labels if label not in places), place)
             text, text_b = self._texts(row, place)
             texts.append(text)
@@ -72,7 +76,8 @@ class MultiLabel(SentenceTask):
             data.truth_N[number, [found.numbers[label] for label in labels]] = 1.0
         data.counts["without a label"] = sum(not labels for labels in every)
         data.notes = absent(data.truth_N.sum(0).astype(np.int64), self.config.labels, path)
-        data.by_order, data.label_notes = found.by_order, found.notes
+        notes += _other_separator(cells, columns.separator, path)
+        data.by_order, data.label_notes = found.by_order, (*notes, *found.notes)
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:
@@ -169,9 +174,22 @@ class MultiLabel(SentenceTask):
         return {**stored(self.config), **label_keys(self.config.labels), "problem_type": "multi_label_classification"}
 
 
+def _other_separator(cells: Sequence[str], separator: str, path: Path) -> Iterator[str]:
+    """Yields a note if no cell with labels holds the separator, and some hold another one."""
+    other = next((sign for sign in _SEPARATORS if any(sign in cell for cell in cells)), "")
+    if other and not any(separator in cell for cell in cells):
+        first = next(cell for cell in cells if other in cell)
+        yield (
+            f"note: no row of {path} has the separator {separator!r} between labels, and "
+            f"{sum(other in cell for cell in cells):,} have {other!r}, such as {shown(first)}. If it divides labels, "
+            f"set task.columns.separator = {other!r}."
+        )
+
+
 def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
-    """Returns the labels of a row: those of a list, those of a text between separators, or a single one. An empty list
-    or text has none. Raises DataError if the cell is null, or if a label is empty or not a text or number."""
+    """Returns the labels of a row: those of a list, those of a text between separators, of which one may end the text,
+    or a single one. An empty list or text has none. Raises DataError if the cell is null, or if a label is empty or not
+    a text or number."""
     name = columns.label
     value = column(row, name, "label", place)
     if value is None:
@@ -185,6 +203,7 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
                     f"JSON lines, or the labels with {separator!r} between them ({say.column('separator')})."
                 )
             )
+        value = value.strip().removesuffix(columns.separator.strip())
         value = value.split(columns.separator) if value.strip() else []
     parts = value if isinstance(value, list | tuple) else [value]
     return [label_cell({name: part}, name, place) for part in parts]

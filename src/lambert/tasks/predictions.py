@@ -10,6 +10,7 @@ Rows with ids are matched by them, others by their order.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,15 +23,16 @@ from lambert.tasks.choice import choice_number
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.conll import is_conll, read_sentences
 from lambert.tasks.examples import Examples
-from lambert.tasks.files import digest, kind, opened
+from lambert.tasks.files import digest
 from lambert.tasks.label_names import is_number, match, unknown_label
 from lambert.tasks.multilabel import labels_of
 from lambert.tasks.spans import tag_examples
 from lambert.tasks.squad_score import answer_examples
 from lambert.tasks.squad_text import read_squad
-from lambert.tasks.table import TABLES, label_cell, line_cells, ordered, read_rows, value_cell
+from lambert.tasks.table import label_cell, ordered, read_rows, value_cell
 from lambert.tasks.tag import completed, labelled_sentences, reader_of
 from lambert.tasks.task import Row, keys_found
+from lambert.text.rows import TABLES, content_of, kind, lines
 
 TASKS = ("classify", "multilabel", "regress", "choice", "squad", "tag")
 _IDS = ("id", "idx", "index", "guid")
@@ -258,7 +260,7 @@ def _matched(path: Path, gold: Path, ids: Sequence[str | None], blank: bool) -> 
 def _read(path: Path, blank: bool) -> list[tuple[str, Row]]:
     if kind(path) in TABLES:
         return _table(path, blank)
-    if kind(path) == ".json" and (found := _json(path, lines=True)) is not None:
+    if kind(path) == ".json" and (found := _json(path, by_line=True)) is not None:
         named = isinstance(found, dict)
         pairs = found.items() if named else enumerate(found, 1)
         rows = [(key, value if isinstance(value, dict) else {"prediction": value}) for key, value in pairs]
@@ -268,9 +270,8 @@ def _read(path: Path, blank: bool) -> list[tuple[str, Row]]:
 
 def _table(path: Path, blank: bool) -> list[tuple[str, Row]]:
     """Returns the rows of a table, whose first line may have the names of the columns."""
-    rows = list(read_rows(path, Columns("1", label="2", header=False)))
-    if blank and len(rows[0][1]) == 1:
-        rows = [(f"{path}:{number}", {"1": cells[0] if cells else ""}) for number, cells in line_cells(path)]
+    rows = _one_column(path) if blank else []
+    rows = rows or list(read_rows(path, Columns("1", label="2", header=False)))
     cells = [str(cell) for cell in rows[0][1].values()]
     if {*cells} & {*_PREDICTIONS, *_IDS}:
         return [(place, dict(zip(cells, row.values(), strict=True))) for place, row in rows[1:]]
@@ -280,14 +281,22 @@ def _table(path: Path, blank: bool) -> list[tuple[str, Row]]:
     return [(place, dict(zip(names, row.values(), strict=True))) for place, row in rows]
 
 
-def _json(path: Path, *, lines: bool = False) -> Any:
-    """Returns the content of a JSON file; with `lines`, None if it has JSON lines."""
-    with opened(path) as file:
-        content = file.read()
+def _one_column(path: Path) -> list[tuple[str, Row]]:
+    """Returns the lines of a table with the labels of a text in each, a blank one for none; nothing for a table with
+    more columns."""
+    rows = [(f"{path}:{number}", line.rstrip("\r\n")) for number, line in lines(path)]
+    if not rows or (rows[0][1] not in _PREDICTIONS and (kind(path) != ".txt" or any("\t" in line for _, line in rows))):
+        return []
+    enclosed = re.compile(r'"(.*)"')
+    return [(place, {"1": enclosed.sub(r"\1", line) if enclosed.fullmatch(line) else line}) for place, line in rows]
+
+
+def _json(path: Path, *, by_line: bool = False) -> Any:
+    """Returns the content of a JSON file; with `by_line`, None if it has JSON lines."""
     try:
-        found = json.loads(content)
+        found = json.loads(content_of(path))
     except (ValueError, RecursionError) as error:
-        if lines:
+        if by_line:
             return None
         raise DataError(f"{path} is not a JSON file: {error}.") from error
     return found if isinstance(found, dict | list) else None

@@ -49,8 +49,9 @@ class Segments:
     """A `core.batch.Source` over tokenised texts. Every epoch has the same sequences.
 
     `counts` has the numbers of examples that were dropped or corrected when reading, `notes` lines for the user about
-    the data, `label_notes` lines about how its labels were read, and `by_order` is True if they were numbers that were
-    read in the order of the task's labels, which nobody has stated for them. Subclasses add the labels and `targets`.
+    the data, `label_notes` lines about how its columns and labels were read, and `by_order` is True if they were
+    numbers that were read in the order of the task's labels, which nobody has stated for them. Subclasses add the
+    labels and `targets`.
     """
 
     notes: Sequence[str] = ()

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
-from lambert.tasks.files import kind, opened
 from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.table import read_rows
 from lambert.tasks.task import keys_found, whole_text
 from lambert.tasks.texts import SPACES
+from lambert.text.rows import content_of, kind
 
 _WORD = re.compile(f"[^{SPACES}]+")
 
@@ -65,8 +65,7 @@ def read_squad(path: Path) -> Questions:
                 f"on disk. For texts with labels {say.task('classify')}."
             )
         )
-    with opened(path) as file:
-        content = file.read()
+    content = content_of(path)
     if kind(path) == ".json" and _is_row(
         content.partition(b"\n")[0]
     ):  # JSON lines, which `to_json` of datasets calls .json

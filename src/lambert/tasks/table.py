@@ -1,53 +1,55 @@
-"""Reads labelled files as rows: TSV, CSV, JSON lines and Parquet, compressed or not."""
+"""The rows of labelled files, and the texts, labels and values in them."""
 
-import csv
-import io
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from lambert.core.errors import DataError, shown
-from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL
-from lambert.corpus.reading.arrow import ArrowFile, NotArrow
 from lambert.tasks.config import Columns
-from lambert.tasks.files import class_names, data_files, kind, named_classes, opened, refuse
+from lambert.tasks.files import class_names, named_classes
 from lambert.tasks.mismatch import Advice, Mismatch
 from lambert.tasks.multirc import answer_rows
-from lambert.tasks.task import Row, json_row, whole_text
+from lambert.tasks.task import Row, whole_text
 from lambert.tasks.templates import columns_of, filled, is_template
+from lambert.text.read_row import placed
+from lambert.text.rows import JSON, TABLES, RowFile, data_files, kind, opened
+from lambert.text.tables import visible
 
-TABLES = (".tsv", ".txt", ".csv")
-"""Endings of files with a row in each line."""
 
-
-def read_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
+def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
     """Yields (place, row) of every row, where place is "file:line". The keys of rows of a file without a header are the
-    numbers of the columns from 1, as text. Blank lines are skipped."""
-    readers: dict[str, Callable[[Path, Columns], Iterator[tuple[str, Row]]]] = {
-        **dict.fromkeys(TABLES, _read_table),
-        ".jsonl": _read_json, ".ndjson": _read_json, ".json": _read_json,
-        ".parquet": _read_parquet, ".arrow": _read_arrow,
-    }  # fmt: skip
+    numbers of the columns from 1, as text. Blank lines are skipped. Lines for the user are added to `notes`. Raises
+    DataError for a row that cannot be read."""
     ending = kind(path)
     if ending in CONLL:
         raise Mismatch(lambda say: f"{path} is a CoNLL file, which has a tag for each word: {say.task('tag')}.")
-    if ending not in readers:
-        refuse(path)
-        raise DataError(
-            f"{path}: rows are read from .tsv, .csv, .txt, .jsonl, .parquet or .arrow (also .gz .bz2 .xz), and from "
-            "folders that save_to_disk of Hugging Face's datasets wrote."
-        )
+    names = class_names(path)
     found = False
-    for place, row in readers[ending](path, columns):
-        found = True
-        yield place, row
+    for file in data_files(path):
+        with opened(file) as (_, stream):
+            rows = RowFile(file, stream, ending, named(columns), columns.header, notes=notes)
+            for read in rows.rows():
+                place = placed(file, read.place)
+                if read.error:
+                    raise DataError(f"{place} {read.error}.")
+                row = named_classes(read.row, names) if names else read.row
+                for each in answer_rows(row, place) if ending in JSON else [row]:
+                    found = True
+                    yield place, each
     if not found:
         raise DataError(f"{path} holds no rows.")
+
+
+def named(columns: Columns) -> list[str]:
+    """Returns the names or numbers of the columns that the settings name."""
+    choices = columns.choices if columns.choices != Columns().choices else ()
+    parts = (columns.text, columns.text_b, columns.label, columns.group, *choices)
+    return [name for part in parts for name in columns_of(part)]
 
 
 def beginning(path: Path) -> tuple[list[str], Row]:
@@ -57,112 +59,42 @@ def beginning(path: Path) -> tuple[list[str], Row]:
     return [str(name) for name in (row.values() if kind(path) in TABLES else row)], row
 
 
-def labelled_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    """Yields what `read_rows` does. Raises DataError with all columns that the file lacks."""
+def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> Iterator[tuple[str, Row]]:
+    """Yields what `read_rows` does, and adds a note about labels that are not read as they are written. Raises
+    DataError with all columns that the file lacks."""
     checked = False
-    for place, row in read_rows(path, columns):
+    changed, first = 0, ""
+    for place, row in read_rows(path, columns, notes):
         if not checked:
             given = {setting: getattr(columns, setting) for setting in ("text", "text_b", "label", "group")}
-            named = [(setting, name) for setting, value in given.items() for name in columns_of(value)]
-            missing = [(setting, name) for setting, name in named if _value(row, name) is _NOTHING]
+            wanted = [(setting, name) for setting, value in given.items() for name in columns_of(value)]
+            missing = [(setting, name) for setting, name in wanted if _value(row, name) is _NOTHING]
             header = kind(path) in TABLES and columns.header is not False
             if missing:
-                raise _missing(row, missing, f"{path}:1" if header else place)
+                raise _missing(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
             checked = True
+        if columns.label and (odd := _changed(_value(row, columns.label))):
+            changed, first = changed + 1, first or f"{shown(odd)} in {place}"
         yield place, row
+    if changed and notes is not None:
+        notes.append(
+            f"note: the labels of {changed:,} row{'s' * (changed > 1)} of {path} have white space or invisible "
+            f"characters at their ends, or decomposed characters (NFD), such as {first}. They are read without them, "
+            "in composed form (NFC)."
+        )
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number, line) of every line, numbered from 1, with its end. Raises DataError if it is not UTF-8."""
-    with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            yield number, _decoded(line, path, number)
+def _changed(value: Any) -> str:
+    """Returns a label of a cell that is not read as it is written, escaped; "" if there is none."""
+    for label in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(label, str) and plain_label(label) != label:
+            return label.encode("ascii", "backslashreplace").decode()
+    return ""
 
 
-def _decoded(line: bytes, path: Path, number: int) -> str:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{number} is not UTF-8 (byte {error.start + 1}). Convert the file to UTF-8.") from error
-    return text.removeprefix("\ufeff") if number == 1 else text
-
-
-def line_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line, cells) of every row; a blank line has no cells. TSV has no quoting, as in GLUE. CSV has quoting, so
-    a row may span several lines."""
-    if kind(path) != ".csv":
-        for number, line in lines(path):
-            text = line.rstrip("\r\n")
-            yield number, text.split("\t") if text else []
-        return
-    limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    with opened(path) as file:
-        reader = csv.reader(io.TextIOWrapper(cast(Any, file), encoding="utf-8-sig", newline=""), strict=True)
-        begin = 1
-        try:
-            for row in reader:
-                yield reader.line_num, row
-                begin = reader.line_num + 1
-        except csv.Error as error:
-            until = f", read up to line {reader.line_num}: is a quote missing?" if reader.line_num > begin else ""
-            raise DataError(f"{path}:{begin} is not CSV: {error}{until or '.'}") from error
-        except UnicodeDecodeError:
-            for _ in lines(path):  # the wrapper decodes many lines at once: `lines` raises the error with its line
-                pass
-            raise
-        finally:
-            csv.field_size_limit(limit)
-
-
-def _read_table(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    given = [*columns_of(columns.text), *columns_of(columns.text_b), *columns_of(columns.label)]
-    numbered = all(name.isdecimal() for name in given)
-    header = columns.header if columns.header is not None else not numbered
-    names: list[str] | None = None
-    for number, cells in line_cells(path):
-        if not cells:
-            continue
-        if names is None:
-            names = cells if header and not numbered else [str(column + 1) for column in range(len(cells))]
-            if len(set(names)) < len(names):
-                twice = next(name for name in names if names.count(name) > 1)
-                raise DataError(f"{path}:{number}: two columns have the name {shown(twice)}. Rename one of them.")
-            if header:
-                continue
-        if len(cells) != len(names):
-            advice = " Put a text with a comma in quotes." if kind(path) == ".csv" else ""
-            counts = f"{len(cells)} column{'s' * (len(cells) != 1)}, the first line has {len(names)}"
-            raise DataError(f"{path}:{number} has {counts}.{advice}")
-        yield f"{path}:{number}", dict(zip(names, cells, strict=True))
-
-
-def _read_json(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    for number, line in lines(path):
-        if line.strip():
-            place = f"{path}:{number}"
-            for row in answer_rows(json_row(line, place), place):
-                yield place, row
-
-
-def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    names = class_names(path)
-    with opened(path) as file:
-        try:
-            for number, row in enumerate(parquet_rows(cast(BinaryIO, file)), 1):
-                yield f"{path}:row {number}", named_classes(row, names)
-        except NotParquet as error:
-            raise DataError(f"{path} {error}.") from error
-
-
-def _read_arrow(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    names = class_names(path)
-    for part in data_files(path):
-        with opened(part) as file:
-            try:
-                for number, row in enumerate(ArrowFile(cast(BinaryIO, file)).rows(), 1):
-                    yield f"{part}:row {number}", named_classes(row, names)
-            except NotArrow as error:
-                raise DataError(f"{part} {error}.") from error
+def plain_label(label: str) -> str:
+    """Returns a label in composed form (NFC) without white space and invisible characters at its ends."""
+    return visible(label) if label.isascii() else unicodedata.normalize("NFC", visible(label))
 
 
 _NOTHING = object()
@@ -186,15 +118,16 @@ def column(row: Row, name: str, setting: str, place: str) -> Any:
     return value
 
 
-def _missing(row: Row, names: Sequence[tuple[str, str]], place: str) -> DataError:
+def _missing(row: Row, names: Sequence[tuple[str, str]], place: str, *, table: bool = False) -> DataError:
     """Returns the error for the columns (settings and names) that a row lacks."""
     found = [" ".join(str(key)[:60].split()) for key in islice(row, 100)]
     several = len(names) > 1
     columns = f" Columns found: {', '.join(found)}." if several else nearest(names[0][1], found)
+    headless = " If this line is a row, give the columns by number, from 1." if table and several else ""
 
     def message(say: Advice) -> str:
         listed = " and ".join(f"{name!r} ({say.column(setting)})" for setting, name in names)
-        return f"{place}: no column{'s' * several} {listed}.{other_task(row, say) or columns}"
+        return f"{place}: no column{'s' * several} {listed}.{other_task(row, say) or columns + headless}"
 
     return Mismatch(message)
 
@@ -259,7 +192,7 @@ def label_cell(row: Row, name: str, place: str) -> str:
         raise DataError(
             f"{place}: the label (column {name!r}) is {shown(value)}. A label must be text, a number, true or false."
         )
-    label = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    label = str(value).lower() if isinstance(value, bool) else plain_label(str(value))
     if not label:
         raise DataError(f"{place}: the label (column {name!r}) is empty.")
     return label

@@ -14,13 +14,15 @@ from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.mismatch import using_a_model
+from lambert.text import read_row
+from lambert.text.json_rows import parsed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from lambert.tasks.segments import Segments
 
-Row = dict[str, Any]
+Row = read_row.Row
 Outputs = Iterable[Mapping[str, Any]]
 """`model.outputs(batch)` of every batch, in the order of the sequences."""
 
@@ -212,12 +214,9 @@ def asked(
 
 def json_row(line: str, place: str) -> Row:
     """Parses a line of JSON. Raises DataError if it is not a JSON object."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from error
-    if not isinstance(row, dict):
-        raise DataError(f'{place} is not a JSON object: give one like {{"text": "..."}} a line.')
+    row, problem = parsed(line)
+    if problem:
+        raise DataError(f"{place} {problem}.")
     return row
 
 

@@ -21,12 +21,12 @@ from lambert.core.settings import as_dict
 from lambert.core.world import World
 from lambert.distributed.agreement import software
 from lambert.distributed.detection import detect
-from lambert.engine.progress import progress
+from lambert.engine.progress import aside, progress
 from lambert.engine.signals import CONTINUE, graceful_stop
 from lambert.inference.answer_file import Unfinished, answer_file, input_identity, model_identity, settings_text
 from lambert.inference.answer_formats import ERROR, row_text
 from lambert.inference.input_files import InputFiles
-from lambert.inference.input_rows import START, InputRow, Position, json_lines, plain, sent
+from lambert.inference.input_rows import START, InputRow, Position, plain, rows_of_stream, sent
 from lambert.inference.outputs import compare_ranks
 from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
@@ -144,7 +144,7 @@ def _lead(
         tally = sink.tally
         if tally.rows:
             answered()
-        rows = files.rows(sink.start) if files else json_lines(getattr(sys.stdin, "buffer", sys.stdin))
+        rows = files.rows(sink.start) if files else rows_of_stream(getattr(sys.stdin, "buffer", sys.stdin))
         quiet = config.out is None or say is silent
         bar = stack.enter_context(
             progress(None, "predict", unit="rows", quiet=quiet, done=tally.rows, summary=False, measured=1)
@@ -154,12 +154,22 @@ def _lead(
             for answer in _answers(task, model.outputs, world, config, chunk, tally):
                 sink.add(answer)
             sink.commit(chunk[-1].after, tally)
+            _say_notes(files, say)
             answered()
             bar.total = tally.rows / share if files and (share := files.share()) else None
             bar.advance(len(chunk), f"{(tally.rows - before) / (time.monotonic() - began):,.0f} rows/s")
+        _say_notes(files, say)
         bar.show("writing the file")
         sink.finish()
     return tally.error()
+
+
+def _say_notes(files: InputFiles | None, say: Say) -> None:
+    """Prints the notes about the input on stderr, since the predictions may go to standard output."""
+    while files is not None and files.notes:
+        note = files.notes.pop(0)
+        if say is not silent:
+            aside(note)
 
 
 def _sink(config: PredictConfig, model: TextModel, say: Say) -> AbstractContextManager[Sink]:

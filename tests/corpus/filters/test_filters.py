@@ -335,9 +335,11 @@ def test_reading_evaluation_files_does_not_change_the_limit_of_csv(tmp_path: Pat
 
 
 def test_an_evaluation_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    for name, content in (("a.json", b"{"), ("a.jsonl", b"\xff\n"), ("a.gz", b"\x1f\x8b\x08 no gzip")):
+    said = "cannot be read as an evaluation file"
+    files = (("a.json", b"{", said), ("a.jsonl", b"\xff\n", said), ("a.gz", b"\x1f\x8b\x08 no gzip", "is truncated"))
+    for name, content, problem in files:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=f"{name} cannot be read as an evaluation file"):
+        with pytest.raises(DataError, match=f"{name} {problem}"):
             Decontamination(Decontaminate((tmp_path / name,)))(Batch(["text"]))
 
 

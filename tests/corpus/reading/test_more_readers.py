@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.reading import tables
 from lambert.corpus.reading.files import find
 from lambert.corpus.reading.readers import Layout, read
+from lambert.text import tables
 
 
 def found(path: Path, data: bytes, layout: Layout = Layout(), kind: str = "auto") -> list[str]:  # noqa: B008
@@ -43,8 +43,11 @@ def test_a_table_is_read_as_csv_wrote_it(tmp_path: Path, separator: str) -> None
 def test_a_row_that_cannot_be_read_affects_no_other(tmp_path: Path) -> None:
     data = b'id,text\n1,"a ""b"""\n2,"c" d\n3,e,f\n\n4\n5,"caf\xe9"\n6,g\n7,"never closed\n8,h\n'
     assert found(tmp_path / "a.csv", data) == [
-        'a "b"', "<line 3 is no row (',' expected after '\"')>", "<line 4 has 3 cells where the first line has 2>",
-        "<line 6 has 1 cell where the first line has 2>", "<line 7 is not UTF-8 text (byte 0xe9)>", "g",
+        'a "b"', "<line 3 is no row (',' expected after '\"')>",
+        "<line 4 has 3 cells where the first line has 2: put a cell that holds a comma in quotation marks>",
+        "<line 6 has 1 cell where the first line has 2>",
+        "<line 7 is not UTF-8 text (byte 0xe9): it may be in Windows-1252 (Latin-1). Convert the file, such as with "
+        "iconv -f CP1252 -t UTF-8>", "g",
         "<line 9 begins a cell with a quotation mark that is never closed: the rest of the file is lost>",
     ]  # fmt: skip
 

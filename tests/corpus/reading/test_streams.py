@@ -16,7 +16,7 @@ import pytest
 
 from lambert.core.errors import UsageError
 from lambert.corpus.reading.readers import Layout, read
-from lambert.corpus.reading.streams import Stream, is_damage, unpacked
+from lambert.text.streams import Stream, is_damage, unpacked
 
 
 def zstd(data: bytes) -> bytes:

@@ -1,7 +1,5 @@
 """Finds documents that contain text of evaluation files."""
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -17,8 +15,8 @@ from lambert.core.settings import check
 from lambert.corpus.batch import Batch, Booleans, Hashes, PlainWords
 from lambert.corpus.characters import Integers
 from lambert.corpus.filters.outcome import Outcome
-from lambert.corpus.reading.streams import is_damage, unpacked
-from lambert.corpus.reading.tables import next_row
+from lambert.text.rows import content_of, kind
+from lambert.text.tables import all_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +81,23 @@ def _grams(texts: list[str], size: int) -> tuple[Hashes, Integers]:
 
 def strings(path: Path) -> Iterator[str]:
     """Yields the strings of an evaluation file. Raises DataError if it cannot be read."""
+    content, suffix = content_of(path), kind(path)
     try:
-        with path.open("rb") as raw:
-            stream, suffix = unpacked(path, raw)
-            text = stream.read().decode("utf-8-sig")
+        if suffix in (".csv", ".tsv"):
+            for line, cells, problem in all_cells(content, suffix):
+                if problem:
+                    raise DataError(f"{path}:{line} {problem}.")
+                yield from cells
+            return
+        text = content.decode("utf-8-sig")
         if suffix in (".jsonl", ".ndjson"):
-            for line in text.split("\n"):
-                if line.strip():
-                    yield from _inside(json.loads(line))
+            for row in text.split("\n"):
+                yield from _inside(json.loads(row)) if row.strip() else ()
         elif suffix == ".json":
             yield from _inside(json.loads(text))
-        elif suffix in (".csv", ".tsv"):
-            rows = csv.reader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ",")
-            while (row := next_row(rows)) is not None:
-                yield from row
         else:
             yield text
-    except Exception as error:
-        if not isinstance(error, ValueError | RecursionError | csv.Error) and not is_damage(error):
-            raise
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as an evaluation file: {error}.") from error
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from lambert.core.errors import DataError
 from lambert.core.unsupported import LABELLED, markup
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.reading.encodings import UTF8
 from lambert.corpus.reading.readers import recognised
-from lambert.corpus.reading.streams import Stream, inner_suffix, unpacked
+from lambert.text.encodings import UTF8
+from lambert.text.streams import Stream, inner_suffix, unpacked
 
 
 def check_beginnings(found: Iterable[Path], config: PrepareConfig, urls: Mapping[str, str] | None = None) -> None:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 
 from lambert.core.errors import UsageError
-from lambert.corpus.reading.streams import zstd
+from lambert.text.streams import zstd
 
 _CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]{0,1000})?\r?\n")
 _ENCODINGS = 3

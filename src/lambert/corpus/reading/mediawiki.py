@@ -12,8 +12,8 @@ from typing import BinaryIO
 from xml.parsers import expat
 
 from lambert.corpus.reading.pieces import PIECE, Layout, Piece, described
-from lambert.corpus.reading.streams import BLOCK, Stream
 from lambert.corpus.reading.wikitext import Wikitext
+from lambert.text.streams import BLOCK, Stream
 
 PAGE = 64 << 20
 """Maximum bytes of a page. MediaWiki's own limit for a text is 2 MiB; only complete histories are longer."""

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lambert.text.tables import Table
+
 PIECE = 2 << 20
 
 
@@ -45,6 +47,10 @@ class Layout:
     """The encoding of plain text that declares none."""
     max_ratio: int = 100
     """How many times its size a compressed file may expand to."""
+    table: Table | None = None
+    """How the table is written that is read. None: it is recognised."""
+    headed: bool = True
+    """Whether a stream begins with the beginning of the file. It may hold later rows, lines or pages only."""
 
 
 def row_piece(row: Mapping[str, Any], layout: Layout, place: str) -> Piece:

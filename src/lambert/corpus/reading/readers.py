@@ -4,7 +4,7 @@ Memory is bounded: a document longer than `PIECE` bytes is yielded in several pi
 else of a line, else of a word. A document that cannot be read is yielded as a piece with an `error`.
 """
 
-import json
+import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,26 +13,38 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from lambert.core.errors import DataError
-from lambert.core.parquet import NotParquet, parquet_rows
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
-from lambert.corpus.reading.arrow import read_arrow
-from lambert.corpus.reading.encodings import UTF8, Decoded, declared
 from lambert.corpus.reading.gutenberg import book_reader, is_book
 from lambert.corpus.reading.html import read_html
 from lambert.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.reading.mediawiki import UTF16, is_dump, read_mediawiki
 from lambert.corpus.reading.pieces import PIECE, Layout, Piece, bounded, described, lacks, row_piece, with_newlines
-from lambert.corpus.reading.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, twice, unpacked
-from lambert.corpus.reading.tables import column, read_csv
 from lambert.corpus.reading.warc import SEPARATOR as RECORDS
 from lambert.corpus.reading.warc import read_warc
+from lambert.text.arrow import ArrowFile, NotArrow
+from lambert.text.encodings import (
+    BOM,
+    UTF8,
+    Decoded,
+    declared,
+    invalid,
+    marked,
+    other_form,
+    plain,
+    plain_beginning,
+    unmarked,
+)  # fmt: skip
+from lambert.text.json_rows import has_lines, json_rows, wrapped
+from lambert.text.parquet import NotParquet, parquet_names, parquet_rows
+from lambert.text.read_row import Row
+from lambert.text.rows import aliases
+from lambert.text.streams import BLOCK, Stream, Unreadable, binary, is_damage, parquet, sheet, twice, unpacked
+from lambert.text.tables import Table, table_rows
+from lambert.text.tables import recognised as table_of
 
 __all__ = ["KIND", "PIECE", "READERS", "SUFFIXES", "Layout", "Piece", "read"]
 
-JSON_LINE = 64 << 20  # a longer line is an error, because it would have to be in memory at once
-
-_BOM = b"\xef\xbb\xbf"
 # both begin with a literal, which makes the search 20 times as fast; white space before it is stripped later
 _BLANK_LINE = re.compile(rb"\n(?:[ \t]*\r?\n)+")
 _LINE_END = re.compile(rb"\n")
@@ -72,37 +84,76 @@ def read_wikipedia(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         opened = opened and not last
 
 
-def read_jsonl(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
-    """Reads JSON lines: one object per line, with text in the field `layout.text_field`. Blank lines are skipped."""
-    skipping = False
-    for raw, number, last in _lines(stream, JSON_LINE):
-        was_skipping, skipping = skipping, not last
-        if was_skipping or not raw.strip():
-            continue
-        if not last:
-            yield Piece("", f"line {number}", error=f"is longer than {JSON_LINE >> 20} MiB")
-            continue
-        try:
-            row = json.loads(raw.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            problem = _not_utf8(error) if isinstance(error, UnicodeDecodeError) else _not_json(error)
-            cut = "" if raw.endswith(b"\n") else ": the file ends within it"
-            yield Piece("", f"line {number}", error=problem + cut)
-        else:
-            yield _field(row, layout, f"line {number}")
+def read_jsonl(stream: Stream, layout: Layout) -> Iterator[Piece]:
+    """Reads JSON: an object in each line, or objects over several lines, alone or in an array, with text in the field
+    `layout.text_field`."""
+    for read in json_rows(stream, not layout.headed or has_lines(stream.peek())):
+        yield Piece("", read.place, error=read.error) if read.error else _field(read.row, layout, read.place)
+
+
+def read_csv(stream: Stream, layout: Layout) -> Iterator[Piece]:
+    """Reads a table with the names of its columns in the first line and text in the column `layout.text_field`, or in
+    the column with this number."""
+    table = layout.table or table_of(stream.peek(), "")
+    names, problem = _columns(table, layout)
+    if problem:
+        yield from [Piece("", f"line {table.begin[1] + 1}", error=problem)] * layout.headed
+        return
+    start = table.second if table.is_headed(None, layout.text_field.isdecimal()) else table.begin
+    if not layout.headed:
+        start = (0, 0)
+    stream.read(start[0])
+    for read in table_rows(stream, table, names, *start):
+        yield Piece("", read.place, error=read.error) if read.error else row_piece(read.row, layout, read.place)
+
+
+def _columns(table: Table, layout: Layout) -> tuple[list[str], str]:
+    """Returns the names of the columns of a table, and why it has not one column of text, or ""."""
+    field = layout.text_field
+    names = [*table.first]
+    if field.isdecimal():
+        names = [str(number) for number in range(1, len(names) + 1)]
+    found = aliases(names, [field, *layout.metadata])
+    names = [found.get(name, name) for name in names]
+    if field not in names:
+        return [], lacks(field, names, "column")
+    return names, "" if names.count(field) == 1 else f"has two columns {field!r}"
 
 
 def read_parquet(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     """Reads a Parquet file with text in the column `layout.text_field`. A few rows are in memory at a time."""
     number = 0
     try:
-        for number, row in enumerate(parquet_rows(stream, layout.text_field, layout.groups, layout.metadata), 1):
-            yield _field(row, layout, f"row {number}")
+        found = aliases(parquet_names(stream), [layout.text_field, *layout.metadata])
+        back = {wanted: name for name, wanted in found.items()}
+        column, *more = (back.get(name, name) for name in (layout.text_field, *layout.metadata))
+        for number, row in enumerate(parquet_rows(stream, column, layout.groups, more), 1):
+            yield _field({found.get(name, name): value for name, value in row.items()}, layout, f"row {number}")
     except NotParquet as error:
         yield Piece("", f"row {number + 1}", error=str(error))
 
 
-READERS: dict[str, Callable[[BinaryIO, Layout], Iterator[Piece]]] = {
+def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
+    """Reads an Arrow file or stream with text in the column `layout.text_field`. A record batch is in memory at a time;
+    datasets writes 1,000 rows in one."""
+    number = 0
+    try:
+        file = ArrowFile(stream)
+        found = aliases(file.schema.names, [layout.text_field, *layout.metadata])
+        back = {wanted: name for name, wanted in found.items()}
+        columns = {back.get(name, name) for name in (layout.text_field, *layout.metadata)}
+        for number, row in enumerate(file.rows(columns), 1):
+            named = {found.get(name, name): value for name, value in row.items()}
+            if layout.text_field not in named:
+                break
+            yield row_piece(named, layout, f"row {number}")
+        if layout.text_field not in {found.get(name, name) for name in file.schema.names}:
+            yield Piece("", "row 1", error=lacks(layout.text_field, file.schema.names, "column"))
+    except NotArrow as error:
+        yield Piece("", f"row {number + 1}", error=str(error))
+
+
+READERS: dict[str, Callable[[Any, Layout], Iterator[Piece]]] = {
     "text": read_text,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
@@ -121,6 +172,7 @@ SUFFIXES = {
     ".md": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "jsonl",
     ".parquet": "parquet",
     ".csv": "csv",
     ".tsv": "csv",
@@ -133,6 +185,8 @@ SUFFIXES = {
 }
 _PLAIN = ("text", "gutenberg")
 """Readers of text that may be in another encoding than UTF-8."""
+_LINES = (*_PLAIN, "jsonl", "csv")
+"""Readers that need lines in UTF-8."""
 _SEEKING = ("parquet", "arrow")
 """Readers that need a stream that can seek."""
 
@@ -168,9 +222,8 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str, headed: bool = True) -> Iterator[Piece]:
-    """Yields the pieces of a decompressed stream, as `read` does. `suffix` is that of the file's name, and `headed`
-    says whether the stream begins with the beginning of the file."""
+def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str) -> Iterator[Piece]:
+    """Yields the pieces of a decompressed stream, as `read` does. `suffix` is that of the file's name."""
     stream = Stream(opened)
     place = "line 1"
     try:
@@ -184,11 +237,17 @@ def pieces(opened: BinaryIO, suffix: str, layout: Layout, kind: str, headed: boo
             yield Piece("", place, error=problem)
             return
         reader = lookup(READERS, kind, "format", KIND)
-        own = declared(stream.peek()) if headed else ""
-        if kind in _PLAIN and (own or layout.encoding) != UTF8:
-            stream = Stream(Decoded(stream, own or layout.encoding, perhaps_utf8=bool(own)))
-        if kind not in _SEEKING and stream.peek().startswith(_BOM):
-            stream.read(len(_BOM))
+        marked_so = layout.headed and bool(marked(stream.peek()))
+        if kind in _LINES and layout.headed and other_form(stream.peek()):
+            stream = Stream(plain(stream, stream.peek()))
+        own = declared(stream.peek()) if layout.headed else ""
+        if kind in _PLAIN and (own or layout.encoding) != UTF8 and not marked_so:
+            decoded = Decoded(stream, own or layout.encoding, perhaps_utf8=bool(own))
+            stream = Stream(io.BufferedReader(decoded, BLOCK))
+        if kind == "csv" and layout.table is None:
+            layout = replace(layout, table=table_of(stream.peek(), suffix))
+        if kind not in (*_SEEKING, "csv", "jsonl") and stream.peek().startswith(BOM):
+            stream.read(len(BOM))
         for piece in reader(cast(BinaryIO, opened if kind in _SEEKING else stream), layout):
             place = piece.place
             yield from bounded(piece)
@@ -209,6 +268,10 @@ def kind_of(kind: str, suffix: str, beginning: bytes, text_field: str) -> str:
 def separator(kind: str, layout: Layout, beginning: bytes) -> re.Pattern[bytes] | None:
     """Returns what separates the documents of a file, or None if they can only be found from its beginning on. Between
     the rows of a table there is `NOTHING`: a line break may be in a cell."""
+    if kind in _LINES and other_form(beginning):
+        return None
+    if kind == "jsonl" and not has_lines(beginning):
+        return None
     if kind == "text":
         if (declared(beginning) or layout.encoding) != UTF8:
             return None
@@ -228,14 +291,20 @@ def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UT
         encoding: That of plain text.
     """
     kind = SUFFIXES.get(inner, "text")
-    if kind not in _SEEKING and (problem := twice(beginning) or parquet(beginning)):
+    if kind not in _SEEKING and (problem := twice(beginning) or parquet(beginning) or sheet(inner)):
         return "", problem
+    if not is_dump(beginning):
+        beginning = plain_beginning(beginning)
     if kind == "csv" and not markup(beginning):
-        _, problem = column(beginning.partition(b"\n")[0].decode("utf-8", "replace"), text_field)
+        if problem := unmarked(beginning) or binary(beginning):
+            return "", problem
+        _, problem = _columns(table_of(beginning, inner), Layout(text_field=text_field))
         return (kind, "") if not problem else ("", f"{problem}; it {labelled(inner)}")
+    if inner == ".json":
+        return (kind, "") if _has_field(beginning, text_field) else ("", f"has no rows with the field {text_field!r}")
     if kind not in ("text", "csv"):
         return kind, ""
-    if beginning.removeprefix(_BOM).startswith(_SNIFF):
+    if beginning.removeprefix(BOM).startswith(_SNIFF):
         return "wikipedia", ""
     if is_dump(beginning):
         return "mediawiki", ""
@@ -246,6 +315,15 @@ def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UT
     if is_book(beginning):
         return "gutenberg", ""
     return kind, labelled(inner, beginning) or markup(beginning)
+
+
+def _has_field(beginning: bytes, text_field: str) -> bool:
+    """Returns whether the first row of a JSON file with this beginning has a field of text."""
+    stream = io.BytesIO(beginning)
+    read = next(json_rows(stream, has_lines(beginning)), None)
+    if read is None or (read.error and len(beginning) < BLOCK):
+        return False
+    return bool(read.error) or text_field in read.row or text_field in aliases([*read.row], [text_field]).values()
 
 
 def _parts(stream: BinaryIO, separator: re.Pattern[bytes] | None) -> Iterator[tuple[bytes, int, bool]]:
@@ -310,24 +388,15 @@ def _decoded(raw: bytes, number: int, last: bool) -> Piece:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        return Piece("", f"line {number + raw.count(bytes([10]), 0, error.start)}", last, _not_utf8(error))
+        place = f"line {number + raw.count(bytes([10]), 0, error.start)}"
+        return Piece("", place, last, invalid(raw, error.start))
     return Piece(with_newlines(text), f"line {number}", last)
 
 
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
-
-
-def _not_json(error: Exception) -> str:
-    if "int_max_str_digits" in str(error):
-        return "has a number of thousands of digits"
-    return f"is not JSON ({getattr(error, 'msg', error)})"
-
-
-def _field(row: Any, layout: Layout, place: str) -> Piece:
+def _field(row: Row, layout: Layout, place: str) -> Piece:
     field = layout.text_field
-    if not isinstance(row, dict):
-        return Piece("", place, error="is not a JSON object")
+    if found := aliases([*row], [field, *layout.metadata]) if field not in row else {}:
+        row = {found.get(name, name): value for name, value in row.items()}
     if field not in row:
-        return Piece("", place, error=lacks(field, row, "field"))
+        return Piece("", place, error=wrapped(row) or lacks(field, row, "field"))
     return row_piece(row, layout, place)

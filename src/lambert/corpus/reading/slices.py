@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from lambert.core.parquet import parquet_groups
 from lambert.corpus.reading.mediawiki import SEPARATOR as PAGES
 from lambert.corpus.reading.mediawiki import read_head
 from lambert.corpus.reading.pieces import Layout, Piece
 from lambert.corpus.reading.readers import NOTHING, kind_of, open_file, pieces, separator
-from lambert.corpus.reading.streams import BLOCK, Stream, is_damage, limited, packing, unpacked
-from lambert.corpus.reading.tables import HEADER, row_starts
+from lambert.text.parquet import parquet_groups
+from lambert.text.streams import BLOCK, Stream, is_damage, limited, packing, unpacked
+from lambert.text.tables import recognised, row_starts
 
 Item = TypeVar("Item")
 
@@ -79,7 +79,8 @@ def divide(path: Path, layout: Layout, kind: str) -> list[Slice]:
         elif between is None or size <= (WHOLE_BELOW if packed else _share(size, SLICE)):
             return [WHOLE]
         elif between is NOTHING:
-            starts = _apart(_before_damage(row_starts(cast(BinaryIO, stream), layout)), max(SLICE // LEAST, 1))
+            table = recognised(stream.peek(), inner)
+            starts = _apart(_before_damage(row_starts(stream, table)), max(SLICE // LEAST, 1))
             cuts, of = _apart(starts, _share(starts[-1], SLICE)), "text"
         elif not packed:
             cuts, of = [*range(0, size, _share(size, SLICE))], "text"
@@ -120,13 +121,14 @@ class SliceReader:
             between = separator(kind, self._layout, beginning)
             assert between is not None
         head, foot = b"", b"</mediawiki>" if between is PAGES else b""
-        if part.begin and between in (PAGES, NOTHING):
+        if part.begin and between is PAGES:
             with open_file(path) as raw:
-                start = Stream(unpacked(path, raw)[0])
-                head = read_head(start) if between is PAGES else start.readline(HEADER)
+                head = read_head(Stream(unpacked(path, raw)[0]))
+        table = recognised(beginning, inner) if kind == "csv" else None
+        layout = replace(self._layout, table=table, headed=not part.begin)
         text = self._open(path, part, between)
         content = io.BufferedReader(_Joined(text.content(part, head, foot)), BLOCK)
-        yield from self._placed(pieces(cast(BinaryIO, content), "", self._layout, kind, headed=not part.begin), part)
+        yield from self._placed(pieces(cast(BinaryIO, content), "", layout, kind), part)
 
     def _placed(self, found: Iterator[Piece], part: Slice) -> Iterator[Piece]:
         if not part.begin:

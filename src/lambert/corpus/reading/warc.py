@@ -12,7 +12,7 @@ from typing import BinaryIO
 from lambert.corpus.reading.html import PAGE, page_text
 from lambert.corpus.reading.http_body import Undecodable, decoded
 from lambert.corpus.reading.pieces import Layout, Piece, described, with_newlines
-from lambert.corpus.reading.streams import BLOCK
+from lambert.text.streams import BLOCK
 
 RECORD = 32 << 20
 """Maximum bytes of a record that is read (our choice). The content of longer ones is not read."""

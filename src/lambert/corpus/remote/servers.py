@@ -15,10 +15,10 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from lambert import __version__
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.corpus.reading.readers import SUFFIXES
-from lambert.corpus.reading.streams import inner_suffix
 from lambert.corpus.remote.addresses import public, public_text
 from lambert.corpus.remote.fetch import Body, Source, Unavailable
 from lambert.corpus.remote.hub import SCHEME, Hub
+from lambert.text.streams import inner_suffix
 
 SECONDS = 60
 """A server that sends nothing for so long is given up (our choice)."""

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from lambert.core.errors import LambertError
-from lambert.corpus.reading.encodings import known
 from lambert.corpus.reading.readers import Layout, read
 from lambert.corpus.remote.addresses import is_remote
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.encoding import Encoder
+from lambert.text.encodings import known
 from lambert.verbs.report.cells import table
 
 FILES = 24

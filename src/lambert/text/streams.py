@@ -46,6 +46,9 @@ _BINARY = {
     b"PK\x03\x04": "is a ZIP archive", b"7z\xbc\xaf\x27\x1c": "is a 7z archive", b"Rar!\x1a\x07": "is a RAR archive",
     b"%PDF-": "is a PDF document",
 }  # fmt: skip
+_OFFICE = b"\xd0\xcf\x11\xe0"
+_SHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
+_SAVE = "save it as CSV in UTF-8 (in Excel: CSV UTF-8)"
 EXPANSION: Mapping[str, float] = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.5, ".zst": 3.5, ".parquet": 2.0}
 """Typical bytes of English text per compressed byte, for estimates only."""
 
@@ -101,8 +104,17 @@ def parquet(begin: bytes) -> str:
     return "is a Parquet file (it begins with PAR1): name it .parquet" if begin.startswith(b"PAR1") else ""
 
 
+def sheet(suffix: str) -> str:
+    """Returns, as the end of a sentence, that a file with this suffix is a spreadsheet, or ""."""
+    return f"is a spreadsheet: {_SAVE}" if suffix in _SHEETS else ""
+
+
 def binary(begin: bytes) -> str:
     """Returns, as the end of a sentence, why (decompressed) data that begins like this is no text, or ""."""
+    if begin.startswith(b"PK\x03\x04") and (b"xl/" in begin or b"opendocument.spreadsheet" in begin):
+        return f"is a spreadsheet: {_SAVE}"
+    if begin.startswith(_OFFICE):
+        return f"is a file of Microsoft Office: if it is a spreadsheet, {_SAVE}"
     if begin[257:262] == b"ustar":
         return "is a tar archive: unpack it and name its content"
     what = next((what for magic, what in _BINARY.items() if begin.startswith(magic)), "")
@@ -206,18 +218,34 @@ class Stream:
     def __init__(self, stream: Any) -> None:
         self._whole = _Whole(stream)
         self._buffer = io.BufferedReader(self._whole, BLOCK)
+        self._peeked, self._at = b"", 0
 
     def peek(self) -> bytes:
-        return self._buffer.peek(64)
+        """Returns the next bytes without reading them: `BLOCK`, fewer only before the end or the damage."""
+        self._peeked, self._at = self._peeked[self._at :], 0
+        if len(self._peeked) < BLOCK:
+            self._peeked += self._buffer.read(BLOCK - len(self._peeked))
+        return self._peeked
+
+    def _again(self, size: int) -> bytes:
+        """Returns at most `size` of the bytes that were peeked at."""
+        data = self._peeked[self._at : self._at + size]
+        self._at += len(data)
+        return data
 
     def read(self, size: int) -> bytes:
-        data = self._buffer.read(size)
+        data = self._again(size)
+        if len(data) < size:
+            data += self._buffer.read(size - len(data))
         if not data and self._whole.error:
             raise self._whole.error
         return data
 
     def readline(self, limit: int) -> bytes:
-        line = self._buffer.readline(limit)
+        end = self._peeked.find(b"\n", self._at) + 1 or len(self._peeked)
+        line = self._again(min(limit, end - self._at))
+        if len(line) < limit and not line.endswith(b"\n"):
+            line += self._buffer.readline(limit - len(line))
         if self._whole.error and len(line) < limit and not line.endswith(b"\n"):
             raise self._whole.error
         return line

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.reading.pieces import Layout, Piece, lacks, row_piece
 
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
@@ -67,21 +66,6 @@ def _names(value: Any, path: Path) -> list[str]:
 
 class NotArrow(Exception):
     """Why a file cannot be read as Arrow, in one line."""
-
-
-def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
-    """Reads an Arrow file or stream with text in the column `layout.text_field`. A record batch is in memory at a time;
-    datasets writes 1,000 rows in one."""
-    number = 0
-    try:
-        file = ArrowFile(stream)
-        if layout.text_field not in file.schema.names:
-            yield Piece("", "row 1", error=lacks(layout.text_field, file.schema.names, "column"))
-            return
-        for number, row in enumerate(file.rows({layout.text_field, *layout.metadata}), 1):
-            yield row_piece(row, layout, f"row {number}")
-    except NotArrow as error:
-        yield Piece("", f"row {number + 1}", error=str(error))
 
 
 class ArrowFile:

@@ -1,0 +1,1 @@
+"""Reads what people hold: encodings, compression, tables, JSON, Parquet and Arrow."""

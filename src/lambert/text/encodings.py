@@ -1,0 +1,207 @@
+"""Text in other encodings than UTF-8: which one it is in, and streams in UTF-8."""
+
+import codecs
+import io
+import re
+from typing import Any, BinaryIO, cast
+
+from lambert.core.errors import UsageError
+from lambert.text.streams import BLOCK, Unreadable
+
+UTF8 = "utf-8"
+BOM = b"\xef\xbb\xbf"
+SURROGATE = re.compile("[\udc80-\udcff]")
+_HEAD = 1 << 12
+"""Bytes in which a header declares the encoding (our choice; those of Project Gutenberg do in about 600)."""
+_DECLARED = re.compile(rb"^[ \t]*Character set encoding:[ \t]*([^\r\n]{1,60})", re.MULTILINE | re.IGNORECASE)
+_LATIN1 = re.compile(r"(iso)?[ _-]?(8859[ _-]1|latin[ _-]?1)\b", re.IGNORECASE)
+_WINDOWS = re.compile(r"(windows|cp|code page|[ _-])*(125\d)\b", re.IGNORECASE)
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
+}  # fmt: skip
+"""Byte-order marks. That of UTF-32 begins as that of UTF-16 does, and is tried first."""
+_CR = "CR"
+"""Line ends of classic Mac OS, which `decoded` replaces."""
+
+
+def known(encoding: str) -> str:
+    """Returns Python's name of an encoding. Raises UsageError if it is unknown."""
+    try:
+        found = codecs.lookup(encoding)
+        "".encode(encoding)  # not of text, such as base64
+    except (LookupError, ValueError) as error:
+        raise UsageError(
+            f"encoding = {encoding!r} is unknown: name one of Python's, such as latin-1, cp1252 or utf-16."
+        ) from error
+    return found.name
+
+
+def declared(beginning: bytes) -> str:
+    """Returns the encoding that the header of a text file declares, as Project Gutenberg writes it; "" if none or
+    UTF-8, ASCII included.
+
+    Latin-1 is read as Windows-1252, which differs in control characters only (WHATWG Encoding Standard, section 4.2).
+    """
+    match = _DECLARED.search(beginning[:_HEAD])
+    if match is None:
+        return ""
+    name = match[1].decode("ascii", "replace").strip()
+    if _LATIN1.match(name):
+        return "cp1252"
+    if windows := _WINDOWS.match(name):
+        return f"cp{windows[2]}"
+    try:
+        found = known(name.split()[0])
+    except (UsageError, IndexError):
+        return ""
+    return "" if found in (UTF8, "ascii") else found
+
+
+def marked(beginning: bytes) -> str:
+    """Returns the encoding that a byte-order mark names, if it is another than UTF-8; else ""."""
+    return next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), "")
+
+
+def unmarked(beginning: bytes) -> str:
+    """Returns, as the end of a sentence, that data with this beginning is UTF-16 without a byte-order mark, or ""."""
+    head = beginning[:_HEAD]
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if not head or max(even, odd) * 4 < len(head) or min(even, odd) * 8 > max(even, odd):
+        return ""
+    name = "UTF-16LE" if odd > even else "UTF-16BE"
+    return f"looks like {name} without a byte-order mark: convert it to UTF-8 (iconv -f {name} -t UTF-8)"
+
+
+def other_form(beginning: bytes) -> str:
+    """Returns what `plain` must decode in data with this beginning: "utf-16", the line ends "CR", or "" for nothing."""
+    if encoding := marked(beginning):
+        return encoding
+    alone = b"\r" in beginning.rstrip(b"\r") and b"\n" not in beginning
+    return _CR if alone else ""
+
+
+def plain(stream: Any, beginning: bytes) -> Any:
+    """Returns a stream of lines in UTF-8 that end with LF, from one that stands at its beginning: UTF-16 with a
+    byte-order mark is decoded, and CR is replaced where it alone ends lines. A stream that needs neither is returned as
+    it is."""
+    form = other_form(beginning)
+    if not form:
+        return stream
+    if form == _CR:
+        return cast(BinaryIO, io.BufferedReader(_CarriageReturns(stream), BLOCK))
+    text = beginning.decode(form, "ignore").encode(UTF8, "ignore")
+    return plain(cast(BinaryIO, io.BufferedReader(Decoded(stream, form), BLOCK)), text)
+
+
+def plain_beginning(beginning: bytes) -> bytes:
+    """Returns what `plain` makes of the first bytes of a stream."""
+    if encoding := marked(beginning):
+        beginning = beginning.decode(encoding, "ignore").encode(UTF8, "ignore")
+    return beginning.replace(b"\r", b"\n") if other_form(beginning) == _CR else beginning
+
+
+def invalid(data: bytes, begin: int) -> str:
+    """Returns, as the end of a sentence, that the byte at `begin` is not UTF-8, and which encoding is likely."""
+    high = sum(byte >= 0x80 for byte in data)
+    letters = high + sum(chr(byte).isalpha() for byte in data if byte < 0x80)
+    script = high > 4 and 2 * high > letters
+    likely = "Windows-1251, GB18030 or that of another script" if script else "Windows-1252 (Latin-1)"
+    example = "CP1251" if script else "CP1252"
+    return (
+        f"is not UTF-8 text (byte 0x{data[begin]:02x}): it may be in {likely}. Convert the file, such as with iconv -f "
+        f"{example} -t UTF-8"
+    )
+
+
+class _Forward(io.RawIOBase):
+    """A stream of changed bytes of another stream, whose positions are its own."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._position, self._rest = stream, 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._next(len(buffer)) if not self._rest else self._rest
+        count = min(len(buffer), len(data))
+        buffer[:count], self._rest = data[:count], data[count:]
+        self._position += count
+        return count
+
+    def _next(self, size: int) -> bytes:
+        """Returns the next bytes, none only at the end."""
+        raise NotImplementedError
+
+    def _restart(self) -> None:
+        self._stream.seek(0)
+        self._position, self._rest = 0, b""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        offset += self._position if whence == io.SEEK_CUR else 0
+        if whence == io.SEEK_END:
+            raise io.UnsupportedOperation
+        if offset < self._position:
+            self._restart()
+        while self._position < offset and self.readinto(bytearray(min(BLOCK, offset - self._position))):
+            pass
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+class Decoded(_Forward):
+    """A stream in UTF-8 of a stream in another encoding; with `perhaps_utf8`, unless all of its first `BLOCK` bytes
+    with a character that is not ASCII are UTF-8: files are converted and keep their header.
+
+    Reading raises Unreadable at a byte that is not of the encoding.
+    """
+
+    def __init__(self, stream: Any, encoding: str, perhaps_utf8: bool = False) -> None:
+        super().__init__(stream)
+        self._encoding, self._perhaps_utf8 = encoding, perhaps_utf8
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    def _restart(self) -> None:
+        super()._restart()
+        self._decoder.reset()
+
+    def _next(self, size: int) -> bytes:
+        while block := self._stream.read(BLOCK):
+            if self._perhaps_utf8 and not block.isascii():
+                self._perhaps_utf8 = False
+                if _is_utf8(block):
+                    self._decoder = codecs.getincrementaldecoder(UTF8)()
+            if data := self._decode(block):
+                return data
+        return self._decode(b"", final=True)
+
+    def _decode(self, block: bytes, *, final: bool = False) -> bytes:
+        try:
+            return self._decoder.decode(block, final).encode(UTF8, "replace")
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise Unreadable(f"is not {self._encoding} text (byte 0x{byte:02x})") from error
+        except UnicodeError as error:  # UTF-16 without a byte-order mark
+            raise Unreadable(f"is not {self._encoding} text ({error})") from error
+
+
+class _CarriageReturns(_Forward):
+    """A stream with LF for each CR."""
+
+    def _next(self, size: int) -> bytes:
+        data: bytes = self._stream.read(max(size, 1))
+        return data.replace(b"\r", b"\n")
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder(UTF8)().decode(block)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,280 @@
+"""Rows of files: tables (CSV, TSV), JSON, Parquet and Arrow, compressed or not, in bounded memory.
+
+Every command that reads rows reads them here, so that a file has the same rows, and a fault the same words, in each.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lambert.core.errors import DataError
+from lambert.core.unsupported import markup, refuse_archive
+from lambert.text.arrow import ArrowFile, NotArrow, dataset_files, dataset_splits, is_dataset
+from lambert.text.encodings import UTF8, invalid, plain, unmarked
+from lambert.text.json_rows import has_lines, json_rows, wrapped
+from lambert.text.parquet import NotParquet, parquet_names, parquet_rows, parquet_sizes
+from lambert.text.read_row import ReadRow, Row
+from lambert.text.streams import (
+    BLOCK,
+    COMPRESSIONS,
+    Unreadable,
+    binary,
+    inner_suffix,
+    is_damage,
+    parquet,
+    sheet,
+    twice,
+    unpacked,
+)  # fmt: skip
+from lambert.text.tables import Table, recognised, table_rows, visible
+
+TABLES = (".csv", ".tsv", ".txt")
+"""Suffixes of tables."""
+JSON = (".jsonl", ".ndjson", ".json")
+KNOWN = "rows are read from .csv, .tsv, .txt, .jsonl, .json, .parquet and .arrow, also .gz, .bz2, .xz and .zst"
+UNPACKED_RATIO = 200
+"""How many times its size a compressed file of rows may expand to. Text has 2 to 10 times."""
+
+
+def kind(path: Path) -> str:
+    """Returns the suffix of the name without that of its compression, such as ".tsv"; ".arrow" for a data set."""
+    return ".arrow" if path.is_dir() and is_dataset(path) else inner_suffix(path)
+
+
+def data_files(path: Path) -> list[Path]:
+    """Returns the files of labelled data: the path itself, or the Arrow files of a data set. Raises DataError for a
+    data set of several splits."""
+    if not path.is_dir() or not is_dataset(path):
+        return [path]
+    if splits := dataset_splits(path):
+        raise DataError(f"{path} has the splits {', '.join(splits)}: name one of them, such as {path / splits[-1]}.")
+    return dataset_files(path)
+
+
+@contextmanager
+def opened(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Opens a file: the bytes on the disk, and those to read, decompressed. Raises DataError if it cannot be read, or
+    is damaged where it is read, or expands to more than `max_ratio` times its size."""
+    refuse_archive(path)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name a file in it.")
+    try:
+        with path.open("rb") as raw:
+            yield raw, unpacked(path, raw, max_ratio)[0]
+    except FileNotFoundError as error:
+        raise DataError(f"No such file: {path}.") from error
+    except Unreadable as error:
+        raise DataError(f"{path} {error}.") from error
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        if isinstance(error, OSError) and error.errno is not None:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+        what = "is truncated or damaged" if path.suffix.lower() in COMPRESSIONS else "cannot be read"
+        raise DataError(f"{path} {what} ({error}). Download or copy it again.") from error
+
+
+def content_of(path: Path) -> bytes:
+    """Returns the content of a file, decompressed, in UTF-8 and with LF at the ends of lines. Raises DataError as
+    `opened` does."""
+    with opened(path) as (_, stream):
+        return bytes(_text(stream).read())
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (number, line) of every line, numbered from 1, with its end. Raises DataError if it is not UTF-8, and as
+    `opened` does."""
+    with opened(path) as (_, stream):
+        for number, line in enumerate(_text(stream), 1):
+            try:
+                text = line.decode(UTF8)
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}:{number} {invalid(line, error.start)}.") from error
+            yield number, text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _text(stream: BinaryIO) -> Any:
+    beginning = stream.read(BLOCK)
+    stream.seek(0)
+    return plain(stream, beginning)
+
+
+class RowFile:
+    """The rows of an open file.
+
+    Args:
+        path: Names the file in messages.
+        stream: Its decompressed bytes, which can be sought.
+        suffix: That of its name, without the compression.
+        wanted: The names of the columns that are read. A column whose name differs from one of them only in case, in
+            white space at its ends or in the form of its characters is read as that column, if it alone does.
+        header: Whether the first line of a table has the names of the columns; None: yes, unless all columns that are
+            `wanted` have numbers and the first line does not look like names.
+        kept: Further columns.
+        notes: A list to which lines for the user are added. That rows are read otherwise than they stand is known when
+            they are read.
+
+    Raises:
+        DataError: The file has no rows in a format that is read, or two columns with a name that is wanted.
+    """
+
+    names: list[str] | None = None
+    """The columns, by the names that rows have; None for JSON."""
+
+    def __init__(
+        self, path: Path, stream: BinaryIO, suffix: str, wanted: Sequence[str], header: bool | None = None,
+        kept: Sequence[str] = (), notes: list[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.path, self._wanted, self._suffix = path, [*wanted, *kept], suffix
+        numbered = bool(wanted) and all(name.isdecimal() for name in wanted)
+        self._notes = [] if notes is None else notes
+        self.share: Callable[[], float] | None = None
+        """Returns which share of the rows was read, where the position in the file does not say it."""
+        self._aliases: dict[str, str] = {}
+        if problem := sheet(suffix):
+            raise DataError(f"{path} {problem}.")
+        self._stream: Any = stream
+        if suffix in (*TABLES, *JSON):
+            self._stream = _text(stream)
+            beginning = self._stream.read(BLOCK)
+            self._stream.seek(0)
+            found = twice(beginning) or parquet(beginning) or binary(beginning) or unmarked(beginning)
+            if problem := found or markup(beginning):
+                raise DataError(f"{path} {problem}.")
+        if suffix in TABLES:
+            self._open_table(recognised(beginning, suffix), header, numbered)
+        elif suffix in JSON:
+            self._read = partial(json_rows, self._stream, has_lines(beginning))
+        elif suffix == ".parquet":
+            with self._explained():
+                self._rename(parquet_names(stream))
+                self._sizes = parquet_sizes(stream)
+            self._read = self._parquet
+        elif suffix == ".arrow":
+            with self._explained():
+                self._arrow_file = ArrowFile(stream)
+            self._rename(self._arrow_file.schema.names)
+            self._read = self._arrow
+        else:
+            raise DataError(f"{path}: {KNOWN}, and from folders that save_to_disk of Hugging Face's datasets wrote.")
+
+    _read: Callable[..., Iterator[ReadRow]]
+
+    def rows(self, offset: int = 0, line: int = 0, only: Sequence[str] | None = None) -> Iterator[ReadRow]:
+        """Yields the rows from a position on, which is that after a row; `only` these columns of Parquet. Raises
+        DataError for a file that is damaged."""
+        more = {"only": only} if self._suffix == ".parquet" else {}
+        with self._explained():
+            for read in self._read(offset, line, **more):
+                yield self._json(read) if self.names is None and not read.error else read
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (NotParquet, NotArrow) as error:
+            raise DataError(f"{self.path} {error}.") from error
+
+    def _open_table(self, table: Table, header: bool | None, numbered: bool) -> None:
+        headed = table.is_headed(header, numbered)
+        self.table = table
+        if table.separator == "\t" and table.quoted:
+            self._notes.append(
+                f"note: {self.path} has cells in quotation marks, which are read as quotes, as a spreadsheet writes "
+                "them."
+            )
+        if headed and header is None and numbered:
+            self._notes.append(
+                f"note: line {table.begin[1] + 1} of {self.path} is read as the header, because it {table.named}. If "
+                "it is a row, set columns.header = false."
+            )
+        if headed and not numbered:
+            self._rename(table.first, f":{table.begin[1] + 1}")
+        else:
+            self.names = [str(number) for number in range(1, len(table.first) + 1)]
+        start = table.second if headed else table.begin
+        self._read = partial(self._table, start)
+
+    def _table(self, start: tuple[int, int], offset: int, line: int) -> Iterator[ReadRow]:
+        offset, line = max(start, (offset, line))
+        self._stream.seek(offset)
+        assert self.names is not None
+        whole = 0
+        for read in table_rows(self._stream, self.table, self.names, offset, line):
+            if not self.table.quoted:
+                whole += any(cell[:1] == '"' == cell[-1:] and len(cell) > 1 for cell in read.row.values())
+            yield read
+        if whole:
+            self._notes.append(
+                f"note: {whole:,} row{'s' * (whole > 1)} of {self.path} have a cell that is whole in quotation marks. "
+                "They are read as part of the text, since not all cells of a column have them."
+            )
+
+    def _parquet(self, offset: int, line: int, only: Sequence[str] | None = None) -> Iterator[ReadRow]:
+        number, group, rows = offset, 0, max(1, sum(self._sizes))
+        while group < len(self._sizes) and number >= self._sizes[group]:
+            number, group = number - self._sizes[group], group + 1
+        before, number = number, offset
+        self.share = lambda: number / rows
+        back = {name: found for found, name in self._aliases.items()}
+        chosen = None if only is None else [back.get(name, name) for name in only]
+        for passed, row in enumerate(parquet_rows(self._stream, groups=(group, len(self._sizes)), only=chosen)):
+            if passed >= before:
+                number += 1
+                yield ReadRow(f"row {number}", self._renamed(row), "", number)
+
+    def _arrow(self, offset: int, line: int) -> Iterator[ReadRow]:
+        for number, row in enumerate(self._arrow_file.rows(), 1):
+            if number > offset:
+                yield ReadRow(f"row {number}", self._renamed(row), "", number)
+
+    def _json(self, read: ReadRow) -> ReadRow:
+        """Returns a row of JSON with the names that are wanted for keys that differ from them as said above."""
+        if all(name in read.row for name in self._wanted):
+            return read
+        if problem := wrapped(read.row) if not {*self._wanted} & {*read.row} else "":
+            return ReadRow(read.place, {}, problem, read.offset, read.line)
+        found = aliases([*map(str, read.row)], self._wanted)
+        for name, wanted in found.items():
+            if name not in self._aliases:
+                self._say_alias(name, wanted)
+                self._aliases[name] = wanted
+        if not found:
+            return read
+        row = {found.get(name, name): value for name, value in read.row.items()}
+        return ReadRow(read.place, row, "", read.offset, read.line)
+
+    def _rename(self, names: Sequence[str], place: str = "") -> None:
+        self._aliases = aliases(names, self._wanted)
+        for name, wanted in self._aliases.items():
+            self._say_alias(name, wanted)
+        self.names = [self._aliases.get(name, name) for name in names]
+        count = Counter(self.names)
+        if twice := next((name for name in self._wanted if count[name] > 1), None):
+            raise DataError(f"{self.path}{place}: two columns have the name {twice!r}. Rename one of them.")
+
+    def _renamed(self, row: Row) -> Row:
+        return {self._aliases.get(name, name): value for name, value in row.items()} if self._aliases else row
+
+    def _say_alias(self, name: str, wanted: str) -> None:
+        self._notes.append(f"note: the column {name!r} of {self.path} is read as {wanted!r}.")
+
+
+def aliases(names: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
+    """Returns the wanted name for each column that differs from it only in case, in white space at its ends or in the
+    form of its characters, where one column does and none has the name itself."""
+    found = {}
+    for name in wanted:
+        if name not in names and not (len(name.split(".")) > 1 and name.split(".")[0] in names):
+            like = [other for other in names if _folded(other) == _folded(name)]
+            if len(like) == 1 and like[0] not in wanted:
+                found[like[0]] = name
+    return found
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", visible(name)).casefold()

@@ -1,0 +1,324 @@
+"""Tables (CSV, TSV): how one is written, and its rows, in bounded memory.
+
+The first rows decide: which character separates cells, whether cells are in quotation marks, and whether the first line
+has the names of the columns. So a table is read in the same way whatever its name, and by every command.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lambert.text.encodings import BOM, UTF8, invalid
+from lambert.text.read_row import ReadRow
+from lambert.text.streams import BLOCK
+
+FIELD = 16 << 20
+"""Maximum bytes of a line and characters of a cell. The module `csv` needs up to 8 bytes for each."""
+_SEPARATORS = ("\t", ";", "|", ",")
+"""Of two that divide the rows equally well, the first is the separator: prose has more commas than tabs."""
+_NAMES = {"\t": "tab", ";": "semicolon", "|": "vertical bar", ",": "comma"}
+_JUDGED = 500
+"""Rows by which the form of a table is judged (ours)."""
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+_SEP_LINE = re.compile(rb'"?sep=(.)"?\r?\n?', re.IGNORECASE)
+"""The first line by which Excel is told the separator."""
+_ODD = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\u00ad"
+"""Characters that are not seen: the byte-order mark, spaces and joiners of no width, marks of direction, a hyphen."""
+_COLUMN_NAME = re.compile(r"[^\W\d][\w .#/()-]{0,39}")
+_NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+_LED_QUOTE = re.compile(r' +"')
+_USUAL = frozenset({
+    "text", "text_a", "text_b", "sentence", "sentence1", "sentence2", "label", "labels", "class", "category", "id",
+    "idx", "index", "title", "content", "body", "review", "comment", "tweet", "message", "document", "question",
+    "context", "answer", "answers", "premise", "hypothesis", "score", "target", "tag", "tags", "topic", "sentiment",
+    "stars", "rating", "intent", "query", "passage", "description"
+})  # fmt: skip
+"""Names of columns that data sets often have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How a table is written."""
+
+    separator: str
+    quoted: bool = True
+    """Whether cells may be in quotation marks, which may hold separators, line breaks and doubled quotation marks."""
+    spaced: bool = False
+    """Whether spaces follow the separators and belong to them."""
+    first: tuple[str, ...] = ()
+    """The cells of the first row."""
+    begin: tuple[int, int] = (0, 0)
+    """Bytes and lines before the first row: a byte-order mark, blank lines, a line sep=."""
+    second: tuple[int, int] = (0, 0)
+    """Bytes and lines before the second row."""
+    named: str = ""
+    """Why the first row seems to have the names of the columns though it is not said, or ""."""
+
+    def is_headed(self, header: bool | None, numbered: bool) -> bool:
+        """Returns whether the first row has the names of the columns, if a setting says so (`header`), or if columns
+        are `numbered`."""
+        return header if header is not None else not numbered or bool(self.named)
+
+
+def visible(name: str) -> str:
+    """Returns a text without white space and characters that are not seen at its ends."""
+    before = ""
+    while before != name:
+        before, name = name, name.strip().strip(_ODD)
+    return name
+
+
+def recognised(beginning: bytes, suffix: str) -> Table:
+    """Returns how a table is written whose first bytes, `BLOCK` if it has so many, are these. `suffix` is that of its
+    name, which decides where the rows do not."""
+    begin, number = len(BOM) if beginning.startswith(BOM) else 0, 0
+    whole = len(beginning) < BLOCK
+    lines = _LINE.findall(beginning, begin)
+    if not whole and len(lines) > 1:
+        lines.pop()  # which may end within a character or a cell
+    given = ""
+    while lines and (not lines[0].strip() or (not given and _SEP_LINE.fullmatch(lines[0]))):
+        told = _SEP_LINE.fullmatch(lines[0])
+        given = told[1].decode("latin-1") if told else given
+        begin, number = begin + len(lines[0]), number + 1
+        del lines[0]
+    own = "," if suffix == ".csv" else "\t"
+    if not lines:
+        return Table(given or own, begin=(begin, number), second=(begin, number))
+    text = [line.decode(UTF8, "replace") for line in lines[: _JUDGED * 20]]
+    forms = [_form(text, separator, whole) for separator in ([given] if given else _SEPARATORS)]
+    fit = [form for form in forms if len(form.rows[0]) > 1 and (form.share >= 0.5 or form.separator == own)]
+    best = next((form for form in forms if form.separator == own), forms[0])
+    if fit:
+        best = max(fit, key=lambda form: (form.share, form.tight, not form.decimal))
+    reader = _Lines(io.BytesIO(b"".join(lines)), begin, number)
+    next(_split(reader, best.separator, quoted=best.quoted, spaced=best.spaced), None)
+    first = tuple(map(visible, best.rows[0]))
+    return Table(
+        best.separator, best.quoted, best.spaced, first, (begin, number), (reader.position, reader.number),
+        _looks_named(first, [row for row in best.rows[1:] if len(row) == len(first)]),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The first rows of a table, divided in one way."""
+
+    separator: str
+    quoted: bool
+    spaced: bool
+    rows: list[list[str]]
+    """A row that cannot be divided has no cells. There is at least one."""
+    share: float
+    """Share of the rows below the first that have as many cells as the first."""
+    tight: bool
+    """Whether something else than white space follows a separator."""
+    decimal: bool
+    """Whether every separator is between digits, as a decimal comma is."""
+
+
+def _form(lines: Sequence[str], separator: str, whole: bool) -> _Form:
+    """Returns the first rows of a table in the form that fits them best among those with this separator."""
+    text = "".join(lines[:_JUDGED])
+    sign = re.escape(separator)
+    tight = bool(re.search(rf"{sign}\S", text))
+    decimal = separator == "," and "," in text and not re.search(r"(?<!\d),|,(?!\d)", text)
+    if separator == "\t":
+        rows = _divided(lines, separator, whole, quoted=False)
+        if '"' in text:
+            marked = _divided(lines, separator, whole, quoted=True)
+            if _share(marked) >= max(_share(rows), 0.999) and _are_quotes(rows, marked):
+                return _Form(separator, True, False, marked, _share(marked), tight, decimal)
+        return _Form(separator, False, False, rows, _share(rows), tight, decimal)
+    rows = _divided(lines, separator, whole)
+    if f"{separator} " in text:
+        trimmed = _divided(lines, separator, whole, spaced=True)
+        inner = [cell for row in rows for cell in row[1:] if cell]
+        led = all(cell.startswith(" ") for cell in inner) or any(_LED_QUOTE.match(cell) for cell in inner)
+        if _share(trimmed) > _share(rows) or (_share(trimmed) == _share(rows) and led):
+            return _Form(separator, True, True, trimmed, _share(trimmed), tight, decimal)
+    return _Form(separator, True, False, rows, _share(rows), tight, decimal)
+
+
+def _divided(
+    lines: Sequence[str], separator: str, whole: bool, *, quoted: bool = True, spaced: bool = False
+) -> list[list[str]]:
+    """Returns the cells of the first rows. A row that cannot be divided has none; one that may be cut is left out."""
+    if not quoted:
+        return [line.rstrip("\r\n").split(separator) for line in lines[:_JUDGED] if line.strip("\r\n")] or [[]]
+    rest = iter(lines)
+    found: list[list[str]] = []
+    ended = False
+    while not ended and len(found) < _JUDGED:
+        reader = csv.reader(rest, delimiter=separator, skipinitialspace=spaced, strict=True)
+        try:
+            while len(found) < _JUDGED:
+                if (row := _next(reader)) is None:
+                    ended = True
+                    break
+                found += [row] if row else []
+        except csv.Error as error:
+            ended = "unexpected end" in str(error)
+            found += [[]] if whole or not ended or not found else []
+    return found or [[]]
+
+
+def _share(rows: Sequence[Sequence[str]]) -> float:
+    return sum(len(row) == len(rows[0]) for row in rows[1:]) / (len(rows) - 1) if len(rows) > 1 else 1.0
+
+
+def _are_quotes(rows: Sequence[Sequence[str]], marked: Sequence[Sequence[str]]) -> bool:
+    """Returns whether the quotation marks of a table that tabs divide enclose cells: one of them holds a doubled
+    quotation mark, a tab or a line break, or all cells of a column or of the first row have them. Otherwise they may be
+    part of the text: TSV mostly has no quoting."""
+    if any("\n" in cell or "\t" in cell for row in marked for cell in row):
+        return True
+    if any(_enclosed(cell) and '""' in cell[1:-1] for row in rows for cell in row):
+        return True
+    columns = zip(*rows[1:], strict=False)
+    return all(map(_enclosed, rows[0])) or (len(rows) > 2 and any(all(map(_enclosed, column)) for column in columns))
+
+
+def _enclosed(cell: str) -> bool:
+    return len(cell) > 1 and cell[0] == cell[-1] == '"'
+
+
+def _looks_named(first: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns why the first row seems to have names of columns, as part of a sentence, or ""."""
+    names = [cell for cell in first if cell]
+    if not names or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
+        return ""
+    below = [{row[column] for row in rows} for column in range(len(first))]
+    usual = [
+        cell for cell, values in zip(first, below, strict=True) if cell.casefold() in _USUAL and cell not in values
+    ]
+    if len(usual) > 1 or (usual and rows):
+        return f"has names such as {usual[0]!r}"
+    for cell, values in zip(first, below, strict=True):
+        if cell and len(rows) > 1 and all(map(_NUMBER.fullmatch, values)):
+            return f"has the name {cell!r} above numbers"
+    return ""
+
+
+def table_rows(stream: Any, table: Table, names: Sequence[str], offset: int, line: int) -> Iterator[ReadRow]:
+    """Yields the rows of a stream that stands at a position between two rows; blank lines are skipped. `names` are the
+    keys of the columns; of two with the same one, the first is read."""
+    keys, twice = [*names], len({*names}) < len(names)
+    lines = _Lines(stream, offset, line)
+    for number, _, cells, problem in _split(lines, table.separator, quoted=table.quoted, spaced=table.spaced):
+        if problem:
+            yield ReadRow(f"line {number}", {}, problem, lines.position, lines.number)
+        elif len(cells) != len(keys):
+            yield ReadRow(f"line {number}", {}, _misfit(cells, keys, table), lines.position, lines.number)
+        else:
+            row = dict(zip(keys, cells, strict=True))
+            if twice:
+                row |= dict(zip(keys[::-1], cells[::-1], strict=True))
+            yield ReadRow(f"line {number}", row, "", lines.position, lines.number)
+
+
+def _misfit(cells: Sequence[str], keys: Sequence[str], table: Table) -> str:
+    found = f"has {len(cells)} cell{'s' * (len(cells) != 1)} where the first line has {len(keys)}"
+    if len(cells) < len(keys) or not table.quoted:
+        return found
+    return f"{found}: put a cell that holds a {_NAMES.get(table.separator, 'separator')} in quotation marks"
+
+
+def all_cells(content: bytes, suffix: str) -> Iterator[tuple[int, list[str], str]]:
+    """Yields (line, cells, why it cannot be read or "") of every row of a table, the first one too."""
+    table = recognised(content[:BLOCK], suffix)
+    lines = _Lines(io.BytesIO(content[table.begin[0] :]), *table.begin)
+    for number, _, cells, problem in _split(lines, table.separator, quoted=table.quoted, spaced=table.spaced):
+        yield number, cells, problem
+
+
+def row_starts(stream: Any, table: Table) -> Iterator[int]:
+    """Yields where the rows of a table below the first begin, in bytes. The stream stands at the beginning."""
+    stream.read(table.second[0])
+    lines = _Lines(stream, *table.second)
+    for _, position, _, _ in _split(lines, table.separator, quoted=table.quoted, spaced=table.spaced):
+        yield position
+
+
+def _split(lines: "_Lines", separator: str, *, quoted: bool, spaced: bool) -> Iterator[tuple[int, int, list[str], str]]:
+    """Yields (number of the first line, position of the first byte, cells, why the row cannot be read or "") of each
+    row that is not blank. `lines` has the number and the position of what was read so far."""
+    while not lines.ended:
+        rows: Iterator[list[str]] = (
+            csv.reader(lines, delimiter=separator, skipinitialspace=spaced, strict=True)
+            if quoted
+            else (text.rstrip("\r\n").split(separator) if text.strip("\r\n") else [] for text in lines)
+        )
+        while True:
+            line, position = lines.number + 1, lines.position
+            lines.problem = ""
+            try:
+                row = _next(rows)
+            except (csv.Error, _Unusable) as error:
+                yield line, position, [], lines.problem or _reason(error, lines.last)
+                break  # a new reader goes on with the next line
+            if row is None:
+                break
+            if row or lines.problem:
+                yield line, position, row, lines.problem
+
+
+class _Unusable(Exception):
+    """Why a line cannot be used. It may be in the middle of a row, which ends with it."""
+
+
+class _Lines:
+    """The lines of a stream as text, in which bytes that are not UTF-8 are surrogates. `number` lines and `position`
+    bytes precede them. `last` is the line read last, and `problem` says which bytes are not UTF-8."""
+
+    def __init__(self, stream: Any, position: int, number: int) -> None:
+        self._stream = stream
+        self.number, self.position, self.ended = number, position, False
+        self.last = self.problem = ""
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line: bytes = self._stream.readline(FIELD)
+        if not line:
+            self.ended = True
+            raise StopIteration
+        self.number += 1
+        self.position += len(line)
+        if len(line) == FIELD and not line.endswith(b"\n"):
+            while rest := self._stream.readline(FIELD):
+                self.position += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+            raise _Unusable(f"is longer than {FIELD >> 20} MiB")
+        try:
+            self.last = line.decode(UTF8)
+        except UnicodeDecodeError as error:
+            self.problem = self.problem or invalid(line, error.start)
+            self.last = line.decode(UTF8, "surrogateescape")
+        return self.last
+
+
+def _next(rows: Iterator[list[str]]) -> list[str] | None:
+    """Returns the next row of a `csv.reader`, or None after the last. A cell has at most `FIELD` characters; the limit
+    of `csv` is that of the whole process, and is restored."""
+    before = csv.field_size_limit(FIELD)
+    try:
+        return next(rows, None)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _reason(error: Exception, last: str) -> str:
+    text = str(error)
+    if "unexpected end" in text:
+        return "begins a cell with a quotation mark that is never closed: the rest of the file is lost"
+    if "field limit" in text:
+        return f"has a cell longer than {FIELD >> 20} Mi characters"
+    if '\\"' in last:
+        return "has a quotation mark after a backslash: within a cell, write it twice, without the backslash"
+    return text if isinstance(error, _Unusable) else f"is no row ({text})"
