@@ -41,7 +41,7 @@ from lambert.corpus.tokens.splits import Sink
 from lambert.corpus.tokens.unfinished import Unfinished
 from lambert.corpus.workers import ahead, encode, shared_processes
 
-VERSION = 3
+VERSION = 4
 """Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
@@ -259,6 +259,7 @@ def _write(
         raise _unusable(config, documents, dropped)
     return {
         "vocabulary": specials.vocabulary,
+        "normalizer": tokenizer.normalization(learnt),
         "tokenizer_sha256": sha256(folder / tokenizer.JSON),
         "tokenizer_files": {
             name: sha256(folder / name) for name in (tokenizer.VOCABULARY, tokenizer.CONFIG) if (folder / name).exists()

@@ -175,8 +175,33 @@ def summary(manifest: dict[str, Any]) -> list[str]:
             f"{split['tokens']:,} tokens, {split['unknown_rate']:.2%} [UNK], "
             f"unigram entropy {split['unigram_entropy']:.2f} nats"
         )
-    lines.append(f"{'vocabulary':<{_LABEL}} {manifest['vocabulary']:,} pieces")
-    return lines + warnings(manifest)
+    lines.append(f"{'vocabulary':<{_LABEL}} {manifest['vocabulary']:,} pieces{_normalization(manifest)}")
+    return lines + notes(manifest) + warnings(manifest)
+
+
+def _normalization(manifest: dict[str, Any]) -> str:
+    """Returns what is lost of the text before and in the vocabulary, for its line."""
+    own = manifest.get("normalizer")
+    words = [
+        *(["lower case"] if own and own["lowercase"] else []),
+        *([f"accents {'stripped' if own['strip_accents'] else 'kept'}"] if own else []),
+    ]
+    if tokens := sum(split["tokens"] for split in manifest["splits"].values()):
+        unknown = sum(split["tokens"] * split["unknown_rate"] for split in manifest["splits"].values())
+        words.append(f"{unknown / tokens:.2%} of the tokens are [UNK]")
+    return "".join(f"; {word}" if number == 0 else f", {word}" for number, word in enumerate(words))
+
+
+def notes(manifest: dict[str, Any]) -> list[str]:
+    """Returns lines about what was decided by the text."""
+    own = manifest.get("normalizer") or {"lowercase": False, "strip_accents": False}
+    unset = manifest["tokenizer"] == "train" and manifest["settings"].get("strip_accents") is None
+    if not unset or own["strip_accents"] or not own["lowercase"]:
+        return []
+    return [
+        "note: accents are kept, because stripping them changes more than 0.5% of the letters of this text: it would "
+        "decompose Hangul and remove marks of kana, vowels and tones. --strip-accents does it nevertheless"
+    ]
 
 
 def warnings(manifest: dict[str, Any]) -> list[str]:

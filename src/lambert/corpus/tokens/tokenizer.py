@@ -25,11 +25,12 @@ DERIVED = (VOCABULARY, CONFIG)
 """Files that `save` writes besides `tokenizer.json`, for other libraries."""
 
 
-def build(pieces: list[str], *, lowercase: bool) -> Any:
-    """Returns BERT's tokenizer for a vocabulary in order of ids. Lower-casing also strips accents, as published."""
+def build(pieces: list[str], *, lowercase: bool, strip_accents: bool | None = None) -> Any:
+    """Returns BERT's tokenizer for a vocabulary in order of ids. Unless `strip_accents` is given, lower-casing also
+    strips accents, as published."""
     ids = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     tokenizer.add_special_tokens([piece for piece in SPECIAL_PIECES if piece in ids])
@@ -198,6 +199,16 @@ def lowercases(tokenizer: Any) -> bool | None:
 def _lowercases(values: dict[str, Any]) -> bool | None:
     normalizer = values["normalizer"] or {}
     return bool(normalizer["lowercase"]) if normalizer.get("type") == "BertNormalizer" else None
+
+
+def normalization(tokenizer: Any) -> dict[str, bool]:
+    """Returns whether the tokenizer lower-cases (`lowercase`) and strips accents (`strip_accents`), or nothing if its
+    normalizer is not BERT's."""
+    normalizer = described(tokenizer)["normalizer"] or {}
+    if normalizer.get("type") != "BertNormalizer":
+        return {}
+    lowercase, strips = bool(normalizer["lowercase"]), normalizer["strip_accents"]
+    return {"lowercase": lowercase, "strip_accents": lowercase if strips is None else bool(strips)}
 
 
 def save(tokenizer: Any, folder: Path, longest: int = 512, *, segments: bool = True) -> None:

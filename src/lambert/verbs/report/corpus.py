@@ -10,7 +10,7 @@ import numpy as np
 from lambert.core.settings import dotted
 from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
 from lambert.corpus.tokens import roles, tokenizer
-from lambert.verbs.prepare import warnings
+from lambert.verbs.prepare import notes, warnings
 from lambert.verbs.report import histogram
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.corpus_inputs import files_table, inputs_table
@@ -108,7 +108,7 @@ def _described(sample: SampledSplit) -> str:
 
 
 def _notices(manifest: Mapping[str, Any]) -> Iterator[str]:
-    yield from (text.removeprefix("warning: ") for text in warnings(dict(manifest)))
+    yield from (text.partition(": ")[2] for text in [*notes(dict(manifest)), *warnings(dict(manifest))])
     rate = manifest["splits"]["train"].get("unknown_rate", 0.0)
     if rate > UNKNOWN_IS_HIGH:
         yield f"{rate:.2%} of the tokens are unknown. The vocabulary may be for another language or script."
