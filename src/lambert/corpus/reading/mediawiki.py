@@ -23,6 +23,9 @@ _UTF8, UTF16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 SEPARATOR = re.compile(b"(?=<page>)")
 """What is between the articles of a dump."""
 _HEAD = 1 << 20  # bytes before the first page that are searched for the names of namespaces
+_LANGUAGE = re.compile(
+    rb"<mediawiki\b[^>]*?\bxml:lang=[\"']([A-Za-z-]{2,20})[\"']|<dbname>([a-z_]{2,20}?)wik[a-z]*</dbname>"
+)
 _FILES = {-2, 6, 14}  # media, files and categories
 
 
@@ -52,6 +55,8 @@ class _Site:
     others: set[str] = field(default_factory=set)
     """Names of all namespaces but that of the articles, in lower case, for dumps before version 0.6, which have no
     <ns>."""
+    code: str = ""
+    """The language of the wiki, by the attribute `xml:lang` of the dump or else the name of its database."""
 
 
 def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
@@ -69,7 +74,7 @@ def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         problem = f"has a broken <siteinfo> ({expat.errors.messages[error.code]})"
     if problem:
         yield Piece("", "line 1", error=problem)
-    wikitext = Wikitext(site.files)
+    wikitext = Wikitext(site.files, site.code)
     for number, (raw, damage) in enumerate(pages, 1):
         if reason := _by_tags(raw):
             yield Piece("", f"page {number}", passed_over=reason)
@@ -166,7 +171,8 @@ def _utf8(stream: BinaryIO) -> Callable[[], bytes]:
 
 def _site(head: bytes) -> _Site:
     begin, end = head.find(b"<siteinfo>"), head.find(b"</siteinfo>")
-    site = _Site()
+    code = _LANGUAGE.search(head)
+    site = _Site(code=(code[1] or code[2]).decode().replace("_", "-").lower() if code else "")
     if not 0 <= begin < end:
         return site
     key = 0
