@@ -113,3 +113,21 @@ def test_accents_that_are_kept_are_said(tmp_path: Path) -> None:
     assert not [line for line in said if line.startswith("note: ")]
     with pytest.raises(UsageError, match="strip_accents = None, not True"):
         run(dataclasses.replace(config, strip_accents=True))
+
+
+@pytest.mark.parametrize("steps", [(), ("extract",), ("extract", "tokens")])
+def test_holes_of_templates_are_said(tmp_path: Path, steps: tuple[str, ...]) -> None:
+    pages = "".join(
+        f"<page><title>Page {n}</title><ns>0</ns><revision><text>The river {n} is {{{{length}}}} miles long. Nobody "
+        "has walked along it.</text></revision></page>"
+        for n in range(20)
+    )
+    (tmp_path / "wiki.xml").write_text(f'<mediawiki xml:lang="en">{pages}</mediawiki>')
+    said: list[str] = []
+    config = PrepareConfig((tmp_path / "wiki.xml",), tmp_path / "out", vocabulary=120, steps=steps)
+    done = run(config, said.append)
+    (line,) = [line for line in said if line.startswith("templates ")]
+    assert line == "templates   20 holes in 40 sentences of wikis (500.0 in 1,000): 20 {{length}}"
+    if steps != ("extract",):
+        found = read_manifest(done.folder)["documents"]["found"]
+        assert found == {"sentences": 40, "holes": 20, "{{length}}": 20}

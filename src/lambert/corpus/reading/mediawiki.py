@@ -26,6 +26,7 @@ _HEAD = 1 << 20  # bytes before the first page that are searched for the names o
 _LANGUAGE = re.compile(
     rb"<mediawiki\b[^>]*?\bxml:lang=[\"']([A-Za-z-]{2,20})[\"']|<dbname>([a-z_]{2,20}?)wik[a-z]*</dbname>"
 )
+_ENDS = (". ", ".\n", "? ", "?\n", "! ", "!\n", "。", "！", "？", "؟ ", "। ")
 _FILES = {-2, 6, 14}  # media, files and categories
 
 
@@ -265,7 +266,19 @@ def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
     while len(page.text) - start > PIECE:
         cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
         cut = cut if cut >= 0 else start + PIECE
-        yield Piece(f"{title}{wikitext.plain(page.text[start:cut])}\n\n", place, last=False, metadata=about)
+        text = wikitext.plain(page.text[start:cut])
+        yield Piece(f"{title}{text}\n\n", place, last=False, metadata=about, found=_found(text, wikitext))
         start, title = cut, ""
     text = wikitext.plain(page.text[start:])
-    yield Piece(title + text if text else "", place, metadata=about)
+    yield Piece(title + text if text else "", place, metadata=about, found=_found(text, wikitext))
+
+
+def _found(text: str, wikitext: Wikitext) -> dict[str, int]:
+    """Returns the counts of a text that was converted just now, and forgets its holes. The number of sentences is that
+    of the marks that end one."""
+    found = {"sentences": sum(map(text.count, _ENDS)) + text.endswith((".", "!", "?", "؟", "।"))}
+    if wikitext.holes:
+        found["holes"] = wikitext.holes.total()
+        found |= {f"{{{{{name}}}}}": count for name, count in wikitext.holes.items()}
+        wikitext.holes.clear()
+    return found

@@ -22,6 +22,10 @@ PIPE = "\x02"
 """Stands for a bar that divides no arguments, such as that of `{{!}}`; XML cannot contain it."""
 
 _ALL = "*"
+_REMEMBERED = 1 << 16  # names of templates, so that memory is bounded for any page
+
+_Found = tuple[str, Rule | str, dict[str, str] | None]
+"""A template's name, what it shows, and the arguments that are in its name; None if there is no row for it."""
 
 
 class _Table:
@@ -39,6 +43,8 @@ class _Table:
                 else:
                     self.exact.setdefault(_key(name), row["text"])
         self.exact = {**{name.lower(): text for name, text in self.exact.items()}, **self.exact}
+        bare = (re.sub(r"\(\?P<\w+>", "(?:", form.pattern) for form, _ in self.forms)
+        self.any = re.compile("|".join(bare) or "(?!)", re.DOTALL)  # says fast of most names that no form fits
 
 
 @cache
@@ -57,7 +63,7 @@ class Templates:
         code = "en" if code == "simple" else code
         self.wiki = wiki_of(code)
         self._tables = [_table(code), _table(_ALL)] if code else [_table(_ALL)]
-        self._found: dict[str, tuple[Rule | str, dict[str, str]] | None] = {}
+        self._found: dict[str, _Found] = {}
 
     def expand(self, segments: Sequence[str]) -> tuple[str, str]:
         """Returns (the text that a template shows, "") or (`HOLE`, its name if the page shows more than that, or may).
@@ -65,19 +71,24 @@ class Templates:
         Args:
             segments: The wikitext between its braces, in parts. The name is in the first.
         """
-        name = " ".join(segments[0].partition("|")[0].replace("_", " ").split())
-        if name not in self._found:
-            self._found[name] = self._rule(name)
-        found = self._found[name]
+        head = segments[0].partition("|")[0]
+        found = self._found.get(head)
         if found is None:
-            return HOLE, name.partition(":")[0] if name.startswith("#") else name
-        rule, more = found
+            if len(self._found) == _REMEMBERED:
+                self._found.clear()
+            found = self._found[head] = self._named(head)
+        name, rule, more = found
         if isinstance(rule, str):
-            return rule, ""
-        arguments = _arguments("".join(segments), more)
-        if text := rule(Call(name, arguments), self.wiki):
+            return rule, "" if rule != HOLE or more is not None else name
+        if text := rule(Call(name, _arguments("".join(segments), more or {})), self.wiki):
             return text, ""
         return HOLE, name
+
+    def _named(self, head: str) -> "_Found":
+        name = " ".join(head.replace("_", " ").split())
+        if rule := self._rule(name):
+            return name, *rule
+        return name.partition(":")[0] if name.startswith("#") else name, HOLE, None
 
     def _rule(self, name: str) -> tuple[Rule | str, dict[str, str]] | None:
         """Returns what a template shows, and the arguments that are in its name."""
@@ -87,7 +98,7 @@ class Templates:
                 if (pattern := table.exact.get(own)) is not None:
                     return _compiled(pattern), {}
         for table in self._tables:
-            for form, pattern in table.forms:
+            for form, pattern in table.forms if table.any.fullmatch(key) or table.any.fullmatch(name) else ():
                 if match := form.fullmatch(key) or form.fullmatch(name):
                     groups = match.groupdict()
                     return _compiled(pattern), {name: value.strip() for name, value in groups.items() if value}

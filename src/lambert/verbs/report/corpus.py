@@ -49,6 +49,8 @@ class CorpusPage:
     samples: list[tuple[str, list[dict[str, Any]]]]
     """For each reason, kept documents first, the sampled documents, duplicates with their `survivor`."""
     sources: dict[str, Any]
+    templates: dict[str, Any]
+    """Templates of wikis that left a hole in a sentence."""
     settings: list[tuple[str, list[str]]]
     hashes: list[tuple[str, list[str]]]
     charts: list[dict[str, Any]] = field(default_factory=list)
@@ -78,6 +80,7 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
         settings=[(label, [cell(value)]) for label, value in dotted(manifest["settings"]).items()],
         hashes=_hashes(manifest),
         sources=_sources(manifest),
+        templates=_templates(manifest["documents"].get("found", {})),
         inputs=inputs_table(manifest, learnt),
         files=files_table(manifest),
     )
@@ -197,6 +200,15 @@ def _sources(manifest: Mapping[str, Any]) -> dict[str, Any]:
         for entry in manifest.get("sources", [])[:MOST_INPUTS]
     ]  # fmt: skip
     return table("Sources", ["Input", "Weight", "Documents", "Tokens", "Share of all tokens", "Unknown"], rows)
+
+
+def _templates(found: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the table of templates that were removed from sentences of wikis, and of all of them."""
+    sentences = max(found.get("sentences", 0), 1)
+    counts = {"all": found.get("holes", 0)} if "holes" in found else {}
+    counts |= {name: count for name, count in found.items() if name.startswith("{{")}
+    rows = [[name, f"{count:,}", f"{1000 * count / sentences:.2f}"] for name, count in counts.items()]
+    return table("Templates that left a hole in a sentence", ["Template", "Holes", "In 1,000 sentences"], rows)
 
 
 def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
