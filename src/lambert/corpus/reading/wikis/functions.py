@@ -322,6 +322,37 @@ def plural(call: Call, wiki: Wiki) -> str:
     return call["2"] if clean(call["1"]) in ("1", "-1", "−1") else call.first("3", "2")
 
 
+def days_old(call: Call, wiki: Wiki) -> str:
+    """Returns the years and days between two dates."""
+    years = _years(call.given(), call.given(4))
+    if years is None:
+        return ""
+    begin, end = (datetime.date(*(int(clean(call[str(at + n)])) for n in range(3))) for at in (1, 4))
+    try:
+        birthday = begin.replace(year=begin.year + years)
+    except ValueError:  # 29 February
+        birthday = datetime.date(begin.year + years, 3, 1)
+    return f"{years} years, {(end - birthday).days} days"
+
+
+def percentage(call: Call, wiki: Wiki) -> str:
+    """Returns a share in per cent."""
+    try:
+        part, whole, decimals = float(wiki.plain(call["1"])), float(wiki.plain(call["2"])), int(clean(call["3"]) or 0)
+        return f"{100 * part / whole:.{min(decimals, 9)}f}%"
+    except (ValueError, ZeroDivisionError):
+        return ""
+
+
+def duration(call: Call, wiki: Wiki) -> str:
+    """Returns a length of time, such as 3:45."""
+    hours, minutes, seconds = (clean(call.first(*names)) for names in (("h", "1"), ("m", "2"), ("s", "3")))
+    if ":" in hours:
+        return hours
+    parts = [part for part in (hours, minutes or "0", seconds or "00") if part]
+    return ":".join([parts[0], *(part.zfill(2) for part in parts[1:])]) if hours or minutes or seconds else ""
+
+
 def own_name(call: Call, wiki: Wiki) -> str:
     """Returns the name of the template, which is what it shows."""
     return call.name
@@ -334,7 +365,8 @@ def last(call: Call, wiki: Wiki) -> str:
 
 def country(call: Call, wiki: Wiki) -> str:
     """Returns the name of a country that a template with its flag shows."""
-    return call.first("name", "nombre", "nome", "2", "1").strip()
+    name = call.first("name", "nombre", "nome", "1").strip()
+    return wiki.countries.get(name, name)
 
 
 FUNCTIONS: dict[str, Rule] = {
@@ -344,5 +376,6 @@ FUNCTIONS: dict[str, Rule] = {
     "zitat": german_quote, "music": music, "sic": sic, "quantity": quantity, "siècle": french_century,
     "siglo": spanish_century, "heure": french_time, "bd": lifetime, "formatnum": formatted, "plural": plural,
     "country": country, "name": own_name, "last": last,
+    "ayd": days_old, "percentage": percentage, "duration": duration,
 }  # fmt: skip
 """Functions that a row of `templates.tsv` names after `@`."""

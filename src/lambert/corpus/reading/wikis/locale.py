@@ -36,6 +36,8 @@ class Wiki:
     months: tuple[str, ...] = ()
     languages: Mapping[str, str] = field(default_factory=dict)
     """Names of other languages by their codes, as the wiki's templates label words of them."""
+    countries: Mapping[str, str] = field(default_factory=dict)
+    """Names of countries by their codes of three letters."""
     abbreviations: Mapping[str, str] = field(default_factory=dict)
     """Their abbreviations, where a wiki has templates with both."""
 
@@ -107,20 +109,12 @@ def wiki_of(code: str) -> Wiki:
         if row["wiki"] == code:
             table = list(rows("wikis/languages.tsv"))
             names = {entry["code"]: entry[code] for entry in table if entry[code]}
+            countries = {entry["code"]: entry[code] for entry in rows("wikis/countries.tsv") if entry[code]}
             short = {entry["code"]: entry[f"{code} short"] for entry in table if entry.get(f"{code} short")}
             months = tuple(name.replace("_", " ") for name in row["months"].split(" "))
             group = row["group"].replace("_", " ")
             return Wiki(
-                code,
-                group,
-                row["decimal"],
-                int(row["from"]),
-                row["digits"],
-                row["date"],
-                row["month"],
-                row["day"],
-                months,
-                names,
-                short,
-            )
+                code, group, row["decimal"], int(row["from"]), row["digits"], row["date"], row["month"], row["day"],
+                months, names, countries, short,
+            )  # fmt: skip
     return Wiki()

@@ -11,6 +11,7 @@
 | `@convert` | what a function of `functions.FUNCTIONS` returns; it is the whole pattern |
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -85,6 +86,8 @@ FILTERS: dict[str, Callable[[str, Wiki], str]] = {
     "month": lambda text, wiki: wiki.month_name(clean(text)),
     "language": lambda text, wiki: wiki.language(clean(text)),
     "shortlanguage": lambda text, wiki: wiki.language(clean(text), short=True),
+    "country": lambda text, wiki: wiki.countries.get(clean(text), ""),
+    "gauge": lambda text, wiki: re.sub(r"(?<=[0-9])(?=[a-z])", " ", clean(text)),
     "dotted": lambda text, wiki: f"{text.rstrip('.')}.",
     "bare": lambda text, wiki: text.partition("://")[2].rstrip("/") or text,
     "date": lambda text, wiki: wiki.date(*clean(text).split("-")[:3]),
