@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 from lambert.corpus.reading.wikis.locale import Wiki, clean
 
+_ALTITUDES = {"DE": "ü. {}", "AT": "ü. A.", "CH": "ü. M.", "LI": "ü. M.", "IT": "s.l.m.", "FR": "NGF"}
+"""What de writes after metres above the sea, by the code of the system."""
 _SUPERSCRIPTS = str.maketrans("0123456789-−+", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁻⁺")
 
 
@@ -87,6 +89,7 @@ FILTERS: dict[str, Callable[[str, Wiki], str]] = {
     "language": lambda text, wiki: wiki.language(clean(text)),
     "shortlanguage": lambda text, wiki: wiki.language(clean(text), short=True),
     "country": lambda text, wiki: wiki.countries.get(clean(text), ""),
+    "altitude": lambda text, wiki: _ALTITUDES.get(clean(text).partition("-")[0], "").format(text.rpartition("-")[2]),
     "gauge": lambda text, wiki: re.sub(r"(?<=[0-9])(?=[a-z])", " ", clean(text)),
     "dotted": lambda text, wiki: f"{text.rstrip('.')}.",
     "bare": lambda text, wiki: text.partition("://")[2].rstrip("/") or text,
