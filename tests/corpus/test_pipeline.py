@@ -340,6 +340,7 @@ def test_what_a_killed_run_left_is_swept(tmp_path: Path, texts: Path, config: Ma
         ({"gopher": Gopher(min_words=9)}, "gopher is set, and .* add gopher to clean"),
         ({"tokenizer": "t", "tokenizer_kind": "bpe"}, "tokenizer_kind = bpe has no effect with a given tokenizer"),
         ({"tokenizer": "t", "alphabet": 80}, "alphabet = 80 has no effect with a given tokenizer"),
+        ({"tokenizer_kind": "bpe", "strip_accents": True}, "strip_accents = True has no effect where .* is bpe"),
         ({"tokenizer_kind": "bpe", "alphabet": 80}, "alphabet = 80 has no effect where tokenizer_kind is bpe"),
         ({"tokenizer_kind": "unigram", "min_frequency": 3}, "min_frequency = 3 has no effect .* is unigram"),
         ({"min_language_score": 0.5}, "min_language_score is set, .* add language to clean"),

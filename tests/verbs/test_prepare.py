@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import re
 import subprocess
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from commands import Called, one_line
 
+from lambert.core.errors import UsageError
 from lambert.core.shards import read_manifest
 from lambert.verbs.prepare import PrepareConfig, run
 
@@ -85,3 +87,47 @@ def test_the_command_line(rows: Path, tmp_path: Path) -> None:
     again = subprocess.run([*command, "--vocabulary", "121"], capture_output=True, text=True, check=False)
     said = "was prepared with vocabulary = 120, not 121"
     one_line(Called(again.returncode, again.stdout, again.stderr), 2, said)
+
+
+def test_accents_that_are_kept_are_said(tmp_path: Path) -> None:
+    texts = [
+        "한글은 조선의 세종대왕이 만든 글자이다. 백성이 쉽게 쓰고 읽게 하였다.\n\n",
+        "서울은 한국의 수도이다. 사람이 많다.",
+    ]
+    (tmp_path / "ko.txt").write_text("".join(f"{number} {texts[0]}" * 3 + texts[1] for number in range(8)))
+    said: list[str] = []
+    config = PrepareConfig(
+        (tmp_path / "ko.txt",), tmp_path / "ko", vocabulary=300, documents="blank-line", min_tokens=2
+    )
+    manifest = read_manifest(run(config, said.append).folder)
+    assert manifest["normalizer"] == {"lowercase": True, "strip_accents": False}
+    assert [line for line in said if line.startswith("note: accents are kept")]
+    assert any(
+        re.match(r"vocabulary +\d+ pieces; lower case, accents kept, 0.00% of the tokens are", line) for line in said
+    )
+    pieces = (tmp_path / "ko/vocab.txt").read_text(encoding="utf-8").split("\n")
+    assert {"한", "##글"} <= set(pieces)
+    assert not any("\u1100" <= character <= "\u11ff" for piece in pieces for character in piece)
+    said.clear()
+    run(dataclasses.replace(config, out=tmp_path / "stripped", strip_accents=True), said.append)
+    assert not [line for line in said if line.startswith("note: ")]
+    with pytest.raises(UsageError, match="strip_accents = None, not True"):
+        run(dataclasses.replace(config, strip_accents=True))
+
+
+@pytest.mark.parametrize("steps", [(), ("extract",), ("extract", "tokens")])
+def test_holes_of_templates_are_said(tmp_path: Path, steps: tuple[str, ...]) -> None:
+    pages = "".join(
+        f"<page><title>Page {n}</title><ns>0</ns><revision><text>The river {n} is {{{{length}}}} miles long. Nobody "
+        "has walked along it.</text></revision></page>"
+        for n in range(20)
+    )
+    (tmp_path / "wiki.xml").write_text(f'<mediawiki xml:lang="en">{pages}</mediawiki>')
+    said: list[str] = []
+    config = PrepareConfig((tmp_path / "wiki.xml",), tmp_path / "out", vocabulary=120, steps=steps)
+    done = run(config, said.append)
+    (line,) = [line for line in said if line.startswith("templates ")]
+    assert line == "templates   20 holes in 40 sentences of wikis (500.0 in 1,000): 20 {{length}}"
+    if steps != ("extract",):
+        found = read_manifest(done.folder)["documents"]["found"]
+        assert found == {"sentences": 40, "holes": 20, "{{length}}": 20}

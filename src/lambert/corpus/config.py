@@ -25,8 +25,8 @@ MOST_REPEATED = 100
 DOCUMENTS = ("file", "blank-line", "line")
 Kind = Literal["wordpiece", "bpe", "unigram"]
 _WITHOUT_EFFECT = {
-    "given": ("tokenizer_kind", "min_frequency", "alphabet"), "wordpiece": (), "bpe": ("alphabet",),
-    "unigram": ("min_frequency", "alphabet"),
+    "given": ("tokenizer_kind", "strip_accents", "min_frequency", "alphabet"), "wordpiece": (),
+    "bpe": ("strip_accents", "alphabet"), "unigram": ("strip_accents", "min_frequency", "alphabet"),
 }  # fmt: skip
 """Settings without effect for a tokenizer that is given, or by the kind that is learnt."""
 STAGES = ("extract", "clean", "deduplicate", "encode", "tokens")
@@ -92,14 +92,18 @@ class PrepareConfig:
     vocabulary: int = 30_522
     """Maximum number of pieces to learn (tokenizer = "train"). The published uncased English vocabulary has 30,522."""
     lowercase: bool | None = None
-    """Lower-case the text and, in WordPiece, strip accents. Unset: true where WordPiece is learnt, false where another
-    kind is, else as the tokenizer's files say: only for a vocab.txt it may differ from them."""
+    """Lower-case the text. Unset: true where WordPiece is learnt, false where another kind is, else as the tokenizer's
+    files say: only for a vocab.txt it may differ from them."""
+    strip_accents: bool | None = None
+    """Decompose characters and remove their marks, in WordPiece (tokenizer = "train"). Unset: as `lowercase`, which is
+    right for English, but false if it changes more than 0.5% of the letters: Hangul, kana, vowels of Hindi, tones of
+    Vietnamese, umlauts."""
     min_frequency: int = 2
     """Words and characters that occur less often are not learnt as pieces of WordPiece or BPE (tokenizer =
     "train")."""
     alphabet: int = 0
     """Maximum number of single characters in WordPiece, the most frequent first (tokenizer = "train"). 0: vocabulary /
-    10, at least 64 and at most 1000."""
+    10, at least 64 and at most 1000, or as many as cover 99.99% of the text and take at most half of the vocabulary."""
     sample_megabytes: int = 200
     """Approximate MB of text, spread over all documents, from which the vocabulary is learnt (tokenizer = "train")."""
     format: str = "auto"
@@ -294,7 +298,7 @@ class PrepareConfig:
             without |= set() if name in self.cleaners else set(step.tables)
         if self.tokenizer != "train":
             without |= {"vocabulary", "min_frequency", "alphabet", "sample_megabytes"}
-            without |= {"lowercase"}  # the tokenizer says it
+            without |= {"lowercase", "strip_accents"}  # the tokenizer says it
         if self.tokenizer != "train" or self.tokenizer_kind == "wordpiece":
             without |= {"tokenizer_kind"}
         values = {name: value for name, value in as_dict(self).items() if name not in without}

@@ -103,10 +103,11 @@ class Documents:
     no document, by reason; `named` lists bad ones."""
 
     def __init__(
-        self, sources: Sequence[Source], text_bytes: int, max_bad: float, passed_over: Mapping[str, int] | None = None
-    ) -> None:
+        self, sources: Sequence[Source], text_bytes: int, max_bad: float, passed_over: Mapping[str, int] | None = None,
+        found: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         """`text_bytes` is the approximate number of bytes of text, repeats included; `passed_over` counts what was
-        passed over before."""
+        passed over before, and `found` what the readers found."""
         self.sources, self.text_bytes, self._max_bad = sources, text_bytes, max_bad
         self.total = sum(source.bytes for source in sources)
         """Bytes on disk."""
@@ -121,6 +122,9 @@ class Documents:
         self.named: list[str] = []
         self._passed_over_before = passed_over or {}
         self.passed_over: Counter[str] = Counter()
+        self._found_before = found or {}
+        self.found: Counter[str] = Counter()
+        """`Piece.found` of all documents, of a pass from the beginning."""
 
     def batches(self, mark: Mapping[str, Any] | None = None) -> Iterator[tuple[list[str], Part]]:
         """Yields lists of texts with their kind, for one pass over the sources, or for the rest of it after the batch
@@ -144,6 +148,8 @@ class Documents:
                     self.passed_over[piece.passed_over] += 1
                     continue
                 self.read += not inside and not source.repeat
+                if piece.found and not source.repeat:
+                    self.found.update(piece.found)
                 since += len(piece.text)
                 name = piece.source or as_text(source.files[0])
                 if piece.error and not source.repeat:
@@ -175,6 +181,7 @@ class Documents:
         mark = mark or {"sources": 0, "done": 0, "read": 0, "bad": 0, "named": []}
         self.done, self.read, self.bad, self.named = mark["done"], mark["read"], mark["bad"], list(mark["named"])
         self.passed_over, self.bad_of = Counter(self._passed_over_before), Counter()
+        self.found = Counter(self._found_before)
         return enumerate(self.sources[mark["sources"] :], mark["sources"] + 1)
 
     def mark(self, sources: int) -> dict[str, Any]:
@@ -199,6 +206,18 @@ class Documents:
         self.bad += 1
         self.bad_of[file] += 1
         add_name(self.named, printable(f"{file}, {what}"))
+
+
+MOST_FOUND = 200
+"""Number of names, the most frequent ones, among the counts of what readers found that a part or a manifest keeps.
+Their sum, under `holes`, is of all names."""
+
+
+def most_found(found: Mapping[str, int]) -> dict[str, int]:
+    """Returns the counts of what readers found, with the most frequent names."""
+    names = sorted((name for name in found if name.startswith("{{")), key=lambda name: (-found[name], name))
+    kept = [name for name in ("sentences", "holes") if name in found] + names[:MOST_FOUND]
+    return {name: found[name] for name in kept}
 
 
 def add_name(named: list[str], what: str) -> None:

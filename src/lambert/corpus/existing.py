@@ -31,7 +31,7 @@ def check_same(out: Path | str, manifest: dict[str, Any], head: dict[str, Any], 
     """Raises UsageError with the differences if a corpus was prepared from other settings or inputs than `head`."""
     check_shape(f"{out}/manifest.json", manifest, _PREPARED)
     known = [values["settings"] for values in (manifest, head)]
-    unset: dict[str, Any] = {"clean": [], "weights": []}
+    unset: dict[str, Any] = {"clean": [], "weights": [], "strip_accents": None}
     old, new = (unset | {"deduplicate": "deduplicate" in own} | dotted(own) for own in known)
     differs = [f"{name} = {old[name]!r}, not {new[name]!r}" for name in old if name in new and old[name] != new[name]]
     if manifest["tokenizer"] != head["tokenizer"]:

@@ -21,7 +21,7 @@ from lambert.core.lock import Lock, lock_folder
 from lambert.core.shards import FORMAT_VERSION, with_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors, size_text
-from lambert.corpus.documents import Documents, Part, file_sources, weighted
+from lambert.corpus.documents import Documents, Part, file_sources, most_found, weighted
 from lambert.corpus.duplicates.minhash import rensa
 from lambert.corpus.existing import check_same, existing
 from lambert.corpus.file_counts import counted
@@ -41,7 +41,7 @@ from lambert.corpus.tokens.splits import Sink
 from lambert.corpus.tokens.unfinished import Unfinished
 from lambert.corpus.workers import ahead, encode, shared_processes
 
-VERSION = 3
+VERSION = 4
 """Increase it when the same documents give other shards, so that an unfinished corpus is begun anew."""
 MOST_WORKERS = 6
 SMALL = 8 << 20  # bytes of text below which worker processes cost more time to start than they save
@@ -106,7 +106,8 @@ def prepare(
             return {"inputs": head["inputs"], "steps": counts}
         parts = weighted(parts, input_of, config.weights)
         kind = EncodedDocuments if "encode" in config.stages else Documents
-        documents = kind(parts, used, 1.0, counts["extract"]["passed_over"])
+        first = counts["extract"]
+        documents = kind(parts, used, 1.0, first["passed_over"], first["found"])
         if config.clean and counts["clean"]["documents"] == counts["clean"]["unreadable"]:
             dropped = ", ".join(f"{count:,} by {name}" for name, count in counts["clean"]["dropped"].items())
             raise DataError(f"clean left no document; dropped: {dropped}. Choose other functions.")
@@ -259,6 +260,7 @@ def _write(
         raise _unusable(config, documents, dropped)
     return {
         "vocabulary": specials.vocabulary,
+        "normalizer": tokenizer.normalization(learnt),
         "tokenizer_sha256": sha256(folder / tokenizer.JSON),
         "tokenizer_files": {
             name: sha256(folder / name) for name in (tokenizer.VOCABULARY, tokenizer.CONFIG) if (folder / name).exists()
@@ -270,6 +272,7 @@ def _write(
             "dropped": dropped,
             "unreadable": documents.named,
             "passed_over": dict(sorted(documents.passed_over.items())),
+            **({"found": most_found(documents.found)} if documents.found else {}),
         },
         "characters_removed": sink.removed,
         "heldout_threshold": threshold,

@@ -28,7 +28,7 @@ from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.division import divided
-from lambert.corpus.documents import Source, add_name, changed, printable, too_many_bad
+from lambert.corpus.documents import Source, add_name, changed, most_found, printable, too_many_bad
 from lambert.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.corpus.duplicates.drops import Drops, remaining
 from lambert.corpus.filtering import Ledger, decides, filtered, merged
@@ -51,7 +51,7 @@ _RECORD = {
     "samples": {"*": [{"hash": str, "source": str, "place": str, "text": str}]},
 }  # fmt: skip
 """The content of a record."""
-VERSIONS = {"extract": 6, "clean": 5, "encode": 2}
+VERSIONS = {"extract": 7, "clean": 5, "encode": 2}
 """Increase the number of a step when it writes something else, so that parts of older versions are made again."""
 FileCounts = dict[str, dict[str, int]]
 """For each input file: the documents that are read and unreadable, and those that each step drops, by its name."""
@@ -68,6 +68,8 @@ class Extract:
     def __call__(self, unit: Unit) -> dict[str, Any]:
         named: list[str] = []
         passed_over: dict[str, int] = {}
+        seen: Counter[str] = Counter()
+        more: dict[str, Any] = {"named": named, "passed_over": passed_over, **Ledger().record()}
 
         def of_file(extent: Extent) -> Iterator[Piece]:
             own = as_text(extent.source)
@@ -77,14 +79,17 @@ class Extract:
                     continue
                 if piece.error:
                     add_name(named, printable(f"{extent.source}, {piece.place}, {piece.error}"))
+                seen.update(piece.found)
                 yield piece if len(unit.extents) == 1 else replace(piece, source=own)
             if HashedFile(Path(extent.source), "").stamp() != extent.stamp:
                 raise changed(extent.source)
 
-        pieces = chain.from_iterable(whole(of_file(extent)) for extent in unit.extents)
+        def pieces() -> Iterator[Piece]:
+            yield from chain.from_iterable(whole(of_file(extent)) for extent in unit.extents)
+            more["found"] = most_found(seen)
+
         expected = sum(extent.text_bytes for extent in unit.extents)
-        more = {"named": named, "passed_over": passed_over, **Ledger().record()}
-        found = told(pieces, expected, self.tell)
+        found = told(pieces(), expected, self.tell)
         return _write(self._folder, unit, lambda path: write_part(path, _names(unit), found), more)
 
 

@@ -81,7 +81,8 @@ def to_corpus(config: PrepareConfig, say: Say) -> None:
     for line in summary_of_steps(manifest.get("steps", {})):
         say(line)
     if not config.makes_corpus:
-        for line in ends(manifest["steps"]["extract"]["named"]):
+        first = manifest["steps"]["extract"]
+        for line in [*holes(first["found"]), *ends(first["named"])]:
             say(line)
         say(f"documents  {config.work_folder}  ({time.monotonic() - started:.1f} s)")
         return
@@ -128,7 +129,7 @@ def summary_of_steps(steps: dict[str, Any]) -> list[str]:
     for name, counts in steps.items():
         by = "" if name == "deduplicate" else "by "
         dropped, changed = (_most(counts[kind], by) for kind in ("dropped", "changed"))
-        found, over = _most(counts["found"]), _most(counts["passed_over"])
+        found, over = _most(counts["found"]) if name != "extract" else "", _most(counts["passed_over"])
         lines.append(
             f"{name:<{_LABEL}} {counts['documents']:,} documents, {counts['characters']:,} characters"
             + (f", {counts['unreadable']:,} unreadable" if counts["unreadable"] else "")
@@ -164,6 +165,7 @@ def summary(manifest: dict[str, Any]) -> list[str]:
     own = [name for name in manifest["files_passed_over"].get("first", ()) if name.endswith(" of Lambert)")]
     lines += [f"  passed over: {name}" for name in own[:3]]
     lines += [f"  unreadable: {named}" for named in documents["unreadable"] if not ends_early(named)][:3]
+    lines += holes(documents.get("found", {}))
     if manifest["characters_removed"]:
         lines.append(f"{'characters':<{_LABEL}} {manifest['characters_removed']:,} NUL characters removed")
     for name, split in manifest["splits"].items():
@@ -175,8 +177,45 @@ def summary(manifest: dict[str, Any]) -> list[str]:
             f"{split['tokens']:,} tokens, {split['unknown_rate']:.2%} [UNK], "
             f"unigram entropy {split['unigram_entropy']:.2f} nats"
         )
-    lines.append(f"{'vocabulary':<{_LABEL}} {manifest['vocabulary']:,} pieces")
-    return lines + warnings(manifest)
+    lines.append(f"{'vocabulary':<{_LABEL}} {manifest['vocabulary']:,} pieces{_normalization(manifest)}")
+    return lines + notes(manifest) + warnings(manifest)
+
+
+def _normalization(manifest: dict[str, Any]) -> str:
+    """Returns what is lost of the text before and in the vocabulary, for its line."""
+    own = manifest.get("normalizer")
+    words = [
+        *(["lower case"] if own and own["lowercase"] else []),
+        *([f"accents {'stripped' if own['strip_accents'] else 'kept'}"] if own else []),
+    ]
+    if tokens := sum(split["tokens"] for split in manifest["splits"].values()):
+        unknown = sum(split["tokens"] * split["unknown_rate"] for split in manifest["splits"].values())
+        words.append(f"{unknown / tokens:.2%} of the tokens are [UNK]")
+    return "".join(f"; {word}" if number == 0 else f", {word}" for number, word in enumerate(words))
+
+
+def notes(manifest: dict[str, Any]) -> list[str]:
+    """Returns lines about what was decided by the text."""
+    own = manifest.get("normalizer") or {"lowercase": False, "strip_accents": False}
+    unset = manifest["tokenizer"] == "train" and manifest["settings"].get("strip_accents") is None
+    if not unset or own["strip_accents"] or not own["lowercase"]:
+        return []
+    return [
+        "note: accents are kept, because stripping them changes more than 0.5% of the letters of this text: it would "
+        "decompose Hangul and remove marks of kana, vowels and tones. --strip-accents does it nevertheless"
+    ]
+
+
+def holes(found: dict[str, int]) -> list[str]:
+    """Returns a line about templates of wikis that left a hole in a sentence, if anything of a wiki was read."""
+    if not found.get("sentences"):
+        return []
+    share = found.get("holes", 0) / found["sentences"]
+    names = _most({name: count for name, count in found.items() if name.startswith("{{")})
+    return [
+        f"{'templates':<{_LABEL}} {found.get('holes', 0):,} holes in {found['sentences']:,} sentences of wikis "
+        f"({1000 * share:.1f} in 1,000)" + (f": {names}" if names else "")
+    ]
 
 
 def warnings(manifest: dict[str, Any]) -> list[str]:

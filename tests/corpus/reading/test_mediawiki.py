@@ -220,3 +220,15 @@ def test_prepare(tmp_path: Path, lambert: Lambert) -> None:
     assert "50 redirect" in done.out
     manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
     assert manifest["documents"]["passed_over"] == {"redirect": 50}
+
+
+def test_holes_in_sentences_are_counted(tmp_path: Path) -> None:
+    xml = dump(page("A", "One {{ab}} two. Three {{ab}} {{cd|x}}. {{enS|word}}."), page("B", "No hole.")).decode()
+    one, two = pieces(tmp_path, xml.encode())
+    assert one.text == "A\n\nOne two. Three. englisch word."
+    assert one.found == {"sentences": 3, "holes": 3, "{{ab}}": 2, "{{cd}}": 1}
+    assert two.found == {"sentences": 1}
+    by_database = xml.replace(' xml:lang="de"', "").replace("<siteinfo>", "<siteinfo><dbname>dewiki</dbname>")
+    assert texts(pieces(tmp_path, by_database.encode())) == [one.text, two.text]
+    unknown = pieces(tmp_path, xml.replace(' xml:lang="de"', "").encode())
+    assert unknown[0].found["{{enS}}"] == 1

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lambert.corpus.reading.wikitext import Wikitext
 
-WIKI = Wikitext({"datei", "bild", "kategorie"})
+WIKI = Wikitext({"datei", "bild", "kategorie"}, "en")
 plain = WIKI.plain
 
 
@@ -34,9 +34,12 @@ plain = WIKI.plain
         ("A ({{IPA|x}}; born {{circa|1900}}) and ({{lang|el|ἀρχή}}, {{IPA|y}}).", "A (born c. 1900) and (ἀρχή)."),
         ("A ({{x}}) b {{y}}, c {{z}}.", "A b, c."),
         ("A (, kept) and ( kept ).", "A (, kept) and ( kept )."),
-        ("{{convert|4|km|mi}}, {{convert|4|to(-)|6|km2}}, {{convert|6|ft|2|in|cm}}", "4 km, 4 to 6 km², 6 ft 2 in"),
-        ("{{convert|3|km|adj=on}} {{frac|2|1|2}} {{val|5|e=3|u=m}} {{chem|H|2|O}}", "3-km 2 1/2 5×10^3 m H2O"),
-        ("{{lang-fr|Paris}} {{abbr|e.g.|for example}} {{As of|2014|5}} {{nbsp}}", "Paris e.g. As of 2014"),
+        ("{{frac|2|1|2}} {{val|5|e=3|u=m}} {{chem|H|2|O}}", "2 1⁄2 5×10^3 m H2O"),
+        ("{{lang-fr|Paris}} {{abbr|e.g.|for example}} {{As of|2014|5}} {{nbsp}}", "French: Paris e.g. As of May 2014"),
+        (
+            "dell{{'}}''Iliade'', ''Times''{{'s}} [[a{{!}}b]] {{nowrap|[[c|d=e]] x{{=}}y}}",
+            "dell'Iliade, Times's b d=e x=y",
+        ),
         ("<math>x<y</math> <gallery>\nFile:x\n</gallery>a<sub>2</sub>", "a2"),
         ("<nowiki>[[a]] '''b'''</nowiki> <pre>{{c}}</pre>", "[[a]] '''b''' {{c}}"),
         ("a < b and c > d, <unknown tag>", "a < b and c > d, <unknown tag>"),
@@ -45,7 +48,8 @@ plain = WIKI.plain
             "&lt; é é é &nosuch; &#99999999999999999999;",
         ),
         ("__NOTOC__a __init__", "a __init__"),
-        ("-{zh-hans:计算机; zh-hant:電腦}-", "计算机"),
+        ("-{zh-hant:電腦; zh-hans:计算机}- -{zh-tw:滑鼠;zh-cn:鼠标;}- -{H|zh-cn:甲;zh-tw:乙}-", "计算机 鼠标"),
+        ("-{字}- -{zh-tw:臺}-", "字 臺"),
         ("{{{1|x}}} {{a|{{{2|}}}}} b", "b"),
         ("----\na", "a"),
         ("[[one\n\ntwo | three]] four", "one\n\ntwo | three four"),

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
+from tokenizers.normalizers import BertNormalizer
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.specials import Template
@@ -32,13 +34,14 @@ def corpus() -> list[str]:
     return [row["text"] for row in GOLDEN["rows"]] + TRICKY[:3]
 
 
-def trained(lowercase: bool, pieces: int = 700, alphabet: int = 0) -> Any:
+def trained(lowercase: bool, pieces: int = 700, alphabet: int = 0, strip_accents: bool | None = None) -> Any:
     characters = vocabulary.Characters()
     for text in corpus():
         characters.add(text)
     return vocabulary.train(
-        corpus(), characters, vocabulary=pieces, lowercase=lowercase, min_frequency=1, alphabet=alphabet
-    )
+        corpus(), characters, vocabulary=pieces, lowercase=lowercase, strip_accents=strip_accents, min_frequency=1,
+        alphabet=alphabet,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["uncased", "cased"])
@@ -52,10 +55,10 @@ def test_pieces_are_those_of_the_original(kind: str) -> None:
         assert tokenizer.encode(row["text"], add_special_tokens=False).tokens == row[kind].split(), row["text"]
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_transformers_gives_the_same_ids(tmp_path: Path, lowercase: bool) -> None:
+@pytest.mark.parametrize(("lowercase", "strip_accents"), [(True, None), (True, False), (False, None), (False, True)])
+def test_transformers_gives_the_same_ids(tmp_path: Path, lowercase: bool, strip_accents: bool | None) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = trained(lowercase)
+    ours = trained(lowercase, strip_accents=strip_accents)
     tk.save(ours, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -83,6 +86,44 @@ def test_training_is_the_same_in_every_process() -> None:
         for _ in range(3)
     }
     assert seen == {tk.fingerprint(trained(True)) + "\n"}
+
+
+@pytest.mark.parametrize(
+    ("text", "strips"),
+    [
+        ("The naïve café. " + "Nobody from abroad ever wanted to eat or drink anything at all. " * 20, True),
+        ("세종대왕은 한글을 만들었다.", False),
+        ("東京は日本の首都である。がっこうでべんきょうする。", False),
+        ("北京是中华人民共和国的首都。", True),
+        ("Tiếng Việt có sáu thanh điệu.", False),
+        ("हिन्दी भारत की भाषा है।", False),
+        ("Η Αθήνα είναι η πρωτεύουσα.", False),
+        ("İstanbul'da yağmur yağıyor, güneş yok.", False),
+        ("Die Straße führt über die Brücke.", False),
+    ],
+    ids=["en", "ko", "ja", "zh", "vi", "hi", "el", "tr", "de"],
+)
+def test_accents_are_kept_where_they_are_letters(text: str, strips: bool) -> None:
+    characters = vocabulary.Characters()
+    characters.add(text)
+    assert (characters.accented() <= vocabulary.ACCENTED) == strips
+
+
+def test_characters_of_large_scripts_have_pieces() -> None:
+    text = "".join(chr(0x4E00 + i) * (3000 // (i + 1) + 2) for i in range(1500)) + "".join(
+        map(chr, range(0xAC00, 44332))
+    )
+    characters = vocabulary.Characters()
+    characters.add(text)
+    normalizer = BertNormalizer(lowercase=True, strip_accents=False)
+    assert len(characters.alphabet(100, 2, normalizer)[0]) == 100
+    single, joining = characters.alphabet(100, 1, normalizer, room=4000)
+    counts = Counter(text)
+    covered = sum(counts[character] for character in single)
+    assert vocabulary.COVERED * len(text) <= covered < len(text)
+    assert joining == [character for character in single if "가" <= character <= "힣"], "ideographs are words alone"
+    some = characters.alphabet(100, 1, normalizer, room=300)
+    assert len(some[0]) + len(some[1]) <= 300
 
 
 def test_what_training_learns() -> None:

@@ -23,6 +23,10 @@ _UTF8, UTF16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 SEPARATOR = re.compile(b"(?=<page>)")
 """What is between the articles of a dump."""
 _HEAD = 1 << 20  # bytes before the first page that are searched for the names of namespaces
+_LANGUAGE = re.compile(
+    rb"<mediawiki\b[^>]*?\bxml:lang=[\"']([A-Za-z-]{2,20})[\"']|<dbname>([a-z_]{2,20}?)wik[a-z]*</dbname>"
+)
+_ENDS = (". ", ".\n", "? ", "?\n", "! ", "!\n", "。", "！", "？", "؟ ", "। ")
 _FILES = {-2, 6, 14}  # media, files and categories
 
 
@@ -52,6 +56,8 @@ class _Site:
     others: set[str] = field(default_factory=set)
     """Names of all namespaces but that of the articles, in lower case, for dumps before version 0.6, which have no
     <ns>."""
+    code: str = ""
+    """The language of the wiki, by the attribute `xml:lang` of the dump or else the name of its database."""
 
 
 def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
@@ -69,7 +75,7 @@ def read_mediawiki(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
         problem = f"has a broken <siteinfo> ({expat.errors.messages[error.code]})"
     if problem:
         yield Piece("", "line 1", error=problem)
-    wikitext = Wikitext(site.files)
+    wikitext = Wikitext(site.files, site.code)
     for number, (raw, damage) in enumerate(pages, 1):
         if reason := _by_tags(raw):
             yield Piece("", f"page {number}", passed_over=reason)
@@ -166,7 +172,8 @@ def _utf8(stream: BinaryIO) -> Callable[[], bytes]:
 
 def _site(head: bytes) -> _Site:
     begin, end = head.find(b"<siteinfo>"), head.find(b"</siteinfo>")
-    site = _Site()
+    code = _LANGUAGE.search(head)
+    site = _Site(code=(code[1] or code[2]).decode().replace("_", "-").lower() if code else "")
     if not 0 <= begin < end:
         return site
     key = 0
@@ -259,7 +266,19 @@ def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
     while len(page.text) - start > PIECE:
         cut = page.text.rfind("\n\n", start + PIECE // 2, start + PIECE)
         cut = cut if cut >= 0 else start + PIECE
-        yield Piece(f"{title}{wikitext.plain(page.text[start:cut])}\n\n", place, last=False, metadata=about)
+        text = wikitext.plain(page.text[start:cut])
+        yield Piece(f"{title}{text}\n\n", place, last=False, metadata=about, found=_found(text, wikitext))
         start, title = cut, ""
     text = wikitext.plain(page.text[start:])
-    yield Piece(title + text if text else "", place, metadata=about)
+    yield Piece(title + text if text else "", place, metadata=about, found=_found(text, wikitext))
+
+
+def _found(text: str, wikitext: Wikitext) -> dict[str, int]:
+    """Returns the counts of a text that was converted just now, and forgets its holes. The number of sentences is that
+    of the marks that end one."""
+    found = {"sentences": sum(map(text.count, _ENDS)) + text.endswith((".", "!", "?", "؟", "।"))}
+    if wikitext.holes:
+        found["holes"] = wikitext.holes.total()
+        found |= {f"{{{{{name}}}}}": count for name, count in wikitext.holes.items()}
+        wikitext.holes.clear()
+    return found

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lambert.text.tables import Table
@@ -29,6 +29,9 @@ class Piece:
     """Why this is no document and no error, such as 'redirect'; counted, but not as read."""
     source: str = ""
     """The input file, of the pieces of a part."""
+    found: Mapping[str, int] = field(default_factory=dict)
+    """Counts of what the reader found in the document: its `sentences`, `holes` in them where a template was removed,
+    and these templates, as `{{name}}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def bounded(piece: Piece) -> Iterator[Piece]:
         middle, end = start + PIECE // 2, start + PIECE
         cuts = ((text.rfind(separator, middle, end), separator) for separator in ("\n\n", "\n", " "))
         cut = next((at + len(separator) for at, separator in cuts if at >= 0), end)
-        yield replace(piece, text=text[start:cut], last=False)
+        yield replace(piece, text=text[start:cut], last=False, found={})
         start = cut
     yield replace(piece, text=text[start:]) if start else piece
 

@@ -13,6 +13,8 @@ _EXTERNAL = re.compile(r"\[(?:https?:|ftps?:|mailto:|news:|irc:|//)[^\s\[\]<>]*+
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});")
 _SWITCH = re.compile(r"__[A-ZÀ-ÖØ-ÞА-ЯЁ]{3,30}__")
 _VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
+_SCRIPTS = ("zh-hans", "zh-cn", "zh-sg", "zh-my", "zh", "sr-ec", "sr-cyrl", "zh-hant")
+"""Variants of a language in the order in which one is chosen, the same for all words of a corpus (our choice)."""
 _QUOTES = re.compile(r"('{2,}+)")
 _HOLES = re.compile(r"([()（）\0])")
 _SPACES = re.compile("  ++")
@@ -168,9 +170,19 @@ def _apostrophe(parts: list[str]) -> int:
 
 
 def _variant(match: re.Match[str]) -> str:
-    """Returns the first of the spellings for variants of a language, as in `-{zh-hans:计算机; zh-hant:電腦}-`."""
-    first = match[1].rpartition("|")[2].partition(";")[0]
-    return first.partition(":")[2] or first
+    """Returns one of the spellings for variants of a language, as in `-{zh-hans:计算机; zh-hant:電腦}-`.
+
+    Rules for the rest of a page, without the flag A, show nothing.
+    """
+    flags, bar, content = match[1].rpartition("|")
+    if bar and flags.strip().upper() in ("H", "T", "-", "D", "N"):
+        return HOLE
+    spellings: dict[str, str] = {}
+    for part in content.split(";"):
+        variant, colon, word = part.rpartition("=>")[2].partition(":")
+        if colon and word.strip():
+            spellings.setdefault(variant.strip().lower(), word.strip())
+    return next((spellings[name] for name in (*_SCRIPTS, *spellings) if name in spellings), content)
 
 
 @lru_cache(1 << 10)

@@ -1,138 +1,139 @@
-"""Templates that show their arguments as text of the article. All others are removed.
+"""Expands the templates of a wiki that are part of a sentence, to the text that a reader of the page sees.
 
-Source: the documentation of each template on English Wikipedia, https://en.wikipedia.org/wiki/Template:NAME. Other
-wikis use the same names for most of them. What a template adds to its arguments (conversions, flags) is left out.
+What each template shows is a row of `wikis/templates.tsv`. All of it is kept: conversions of units in brackets, the
+name of the language before a word of it, authors of quotations. Powers of ten are written as 10^6, powers of units as
+km². Not kept is what a page shows elsewhere or only as a sign: notes, pronunciations, coordinates, flags without a
+name. An age that depends on today is not computed; its date is kept.
+
+Templates without a row, and values that are not in the dump, such as those of Wikidata, leave a hole in their sentence,
+which the caller may count.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Sequence
+from functools import cache
 
 from lambert.corpus.reading.wikilines import HOLE
+from lambert.corpus.reading.wikis.functions import FUNCTIONS
+from lambert.corpus.reading.wikis.locale import rows, wiki_of
+from lambert.corpus.reading.wikis.patterns import Call, Rule, compiled
 
-Rule = int | str | Callable[[Sequence[str], Mapping[str, str]], str]
-"""The number of the argument that is the text (-1: the last one), the text itself, or a function of the arguments
-without and with names."""
+PIPE = "\x02"
+"""Stands for a bar that divides no arguments, such as that of `{{!}}`; XML cannot contain it."""
 
+_ALL = "*"
+_REMEMBERED = 1 << 16  # names of templates, so that memory is bounded for any page
 
-def _convert(given: Sequence[str], named: Mapping[str, str]) -> str:
-    """`convert|4|km`, `convert|4|to|6|km` and `convert|6|ft|2|in` show the quantity and its unit first."""
-    if len(given) > 3 and (word := given[1].removesuffix("(-)")) in _RANGES:
-        between = word if word in ("-", "–") else f" {word} "
-        shown, unit = given[0] + between + given[2], given[3]
-    elif len(given) > 3 and given[2].replace(".", "", 1).isdigit() and given[3].isalpha():
-        shown, unit = " ".join(given[:3]), given[3]
-    else:
-        shown, unit = given[0] if given else "", given[1] if len(given) > 1 else ""
-    if not shown or not unit:
-        return shown
-    return f"{shown}{'-' if named.get('adj') == 'on' else ' '}{_UNITS.get(unit, unit)}"
+_Found = tuple[str, Rule | str, dict[str, str] | None]
+"""A template's name, what it shows, and the arguments that are in its name; None if there is no row for it."""
 
 
-def _fraction(given: Sequence[str], named: Mapping[str, str]) -> str:
-    if len(given) < 2:
-        return f"1/{given[0]}" if given else ""
-    return " ".join([*given[:-2], "/".join(given[-2:])])
+class _Table:
+    """The rows of one wiki, or those of all wikis."""
+
+    def __init__(self, code: str) -> None:
+        self.exact: dict[str, str] = {}
+        self.forms: list[tuple[re.Pattern[str], str]] = []
+        for row in rows("wikis/templates.tsv"):
+            for name in row["names"].split("¦") if row["wiki"] == code else ():
+                if len(name) > 2 and name[0] == name[-1] == "/":
+                    self.forms.append((re.compile(name[1:-1]), row["text"]))
+                elif len(name) > 2 and name.endswith("*"):
+                    self.forms.append((re.compile(f"{re.escape(_key(name[:-1]))}(?P<code>.*)", re.DOTALL), row["text"]))
+                else:
+                    self.exact.setdefault(_key(name), row["text"])
+        self.exact = {**{name.lower(): text for name, text in self.exact.items()}, **self.exact}
+        bare = (re.sub(r"\(\?P<\w+>", "(?:", form.pattern) for form, _ in self.forms)
+        self.any = re.compile("|".join(bare) or "(?!)", re.DOTALL)  # says fast of most names that no form fits
 
 
-def _value(given: Sequence[str], named: Mapping[str, str]) -> str:
-    power = f"×10^{named['e']}" if "e" in named else ""
-    return f"{given[0] if given else ''}{power} {named.get('u') or named.get('ul') or ''}".strip()
+@cache
+def _table(code: str) -> _Table:
+    return _Table(code)
 
 
-def _nihongo(given: Sequence[str], named: Mapping[str, str]) -> str:
-    return next((one for one in (*given[:1], *given[2:3], *given[1:2]) if one), "")
-
-
-def _quote(given: Sequence[str], named: Mapping[str, str]) -> str:
-    text = named.get("text") or named.get("quote") or (given[0] if given else "")
-    return f"\n\n{text}\n\n" if text else ""
-
-
-def _as_of(given: Sequence[str], named: Mapping[str, str]) -> str:
-    return f"{'as' if 'lc' in named else 'As'} of {given[0]}" if given else ""
-
-
-def _after(words: str) -> Rule:
-    return lambda given, named: f"{words}{given[0]}" if given else ""
-
-
-def _joined(given: Sequence[str], named: Mapping[str, str]) -> str:
-    return "".join(given)
-
-
-def _ship(given: Sequence[str], named: Mapping[str, str]) -> str:
-    return " ".join(given[:2])
-
-
-_RANGES = frozenset({"-", "–", "to", "and", "or", "by", "x", "×", "+", "±", "+/-", "&"})
-_UNITS = {
-    "km2": "km²", "m2": "m²", "cm2": "cm²", "sqmi": "sq mi", "sqft": "sq ft", "m3": "m³", "cm3": "cm³", "km3": "km³",
-    "cuft": "cu ft", "C": "°C", "F": "°F", "km/h": "km/h", "kg/m3": "kg/m³", "g/cm3": "g/cm³", "/km2": "per km²",
-}  # fmt: skip
-
-_FIRST = (
-    "abbr abbrlink big bigger em flag flagcountry ill linktext mvar nastaliq nobold nobr nobreak noitalic nowrap "
-    "nowraplinks polytonic pslink small smallcaps smaller smallsup strong sub sup tooltip unicode vanchor"
-)
-
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_FIRST.split(), 1),
-    **dict.fromkeys(["interlanguage link", "visible anchor", "not a typo"], 1),
-    **dict.fromkeys(["lang", "langx", "rtl-lang", "script", "audio", "resize", "color", "font color"], 2),
-    **dict.fromkeys(["transl", "transliteration", "iast", "sc", "sc1", "sc2"], -1),
-    **dict.fromkeys(["convert", "cvt"], _convert),
-    **dict.fromkeys(["frac", "sfrac", "fraction"], _fraction),
-    **dict.fromkeys(["quote", "cquote", "quotation", "blockquote", "verse"], _quote),
-    **dict.fromkeys(["circa", "c.", "ca."], _after("c. ")),
-    **dict.fromkeys(["nihongo", "nihongo2", "nihongo3"], _nihongo),
-    **dict.fromkeys(["chem", "chem2"], _joined),
-    **dict.fromkeys(["ship", "sclass"], _ship),
-    **dict.fromkeys(["nbsp", "spaces", "thinsp", "thin space", "space", "nnbsp"], " "),
-    **dict.fromkeys(["ndash", "–", "en dash"], "–"),
-    **dict.fromkeys(["snd", "spnd", "spaced ndash", "spaced en dash"], " – "),
-    **dict.fromkeys(["mdash", "—", "em dash", "mdashb"], "—"),
-    **dict.fromkeys(["·", "dot", "•", "bull", "bullet"], " · "),
-    "val": _value, "as of": _as_of, "e": _after("×10^"), "uss": _after("USS "), "hms": _after("HMS "),
-    "angbr": lambda given, named: f"⟨{given[0]}⟩" if given else "",
-    "us$": _after("US$"), "usd": _after("US$"), "£": _after("£"), "gbp": _after("£"), "€": _after("€"),
-    "eur": _after("€"), "floruit": _after("fl. "), "fl.": _after("fl. "), "reign": _after("r. "),
-    "'": "'", "'s": "'s", "' \"": "' \"", "\" '": "\" '", "'\"": "'\"", "okina": "ʻ", "=": "&#61;", "!": "|", "shy": "",
-}  # fmt: skip
-
-
-def expand(segments: Sequence[str]) -> str:
-    """Returns the text that a template shows in the article, or `HOLE`.
+class Templates:
+    """Expands the templates of one wiki.
 
     Args:
-        segments: The wikitext between its braces, in parts. The name is in the first.
+        code: ISO 639 code of the wiki's language, such as `fr`; those without rows have the rows of all wikis.
     """
-    name = segments[0].partition("|")[0].strip().replace("_", " ").lower()
-    rule = _RULES.get(name)
-    if rule is None:
-        if name.startswith("lang-"):
-            rule = 1
-        elif name.startswith("formatnum:"):
-            return name[len("formatnum:") :].strip()
-        else:
-            return HOLE
-    if isinstance(rule, str):
-        return rule
-    given, named = _arguments("".join(segments))
-    if isinstance(rule, int):
-        at = rule if rule < 0 else rule - 1
-        return (given[at] if -len(given) <= at < len(given) else "") or HOLE
-    return rule(given, named) or HOLE
+
+    def __init__(self, code: str = "") -> None:
+        code = "en" if code == "simple" else code
+        self.wiki = wiki_of(code)
+        self._tables = [_table(code), _table(_ALL)] if code else [_table(_ALL)]
+        self._found: dict[str, _Found] = {}
+
+    def expand(self, segments: Sequence[str]) -> tuple[str, str]:
+        """Returns (the text that a template shows, "") or (`HOLE`, its name if the page shows more than that, or may).
+
+        Args:
+            segments: The wikitext between its braces, in parts. The name is in the first.
+        """
+        head = segments[0].partition("|")[0]
+        found = self._found.get(head)
+        if found is None:
+            if len(self._found) == _REMEMBERED:
+                self._found.clear()
+            found = self._found[head] = self._named(head)
+        name, rule, more = found
+        if isinstance(rule, str):
+            return rule, "" if rule != HOLE or more is not None else name
+        if text := rule(Call(name, _arguments("".join(segments), more or {})), self.wiki):
+            return text, ""
+        return HOLE, name
+
+    def _named(self, head: str) -> "_Found":
+        name = " ".join(head.replace("_", " ").split())
+        if rule := self._rule(name):
+            return name, *rule
+        return name.partition(":")[0] if name.startswith("#") else name, HOLE, None
+
+    def _rule(self, name: str) -> tuple[Rule | str, dict[str, str]] | None:
+        """Returns what a template shows, and the arguments that are in its name."""
+        key = _key(name)
+        for table in self._tables:
+            for own in (key, key.lower()):
+                if (pattern := table.exact.get(own)) is not None:
+                    return _compiled(pattern), {}
+        for table in self._tables:
+            for form, pattern in table.forms if table.any.fullmatch(key) or table.any.fullmatch(name) else ():
+                if match := form.fullmatch(key) or form.fullmatch(name):
+                    groups = match.groupdict()
+                    return _compiled(pattern), {name: value.strip() for name, value in groups.items() if value}
+        return None
 
 
-def _arguments(content: str) -> tuple[list[str], dict[str, str]]:
-    """Returns the arguments of a template without names, in order, and those with names."""
-    given: list[str] = []
-    named: dict[str, str] = {}
-    for part in content.split("|")[1:]:
+@cache
+def _compiled(pattern: str) -> Rule | str:
+    """Returns a text that needs no arguments, `HOLE` for no text, or the function that fills a pattern."""
+    if not pattern:
+        return HOLE
+    pattern = pattern.replace("|", PIPE)
+    return compiled(pattern, FUNCTIONS) if re.search(r"[{@]", pattern) else pattern
+
+
+def _key(name: str) -> str:
+    """Returns a name by which MediaWiki finds the template: only the case of its first letter does not count."""
+    return name[:1].lower() + name[1:]
+
+
+def _arguments(content: str, more: dict[str, str]) -> dict[str, str]:
+    """Returns the arguments of a template by name; those without a name are numbered from 1, as `1=` names them.
+
+    A parser function, such as formatnum, has its first argument after a colon; it is in its name, as `code` in `more`.
+    """
+    given = dict(more)
+    number = 0
+    parts = content.split("|")
+    if ":" in parts[0] and "code" in more:
+        number, given["1"] = 1, more["code"]
+    for part in parts[1:]:
         name, equals, value = part.partition("=")
         if not equals:
-            given.append(part.strip())
-        elif name.strip().isdecimal():
-            given.append(value.strip())  # numbers are given in order nearly always
-        else:
-            named[name.strip().lower()] = value.strip()
-    return given, named
+            number += 1
+            given[str(number)] = part.strip()
+        elif len(name) < 64:
+            given[name.strip().lower()] = value.strip()
+    return given

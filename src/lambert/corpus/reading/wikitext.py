@@ -8,15 +8,17 @@ No construct is expanded recursively: the depth of links and of templates with p
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection
 
 from lambert.corpus.reading.wikilines import BREAK, HOLE, render
-from lambert.corpus.reading.wikitemplates import expand
+from lambert.corpus.reading.wikitemplates import PIPE, Templates
 
 FILES = frozenset({"file", "image", "media", "category"})
 """Names of the namespaces whose links show no text in the article; MediaWiki understands them in every language."""
 
 _MOST_LINKS = 20  # links inside links, as in captions of images; MediaWiki itself allows one level
+_NEAR = 20  # segments before a template among which other text of its line is looked for
 _MOST_TEMPLATES = 40  # a template with prose deeper than this is removed, as MediaWiki's expansion stops at 40
 
 
@@ -56,12 +58,17 @@ _Open = tuple[str, int]
 class Wikitext:
     """Converts the pages of one wiki.
 
+    `holes` counts the templates inside sentences that were removed although a reader may see a text, by name.
+
     Args:
         files: The wiki's own names of the namespaces for files, media and categories, in lower case.
+        code: ISO 639 code of the wiki's language, which says what its templates show.
     """
 
-    def __init__(self, files: Collection[str] = ()) -> None:
+    def __init__(self, files: Collection[str] = (), code: str = "") -> None:
         self.files = FILES | set(files)
+        self.holes: Counter[str] = Counter()
+        self._templates = Templates(code)
 
     def plain(self, wikitext: str) -> str:
         """Returns the text of a page, with a blank line between its paragraphs, headings and items of lists."""
@@ -84,7 +91,7 @@ class Wikitext:
             first = text[start]
             if first == "[":
                 if match[4]:
-                    out.append(match[5] or match[4].strip())
+                    out.append(_protected(match[5] or match[4].strip(), counts))
                 elif counts["[["] < _MOST_LINKS:
                     stack.append(("[[", len(out)))
                     counts["[["] += 1
@@ -94,13 +101,13 @@ class Wikitext:
                     counts["[["] -= 1
                     label = self._label("".join(out[mark:]))
                     del out[mark:]
-                    out.append(label)
+                    out.append(_protected(label, counts))
             elif first == "{":
                 count = (end - start) // 2
                 stack += [("{{", len(out))] * count
                 counts["{{"] += count
             elif first == "}":
-                _close_templates(out, stack, counts, end - start)
+                self._close_templates(text, end, out, stack, counts, end - start)
             elif first == "\n":
                 if text[end - 1] == "|":
                     stack.append(("{|", len(out)))
@@ -119,9 +126,27 @@ class Wikitext:
             else:
                 position = _tag(match, text, out, stack, counts, unclosed)
         out.append(text[position:])
-        return _without_unclosed(out, stack, self.files)
+        whole = _without_unclosed(out, stack, self.files)
+        return whole.replace(PIPE, "|") if PIPE in whole else whole
+
+    def _close_templates(
+        self, text: str, end: int, out: list[str], stack: list[_Open], counts: dict[str, int], braces: int
+    ) -> None:
+        """Replaces the last open templates by what they show. `end` is the position after the braces."""
+        while braces >= 2 and counts["{{"]:
+            braces -= 2
+            mark = _pop(stack, counts, "{{")
+            prose = HOLE
+            if counts["{{"] < _MOST_TEMPLATES and len(out) > mark:
+                prose, lost = self._templates.expand(out[mark:])
+                if lost and not stack and _in_sentence(text, end - braces, out, mark):
+                    self.holes[lost] += 1
+            del out[mark:]
+            out.append(_protected(prose, counts) if len(prose) > 1 else prose)
 
     def _label(self, link: str) -> str:
+        if PIPE in link:
+            link = link.replace(PIPE, "|")
         target, bar, label = link.partition("|")
         if ":" in target:
             name = target.partition(":")[0].strip(" \n").replace("_", " ").lower()
@@ -191,15 +216,27 @@ def _pop(stack: list[_Open], counts: dict[str, int], kind: str) -> int:
             return mark
 
 
-def _close_templates(out: list[str], stack: list[_Open], counts: dict[str, int], braces: int) -> None:
-    while braces >= 2 and counts["{{"]:
-        braces -= 2
-        mark = _pop(stack, counts, "{{")
-        prose = HOLE
-        if counts["{{"] < _MOST_TEMPLATES and len(out) > mark:
-            prose = expand(out[mark:])
-        del out[mark:]
-        out.append(prose)
+def _protected(prose: str, counts: dict[str, int]) -> str:
+    """Returns a text such that a template around it does not take a part of it as another argument or as a name."""
+    if counts["{{"]:
+        if "=" in prose:
+            prose = prose.replace("=", "&#61;")
+        if "|" in prose:
+            prose = prose.replace("|", PIPE)
+    return prose
+
+
+def _in_sentence(text: str, end: int, out: list[str], mark: int) -> bool:
+    """Returns whether a template, whose content begins with the segment `mark`, has other text in its line."""
+    before = ""
+    for segment in reversed(out[max(0, mark - _NEAR) : mark]):
+        before = segment.rpartition("\n")[2].strip(" \t\0*#:;=") + before
+        if before or "\n" in segment:
+            break
+    if before:
+        return True
+    after = text[end : end + 2].lstrip(" ")[:1]
+    return after.isalnum() and not any("\n" in segment for segment in out[mark:])
 
 
 def _end_of_paragraph(text: str, position: int) -> int:

@@ -29,12 +29,13 @@ DERIVED = (VOCABULARY, CONFIG)
 """Files that `save` writes besides `tokenizer.json`, for other libraries."""
 
 
-def build(pieces: list[str], *, lowercase: bool) -> Any:
-    """Returns BERT's tokenizer for a vocabulary in order of ids. Lower-casing also strips accents, as published."""
+def build(pieces: list[str], *, lowercase: bool, strip_accents: bool | None = None) -> Any:
+    """Returns BERT's tokenizer for a vocabulary in order of ids. Unless `strip_accents` is given, lower-casing also
+    strips accents, as published."""
     ids = {piece: number for number, piece in enumerate(pieces)}
     kind = classes.CLASSES["BertTokenizer"]
     names = {role: str(name) for role, name in kind.names.items() if name in ids}
-    settings = {**kind.settings, "do_lower_case": lowercase}
+    settings = {**kind.settings, "do_lower_case": lowercase, "strip_accents": strip_accents}
     tokenizer = kind.start({"model": {"vocab": ids}}, names, settings)
     tokenizer.add_special_tokens([piece for piece in SPECIAL_PIECES if piece in ids])
     if "[CLS]" in ids and "[SEP]" in ids:
@@ -170,6 +171,16 @@ def lowercases(tokenizer: Any) -> bool | None:
 def _lowercases(values: dict[str, Any]) -> bool | None:
     normalizer = values["normalizer"] or {}
     return bool(normalizer["lowercase"]) if normalizer.get("type") == "BertNormalizer" else None
+
+
+def normalization(tokenizer: Any) -> dict[str, bool]:
+    """Returns whether the tokenizer lower-cases (`lowercase`) and strips accents (`strip_accents`), or nothing if its
+    normalizer is not BERT's."""
+    normalizer = described(tokenizer)["normalizer"] or {}
+    if normalizer.get("type") != "BertNormalizer":
+        return {}
+    lowercase, strips = bool(normalizer["lowercase"]), normalizer["strip_accents"]
+    return {"lowercase": lowercase, "strip_accents": lowercase if strips is None else bool(strips)}
 
 
 def save(tokenizer: Any, out: Path, longest: int = 512, *, segments: bool = True) -> None:

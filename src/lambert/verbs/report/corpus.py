@@ -10,7 +10,7 @@ import numpy as np
 from lambert.core.settings import dotted
 from lambert.core.shards import SPLITS, Split, content_hash, read_manifest
 from lambert.corpus.tokens import roles, tokenizer
-from lambert.verbs.prepare import warnings
+from lambert.verbs.prepare import notes, warnings
 from lambert.verbs.report import histogram
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.corpus_inputs import files_table, inputs_table
@@ -49,6 +49,8 @@ class CorpusPage:
     samples: list[tuple[str, list[dict[str, Any]]]]
     """For each reason, kept documents first, the sampled documents, duplicates with their `survivor`."""
     sources: dict[str, Any]
+    templates: dict[str, Any]
+    """Templates of wikis that left a hole in a sentence."""
     settings: list[tuple[str, list[str]]]
     hashes: list[tuple[str, list[str]]]
     charts: list[dict[str, Any]] = field(default_factory=list)
@@ -78,6 +80,7 @@ def read(folder: Path, name: str, runs: Sequence[Run] = ()) -> CorpusPage:
         settings=[(label, [cell(value)]) for label, value in dotted(manifest["settings"]).items()],
         hashes=_hashes(manifest),
         sources=_sources(manifest),
+        templates=_templates(manifest["documents"].get("found", {})),
         inputs=inputs_table(manifest, learnt),
         files=files_table(manifest),
     )
@@ -108,7 +111,7 @@ def _described(sample: SampledSplit) -> str:
 
 
 def _notices(manifest: Mapping[str, Any]) -> Iterator[str]:
-    yield from (text.removeprefix("warning: ") for text in warnings(dict(manifest)))
+    yield from (text.partition(": ")[2] for text in [*notes(dict(manifest)), *warnings(dict(manifest))])
     rate = manifest["splits"]["train"].get("unknown_rate", 0.0)
     if rate > UNKNOWN_IS_HIGH:
         yield f"{rate:.2%} of the tokens are unknown. The vocabulary may be for another language or script."
@@ -197,6 +200,15 @@ def _sources(manifest: Mapping[str, Any]) -> dict[str, Any]:
         for entry in manifest.get("sources", [])[:MOST_INPUTS]
     ]  # fmt: skip
     return table("Sources", ["Input", "Weight", "Documents", "Tokens", "Share of all tokens", "Unknown"], rows)
+
+
+def _templates(found: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the table of templates that were removed from sentences of wikis, and of all of them."""
+    sentences = max(found.get("sentences", 0), 1)
+    counts = {"all": found.get("holes", 0)} if "holes" in found else {}
+    counts |= {name: count for name, count in found.items() if name.startswith("{{")}
+    rows = [[name, f"{count:,}", f"{1000 * count / sentences:.2f}"] for name, count in counts.items()]
+    return table("Templates that left a hole in a sentence", ["Template", "Holes", "In 1,000 sentences"], rows)
 
 
 def _samples(steps: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:

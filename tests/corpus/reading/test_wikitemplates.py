@@ -1,0 +1,76 @@
+"""Templates inside sentences, by rows of tests/golden/wikitemplates.tsv, which says where they are from."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lambert.corpus.reading.wikis.functions import FUNCTIONS
+from lambert.corpus.reading.wikis.locale import rows, wiki_of
+from lambert.corpus.reading.wikis.patterns import Call, compiled
+from lambert.corpus.reading.wikitext import Wikitext
+
+WIKIS: dict[str, Wikitext] = {}
+ROWS = (Path(__file__).parents[2] / "golden/wikitemplates.tsv").read_text(encoding="utf-8").splitlines()
+
+
+def shown(wiki: str, wikitext: str) -> str:
+    own = WIKIS.setdefault(wiki, Wikitext((), wiki))
+    return own.plain(f"Before {wikitext} after.").removeprefix("Before").removesuffix("after.").strip()
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row and not row.startswith("# ")])
+def test_a_reader_sees(row: str) -> None:
+    wiki, wikitext, text = row.split("\t")
+    assert shown(wiki, wikitext) == text
+
+
+def test_rows_of_all_tables_are_well_formed() -> None:
+    names: Counter[tuple[str, str]] = Counter()
+    codes = {row["wiki"] for row in rows("wikis/locales.tsv")}
+    for row in rows("wikis/templates.tsv"):
+        assert row["wiki"] in codes | {"*"}
+        compiled(row["text"], FUNCTIONS)
+        names.update((row["wiki"], name[:1].lower() + name[1:]) for name in row["names"].split("¦"))
+    assert not [name for name, count in names.items() if count > 1], "the first row would hide the others"
+    for row in rows("wikis/locales.tsv"):
+        assert len(row["months"].split(" ")) == 12
+    for row in rows("wikis/units.tsv"):
+        assert float(row["scale"]) > 0
+
+
+@pytest.mark.parametrize("pattern", ["{1", "<{1}", "{1}>", "{1:nothing}", "@nothing"])
+def test_patterns_that_are_not_well_formed(pattern: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        compiled(pattern, FUNCTIONS)
+
+
+def test_patterns() -> None:
+    rule = compiled("{text/1}< ({2}<, {3}>)>{*+}", FUNCTIONS)
+    wiki = wiki_of("en")
+    assert rule(Call("x", {"1": "a", "2": "b", "3": "c"}), wiki) == "a (b, c)a+b+c"
+    assert rule(Call("x", {"1": "a", "3": "c"}), wiki) == "aa+c"
+    assert rule(Call("x", {"1": "a", "2": "b", "text": "t"}), wiki) == "t (b)a+b"
+
+
+def test_any_call_of_any_row_is_expanded() -> None:
+    arguments = ["", "|", "|1", "|x|y|z", "|1990|2|30|1991|13|x", "|1=a|3=b", "|5/0|km", "|1e999|m", "|²|km||h|-1"]
+    for wiki in {row["wiki"] for row in rows("wikis/templates.tsv")} - {"*"}:
+        own = Wikitext((), wiki)
+        for row in rows("wikis/templates.tsv"):
+            if row["wiki"] in (wiki, "*"):
+                for name in row["names"].split("¦")[:2]:
+                    plain = re.sub(r"[/*]", "", name)
+                    for given in arguments:
+                        assert "\0" not in own.plain(f"a {{{{{plain}{given}}}}} b")
+
+
+def test_unknown_templates_in_sentences_are_counted() -> None:
+    wiki = Wikitext((), "en")
+    wiki.plain(
+        "{{Infobox|x}}\n{{unknown box\n|a=b\n}} '''Paris''' has {{no such thing|5}} towers.{{cn}}\n\n{{own line}}\n\n"
+        "* {{item}}\n* one {{no such thing}}\n\n{{#expr:1+1}} towers, {{age|1990|1|2}} years {{sfn|x}} "
+        "{{nowrap|{{inner}} text}} <ref>{{in a note}}</ref> [[File:x.jpg|a {{caption}}]]\n{|\n| {{cell}}\n|}\n"
+    )
+    assert wiki.holes == {"no such thing": 2, "#expr": 1, "age": 1}
