@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from lambert.core.errors import UsageError
-from lambert.tasks import Columns, TaskConfig, learn
+from lambert.corpus.tokens.declared import Declared, declare
+from lambert.tasks import Columns, TaskConfig, create, learn
+from lambert.tasks.segments import Segments
 from lambert.tasks.sentences import tokenised
 
 Build = Callable[[list[str]], Tokenizer]
@@ -96,3 +98,22 @@ def test_pairs_have_no_windows() -> None:
         TaskConfig(long_text="middle")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="divides single texts, not pairs"):
         TaskConfig(long_text="mean", columns=Columns(text_b="other"))
+
+
+def test_the_side_that_texts_lose(wordpiece: Build) -> None:
+    tokenizer, config = wordpiece(["[UNK]", "[CLS]", "[SEP]", *DIGITS]), TaskConfig(max_length=8)
+    declare(tokenizer, Declared(truncation_side="left"))
+    texts = [" ".join("0123456789"), "5 6", "1 " * 100_000 + "2 3 4 5 6 7"]
+    of = {str(tokenizer.token_to_id(digit)): digit for digit in DIGITS}
+
+    def kept(data: Segments) -> list[str]:
+        found = zip(data.first.starts_S.tolist(), data.first.lengths_S.tolist(), strict=True)
+        return ["".join(of[str(n)] for n in data.first.ids[start : start + size]) for start, size in found]
+
+    assert kept(tokenised(tokenizer, config, texts, None)) == ["456789", "56", "234567"]
+    vectors = create(TaskConfig(name="embed", max_length=8), tokenizer).parse([{"text": x} for x in texts], ["a"] * 3)
+    assert kept(vectors) == ["456789", "56", "234567"]
+    pairs = tokenised(tokenizer, config, texts[:2], texts[:2])
+    assert kept(pairs) == ["789", "56"]
+    assert pairs.second is not None
+    assert [int(of[str(pairs.second.ids[start])]) for start in pairs.second.starts_S.tolist()] == [8, 5]

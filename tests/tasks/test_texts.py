@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.corpus.tokens.vocabulary import train_bytes
 from lambert.tasks import texts as module
@@ -108,3 +109,43 @@ def test_a_mark_of_the_beginning_of_a_word_has_no_characters() -> None:
     assert tokenizer.encode("他 a").offsets == [(0, 1), (0, 1), (1, 3)]
     assert token_characters(tokenizer, ["他 a 说", "", " "])[0].tolist() == [[0, 0], [0, 1], [2, 3], [4, 3], [4, 5]]
     assert [len(found) for found in token_characters(tokenizer, ["", "他"])] == [0, 2]
+
+
+def _bytes(pre: Any, *, trim: bool, prefix: bool = True) -> Tokenizer:
+    """Returns byte-level BPE that learnt a few words, with RoBERTa's special tokens."""
+    lines = ["in Amsterdam today", "Ann lives in Amsterdam", "a boat, a Möwe near Amsterdam", "who is in town?"] * 20
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer = pre
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    learner = trainers.BpeTrainer(vocab_size=500, special_tokens=names, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(lines, learner)
+    made.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), trim_offsets=trim, add_prefix_space=prefix
+    )
+    return made
+
+
+PREFIXED = pre_tokenizers.ByteLevel(add_prefix_space=True)
+SPLITS = {
+    "RobBERT's": pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), PREFIXED, pre_tokenizers.Punctuation()]),
+    "at white space": pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), PREFIXED]),
+    "with a space in front": PREFIXED,
+    "with no space in front": pre_tokenizers.ByteLevel(add_prefix_space=False),
+}
+
+
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize("split", SPLITS)
+def test_characters_behind_an_added_space(split: str, trim: bool) -> None:
+    tokenizer = _bytes(SPLITS[split], trim=trim)
+    for text in ("in Amsterdam today", "Amsterdam, today", " a  Möwe (a ü) x y", "a b c", "Ünder é"):
+        (places,) = token_characters(tokenizer, [text])
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        _, words_T = TextEncoder(tokenizer).with_words([text])
+        for piece, (first, end), word in zip(encoding.tokens, places.tolist(), words_T.tolist(), strict=True):
+            written = roles.decoded(piece).strip()
+            if "\ufffd" not in written:
+                assert text[first:end] == written if written else first >= end
+            if first < end:
+                assert word == word_numbers(text)[first]

@@ -75,7 +75,6 @@ def peek(config: PrepareConfig, count: int = DOCUMENTS) -> list[Peeked]:
     learnt = None
     if config.tokenizer != "train":
         learnt = tokenizer.load(Path(config.tokenizer), lowercase=config.lowercase)
-        learnt.encode_special_tokens = True  # "[MASK]" in a document is ordinary text
     each = -(-count // min(len(found), count))
     chosen = [found[len(found) * n // min(len(found), count)] for n in range(min(len(found), count))]
     documents = [(file, piece) for file in chosen for piece in _documents(file, config, each)]

@@ -50,7 +50,7 @@ def load_task(
     code: Collection[str] = (),
     columns: Columns | OtherColumns | None = None,
     squad: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[Model, Any, Task[Any, Any], str]:
+) -> tuple[Model, Any, Task[Any, Any], str, str]:
     """Loads a model that was fine-tuned for a task, or a Hugging Face folder with a task head.
 
     Args:
@@ -61,8 +61,8 @@ def load_task(
         squad: Settings of question answering that replace those of the model's task, such as the language.
 
     Returns:
-        The model, its tokenizer, the task, and an error message, empty if the folder has a head for the task. Without
-        one the head has fresh weights.
+        The model, its tokenizer, the task, an error message, empty if the folder has a head for the task (without one
+        the head has fresh weights), and a line about pieces that the tokenizer may have lost, or an empty text.
     """
     folder = model_folder(path)
     settings = layout.read_config(folder)
@@ -84,7 +84,7 @@ def load_task(
     model, report = weights.load(folder, heads, pieces, code=code, share=True)
     check_segments(task.config, model)
     lacking = [f"{folder} has no head for {task.config.name!r} (no {name}): fine-tune it." for name in report.missing]
-    return model.eval(), tokenizer, task, next(iter(lacking), "")
+    return model.eval(), tokenizer, task, next(iter(lacking), ""), report.lost
 
 
 def check_positions(max_length: int, model: Model) -> None:

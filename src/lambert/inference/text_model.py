@@ -63,7 +63,10 @@ def load(
     """
     with keep_current_gpu():
         world = World(device=device_named(device, process_info().local_rank))
-        return TextModel(Path(folder), task, tuple(code), InferenceConfig(precision, micro_tokens, device), world)
+        model = TextModel(Path(folder), task, tuple(code), InferenceConfig(precision, micro_tokens, device), world)
+    if model.note:
+        warnings.warn(model.note, stacklevel=2)
+    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,9 @@ class TextModel:
         """The `tokenizers.Tokenizer` of the model."""
         self._model: Model
         self._precision: Precision
-        model, self.tokenizer, self._task, self._missing = load_task(self.folder, task, code, columns, squad)
+        self.note: str
+        """A line about pieces that the tokenizer may have lost; else empty."""
+        model, self.tokenizer, self._task, self._missing, self.note = load_task(self.folder, task, code, columns, squad)
         self._model, self._precision = ready(model, inference.precision, world.device)
         self._inference, self._world = inference, world
         self._work = Work(self._model, self._precision)

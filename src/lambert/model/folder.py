@@ -261,6 +261,17 @@ def check_vocabulary(rows: int, vocabulary: int, path: Path) -> None:
         )
 
 
+def lost_pieces(rows: int, vocabulary: int) -> str:
+    """Returns a line about rows of the table of words for which the tokenizer has no piece, unless they pad the table
+    to a multiple of 64."""
+    if rows == vocabulary or rows in (_padded(vocabulary, block) for block in _BLOCKS[1:]):
+        return ""
+    return (
+        f"note: the table of words has {rows:,} rows, and the tokenizer {vocabulary:,} pieces. If tokens were added to "
+        "it, their files are missing (tokenizer.json, added_tokens.json or tokenizer_config.json)."
+    )
+
+
 def padding_after(larger: int, vocabulary: int, rows: int) -> int:
     """Returns the number of rows that pad a table for `larger` pieces as one of `rows` rows for `vocabulary` pieces is
     padded: to as many rows if they suffice, else to a multiple of 128, 64 or 8, the largest that fits; 0 if that table

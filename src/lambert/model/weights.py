@@ -52,6 +52,8 @@ class Report:
     """Whether the pooler is missing."""
     notes: tuple[str, ...] = ()
     """Lines about settings of the file that are not used."""
+    lost: str = ""
+    """A line about rows without a piece; empty if there are none, or if they pad the table."""
 
     def lines(self) -> list[str]:
         """Returns a line that names the tensors for each kind of difference."""
@@ -69,7 +71,7 @@ class Report:
             for copy, original in self.untied
         ]
         pooler = ["note: the pooler starts with random weights: the encoder's folder has none."] * self.fresh_pooler
-        return [*untied, *pooler, *self.notes]
+        return [*untied, *pooler, *self.notes, *filter(None, [self.lost])]
 
 
 def state(model: Model) -> dict[str, Tensor]:
@@ -252,10 +254,12 @@ def _loaded(
     config = layout.encoder_config(settings, folder, code)
     family = family_of(config)
     tensors, untied = current(family, read), untied_copies(family, read)
+    lost = ""
     if vocabulary is not None:
         words = tensors.get(family.names.stored("encoder.words.weight"))
         rows = config.vocabulary if words is None or not words.ndim else len(words)
         layout.check_vocabulary(rows, vocabulary, path)
+        lost = layout.lost_pieces(rows, vocabulary)
     own_heads = heads is None
     heads = layout.heads_of(settings, tensors, folder) if heads is None else heads
     pooler = pooler and family.names.stored("pooler.weight") in tensors
@@ -267,7 +271,8 @@ def _loaded(
     found = _with_head(head, initial, tensors, family)
     files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
     notes = [line for line in (*layout.left_aside(settings, config), initial.note) if line]
-    report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied, notes=tuple(notes))
+    report = assign(model, found, str(path), share=share)
+    report = dataclasses.replace(report, untied=untied, notes=tuple(notes), lost=lost)
     check_lacking(family, dict(model.named_parameters()), tensors, path)
     if own_heads:
         check_promised(model, report.missing, path)

@@ -17,6 +17,7 @@ from lambert.core.contents import sha256
 from lambert.core.errors import UsageError
 from lambert.core.files import make_folder, remove_leftovers
 from lambert.core.settings import as_dict
+from lambert.corpus.tokens.declared import declared
 from lambert.corpus.tokens.tokenizer import fingerprint
 from lambert.tasks import features
 from lambert.tasks.config import TaskConfig
@@ -108,6 +109,7 @@ class FeatureCache:
             "path": str(path), "data": [digest(path), *(sha256(path.parent.parent / name) for name in texts)],
             "task": as_dict(config),
             "tokenizer": [fingerprint(self._tokenizer), self._tokenizer.encode_special_tokens],
+            "side": declared(self._tokenizer).truncation_side,
         }  # fmt: skip
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

@@ -28,7 +28,7 @@ from lambert.tasks.labels import check_different
 from lambert.tasks.metrics import Floats
 from lambert.tasks.pairs import SCORED, Layout, find_layout, read_examples
 from lambert.tasks.retrieval import Search
-from lambert.tasks.segments import Cuts, Segments, arrays, readable
+from lambert.tasks.segments import Cuts, Segments, arrays, readable, remaining
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 from lambert.tasks.texts import encode
 
@@ -255,7 +255,7 @@ class Embed:
         found = encode(self.tokenizer, [prompt + text for prompt, text in numbers], most)
         kept = np.minimum(found.lengths, most - 2)
         counts = {"examples": len(texts_NG), **counts, "cut": int((kept < found.lengths).sum())}
-        data = kind(self.tokenizer, Cuts(found.ids, found.bounds[:-1], kept), None, counts)
+        data = kind(self.tokenizer, remaining(self.tokenizer, found, kept), None, counts)
         if not self.embed.include_prompt:
             data.pooled_from_U = self._after_prompts([prompt for prompt, _ in numbers])
         return data, texts_NG

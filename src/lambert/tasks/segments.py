@@ -14,8 +14,10 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
+from lambert.corpus.tokens.declared import declared
 from lambert.corpus.tokens.roles import template
 from lambert.tasks.examples import shortened
+from lambert.tasks.texts import Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,13 @@ class Cuts:
     ids: npt.NDArray[np.int32]
     starts_S: Ints
     lengths_S: Ints
+
+
+def remaining(tokenizer: Tokenizer, texts: Texts, lengths_S: Ints) -> Cuts:
+    """Returns the parts of so many tokens that remain of texts: their beginnings, or their ends if the files of the
+    tokenizer say that texts are cut on the left (`truncation_side`)."""
+    starts_S = texts.bounds[:-1] if declared(tokenizer).truncation_side == "right" else texts.bounds[1:] - lengths_S
+    return Cuts(texts.ids, starts_S, lengths_S)
 
 
 def readable(tokenizer: Tokenizer, cuts: Cuts, most: int = 64) -> list[str]:

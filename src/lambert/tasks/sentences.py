@@ -17,7 +17,7 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.metrics import Floats
-from lambert.tasks.segments import Cuts, Segments, concatenated, readable
+from lambert.tasks.segments import Cuts, Segments, concatenated, readable, remaining
 from lambert.tasks.table import text_cell
 from lambert.tasks.task import Outputs, Row, text_of, write_rows
 from lambert.tasks.templates import is_template
@@ -74,8 +74,9 @@ def tokenised(
 ) -> Sentences:
     """Returns sentences or pairs of at most `max_length` tokens.
 
-    Longer ones are cut at their ends, the longer text of a pair first, as `_truncate_seq_pair` of google-research/bert,
-    run_classifier.py, or divided into windows (`long_text`). `counts` has the number of cut examples or windows.
+    Longer ones are cut at their ends (`segments.remaining`), the longer text of a pair first, as `_truncate_seq_pair`
+    of google-research/bert, run_classifier.py, or divided into windows (`long_text`). `counts` has the number of cut
+    examples or windows.
     """
     windows = config.long_text != "cut"
     first = encode(tokenizer, texts, 0 if windows else config.max_length)
@@ -85,12 +86,12 @@ def tokenised(
     if texts_b is None:
         kept = np.minimum(first.lengths, config.max_length - 2)
         counts["cut"] = int((kept < first.lengths).sum())
-        return Sentences(tokenizer, Cuts(first.ids, first.bounds[:-1], kept), None, counts)
+        return Sentences(tokenizer, remaining(tokenizer, first, kept), None, counts)
     second = encode(tokenizer, texts_b, config.max_length)
     counts["empty"] += sum(not text.strip() for text in texts_b)
     kept_A, kept_B = truncated(first.lengths, second.lengths, config.max_length - template(tokenizer).pair)
     counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
-    cuts_A, cuts_B = Cuts(first.ids, first.bounds[:-1], kept_A), Cuts(second.ids, second.bounds[:-1], kept_B)
+    cuts_A, cuts_B = remaining(tokenizer, first, kept_A), remaining(tokenizer, second, kept_B)
     return Sentences(tokenizer, cuts_A, cuts_B, counts)
 
 

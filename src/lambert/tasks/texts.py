@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from lambert.core.batch import Ints
 from lambert.corpus.tokens import roles
+from lambert.corpus.tokens.declared import declared
 from lambert.corpus.tokens.words import WordEncoder, scheme
 
 SPACES = " \t\r\n\u202f"
@@ -59,7 +60,8 @@ class TextEncoder:
 
     def __call__(self, texts: Sequence[str], limit: int = 0) -> Texts:
         """Returns the ids of the texts. With a `limit`, a long text may be encoded only as far as it has more than
-        `limit` ids."""
+        `limit` ids, unless texts are cut on the left."""
+        limit = limit if declared(self._tokenizer).truncation_side == "right" else 0
         parts = list(self._parts(texts, limit))
         return _joined([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
 
@@ -77,7 +79,7 @@ class TextEncoder:
                 for some in encoder(lines):
                     yield some.ids_T.astype(np.int32), some.lengths_n, some.spaced_T if words else _NONE
             else:
-                library = self._tokenizer.encode_batch if words else self._tokenizer.encode_batch_fast
+                library = _untrimmed(self._tokenizer).encode_batch if words else self._tokenizer.encode_batch_fast
                 encodings = library(block, add_special_tokens=False)
                 found = ragged(one.ids for one in encodings)
                 numbers = (_words_of(text, one) for text, one in zip(block, encodings, strict=True) if words)
@@ -100,8 +102,24 @@ def token_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ints]:
     space at the edges. Tokens that are bytes of one character have this character. A token without characters (white
     space, or the mark of the beginning of a word alone) has the first character after it and the end of the last one
     before it."""
-    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    encodings = _untrimmed(tokenizer).encode_batch(texts, add_special_tokens=False)
     return [_characters(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+
+
+def _untrimmed(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns a tokenizer whose tokens begin with the space before them, if the text has one. The library removes a
+    character from the offsets of each token with the mark of a space, also where the text has no space there because
+    the mark was added to every word."""
+    after = tokenizer.post_processor
+    if after is None or b'"trim_offsets":true' not in after.__getstate__():
+        return tokenizer
+    found: Tokenizer | None = getattr(tokenizer, "untrimmed", None)
+    if found is None:
+        found = Tokenizer.from_str(tokenizer.to_str())
+        found.post_processor = processors.Sequence([])
+        found.encode_special_tokens = tokenizer.encode_special_tokens
+        tokenizer.untrimmed = found  # type: ignore[attr-defined]  # a copy of a large vocabulary takes a second
+    return found
 
 
 def _characters(text: str, encoding: Any) -> Ints:

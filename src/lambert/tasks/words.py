@@ -71,10 +71,14 @@ def tokenised(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_leng
     of those that are divided."""
     ids, words, tokens = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)], [0]
     bounds_Q = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
-    # In byte-level BPE a word without a space before it is the inside of another word.
+    # In byte-level BPE a word without a space before it is the inside of another word. Added tokens are found in any.
     before = " " if roles.reads_spaces(tokenizer) else ""
+    added = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if not token.special)
     for at in range(0, len(sentences), _CHUNK):
-        block = [[before + word[:LONG] for word in sentence] for sentence in sentences[at : at + _CHUNK]]
+        block = [
+            [word[:LONG] if word.startswith(added) else before + word[:LONG] for word in sentence]
+            for sentence in sentences[at : at + _CHUNK]
+        ]
         for number, found in enumerate(
             tokenizer.encode_batch(block, is_pretokenized=True, add_special_tokens=False), at
         ):  # fmt: skip

@@ -55,7 +55,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
         compare_ranks(world, config.model, config.data)
         if world.is_first and not config.json and {*_TOLD} & {name for name, count in data.counts.items() if count}:
             say(counted(config.data, data, task.config))
-        for line in data.label_notes if world.is_first and not config.json else ():
+        for line in [*filter(None, [model.note]), *data.label_notes] if world.is_first and not config.json else ():
             say(line)
         quiet = config.json or say is silent or not world.is_first
         with progress(data.size(0), "evaluate", unit="sequences", quiet=quiet) as bar:

@@ -83,6 +83,8 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
             task = with_top(model.task, config.top)
         compare_ranks(world, config.model)
         if world.is_first:
+            if model.note and say is not silent:  # standard output has the predictions alone
+                print(model.note, file=sys.stderr, flush=True)
             try:
                 failure = _lead(model, task, config, world, say, answered)
             except (DataError, UsageError, BrokenPipeError) as error:
