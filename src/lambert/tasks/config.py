@@ -1,7 +1,7 @@
 """The settings of tasks. This module is light to import, since the help of the command line reads it."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import nearest
@@ -44,8 +44,6 @@ class Columns:
     replaces the values a and b of the column `kind`."""
     text_b: str = ""
     """Column of the second sentence of a pair; empty for single sentences."""
-    text_b_optional: bool = False
-    """Whether rows without the column `text_b` are read, as single sentences."""
     label: str = "label"
     """Column of the label, value or tag; multilabel: of the labels, as a list or a text with the separator."""
     label_names: tuple[str, ...] = ()
@@ -60,6 +58,8 @@ class Columns:
     columns in braces. `exact_match` is the share of groups in which all rows are right."""
     header: bool | None = None
     """Whether a TSV or CSV file begins with the columns' names. Unset: true unless columns are given by number."""
+    text_b_optional: bool = False
+    """Whether rows without the column `text_b` are read, as single sentences."""
 
     def __post_init__(self) -> None:
         if self.label and self.label in (self.text, self.text_b):
@@ -98,8 +98,10 @@ class OtherColumns:
 
     def over(self, columns: Columns) -> Columns:
         """Returns `columns` with the columns that are set here replaced."""
-        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
-        return replace(columns, **given, **({"text_b_optional": False} if "text_b" in given else {}))
+        given: dict[str, Any] = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        if "text_b" in given:
+            given["text_b_optional"] = False
+        return replace(columns, **given)
 
 
 @dataclass(frozen=True, slots=True)
