@@ -286,9 +286,7 @@ def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
 def _untrained(layers: Sequence[Any]) -> str:
     """Returns a line about the layers between pooling and vector; empty without any."""
     kinds = ", ".join(type(layer).__name__ for layer in layers)
-    return (
-        f"note: the layers after the pooling ({kinds}) stay as they are: the encoder alone is trained" if kinds else ""
-    )
+    return kinds and f"note: the layers after the pooling ({kinds}) stay as they are: only the encoder is trained"
 
 
 def _reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
