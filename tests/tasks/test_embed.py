@@ -218,8 +218,8 @@ def test_a_folder_of_sentence_transformers_gives_its_vectors(run: Path, tmp_path
     assert done.code == 0, done.err
     assert library.load(tmp_path / "imported").encode("a boat") == pytest.approx(expected_D, abs=1e-6)
     pooling = foreign / "1_Pooling" / "config.json"
-    pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}))
-    with pytest.raises(DataError, match="only mean and cls are known"):
+    pooling.write_text(json.dumps({"pooling_mode_attention": True}))
+    with pytest.raises(DataError, match="has the pooling 'pooling_mode_attention'; known: cls, max"):
         library.load(foreign)
 
 

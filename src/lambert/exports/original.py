@@ -39,6 +39,8 @@ class Original:
     """The task of a model of vectors."""
     finish: VectorLayers
     """What maps pooled states to vectors."""
+    limit: int
+    """Number of tokens to which the folder says that a text is cut; 0: the model's positions."""
 
     @property
     def segments(self) -> bool:
@@ -48,12 +50,12 @@ class Original:
     @property
     def longest(self) -> int:
         """Number of tokens to which other libraries shorten a text."""
-        own = self.vectors.max_length if self.vectors else 0
-        return min(own or self.model.config.positions, self.model.config.positions)
+        positions = self.model.config.positions
+        return min((self.vectors.max_length if self.vectors else self.limit) or positions, positions)
 
     def write_tokenizer(self, folder: Path) -> None:
         """Writes the files of the tokenizer."""
-        tokenizers.save(self.tokenizer, folder, longest=self.model.config.positions, segments=self.segments)
+        tokenizers.save(self.tokenizer, folder, longest=self.longest, segments=self.segments)
 
 
 def read(config: ExportConfig) -> Original:
@@ -70,7 +72,8 @@ def read(config: ExportConfig) -> Original:
     extra, files = kept(folder, model.config.hidden)
     embed, layers = (vectors or TaskConfig()).embed, sentence_transformers.layers(folder) if vectors else []
     finish = VectorLayers(layers, vectors is not None and embed.unit(), embed.truncate_dim)
-    return Original(model.float().eval(), tokenizer, extra, files, vectors, finish)
+    limit = sentence_transformers.length(folder)
+    return Original(model.float().eval(), tokenizer, extra, files, vectors, finish, limit)
 
 
 def check_traceable(model: Model, format: str) -> None:
@@ -94,6 +97,8 @@ def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str | byte
     _check_kept(extra, path)
     if layout.answering_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
         extra |= label_keys(label_names(found, path))
+    if activation := task_of(folder, found).activation:
+        extra |= sentence_transformers.config_keys(activation)
     if sentence_transformers.root(folder) is None or sentence_transformers.is_cross_encoder(folder):
         return extra, {}
     config = sentence_transformers.described(folder)

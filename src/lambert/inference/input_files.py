@@ -32,8 +32,9 @@ def columns_read(config: TaskConfig) -> tuple[list[str], list[str]] | None:
     if columns.text_b.isdecimal():
         names[-1] = "text_b"
     text = names[:1] or ["text"]
+    may = [names.pop()] if columns.text_b_optional else []
     found: dict[str, tuple[list[str], list[str]]] = {
-        **dict.fromkeys(("classify", "multilabel", "regress"), (names, [])),
+        **dict.fromkeys(("classify", "multilabel", "regress"), (names, may)),
         "choice": ([*names, *columns.choices], []),
         "squad": (["question", "context"], []),
         "tag": ([], [word_column(columns), "text"]),

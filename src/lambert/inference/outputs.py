@@ -82,6 +82,7 @@ def load_task(
         task.layers = sentence_transformers.layers(folder)
     heads, pieces = {task.head: task.labels}, roles.size(tokenizer)
     model, report = weights.load(folder, heads, pieces, code=code, share=True)
+    report.check_tied(folder, heads)
     check_segments(task.config, model)
     lacking = [f"{folder} has no head for {task.config.name!r} (no {name}): fine-tune it." for name in report.missing]
     return model.eval(), tokenizer, task, next(iter(lacking), "")
@@ -98,7 +99,8 @@ def check_positions(max_length: int, model: Model) -> None:
 
 def check_segments(config: TaskConfig, model: Model) -> None:
     """Raises UsageError if the task has text pairs and the model does not take them."""
-    if (config.name in ("squad", "choice") or config.columns.text_b) and not takes_pairs(model.config):
+    pairs = bool(config.columns.text_b) and not config.columns.text_b_optional
+    if (config.name in ("squad", "choice") or pairs) and not takes_pairs(model.config):
         raise UsageError(
             f"The model has segment_types = {model.config.segment_types}, and text pairs need 2: use another model."
         )

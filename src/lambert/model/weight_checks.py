@@ -1,6 +1,7 @@
 """Whether the tensors of a model folder are those that its config.json describes."""
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -14,6 +15,9 @@ from lambert.model.families import DEFAULT, family_of
 from lambert.model.family import Family
 from lambert.model.heads import Model, built
 
+_WRAPPERS = re.compile(r"((module|model|net|network|_forward_module|auto_model|0)\.)+")
+"""What DistributedDataParallel, DeepSpeed, Lightning, sentence-transformers and loops of one's own put before the names
+of a model that they wrap."""
 ANSWERING = re.compile(r"heads\.(label|multilabel|value|choice|tag|span)\.")
 """Parameters of the heads that answer tasks."""
 
@@ -53,7 +57,37 @@ def check_lacking(family: Family, names: Iterable[str], tensors: Mapping[str, Te
     stored = [family.names.stored(name) for name in names if name.startswith("encoder.")]
     lacking = [name for name in stored if name not in tensors]
     if lacking:
-        raise DataError(f"{path} lacks {lacking[0]} and {len(lacking) - 1} more tensors of the encoder.")
+        known = {*stored, *family.names.tied}
+        others = [name for name in tensors if name not in known and name.startswith(family.names.prefix)]
+        close = difflib.get_close_matches(lacking[0], others, n=1)
+        instead = f" It has {close[0]}, which is unknown." if close else ""
+        more = f" and {len(lacking) - 1} more tensors of the encoder" if len(lacking) > 1 else ""
+        raise DataError(f"{path} lacks {lacking[0]}{more}.{instead}")
+
+
+def unwrapped(family: Family, tensors: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Returns tensors by names without what programs that wrap a model put before them, such as `module.`
+    (DistributedDataParallel) and `_orig_mod.` (torch.compile), and a line about it. Only a prefix that the table of
+    words has too is left out.
+
+    Raises DataError if two tensors would have the same name.
+    """
+    words = family.names.stored("encoder.words.weight")
+    names = {name: name.replace("_orig_mod.", "") for name in tensors}
+    ends = (words, words.removeprefix(family.names.prefix))
+    prefixes = {name[: -len(end)] for name in names.values() for end in ends if name.endswith(end)}
+    prefixes = {prefix for prefix in prefixes if prefix in ("", family.names.prefix) or _WRAPPERS.fullmatch(prefix)}
+    prefix = prefixes.pop() if len(prefixes) == 1 else ""
+    prefix = "" if prefix == family.names.prefix else prefix
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        own = names[name].removeprefix(prefix)
+        if own in found:
+            raise DataError(f"{path} has the tensor {own} twice, once as {name}: write the bare model again.")
+        found[own] = tensor
+    changed = next((name for name in tensors if name not in found), "")
+    note = f"note: tensors have the names of a wrapped model, such as {changed}: they are read without the wrapper."
+    return found, [note] * bool(changed)
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], source: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.contents import check_sums
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import replace_files
 from lambert.core.randomness import Stream, key
 from lambert.model import files
@@ -35,6 +35,7 @@ from lambert.model.weight_checks import (
     check_shape,
     check_sizes,
     untied_copies,
+    unwrapped,
 )
 
 
@@ -52,6 +53,16 @@ class Report:
     """Whether the pooler is missing."""
     notes: tuple[str, ...] = ()
     """Lines about settings of the file that are not used."""
+
+    def check_tied(self, path: Path, heads: Collection[str]) -> None:
+        """Raises DataError if these heads of a model read a tensor that is not tied in the file: predictions would be
+        others than those of transformers, which takes both tensors as they are."""
+        if self.untied and "mlm" in heads:
+            copy, original = self.untied[0]
+            raise DataError(
+                f"{path} has a {copy} that differs from {original}: a decoder of its own, which predicts the masked "
+                "pieces, is not supported. The encoder can be fine-tuned."
+            )
 
     def lines(self) -> list[str]:
         """Returns a line that names the tensors for each kind of difference."""
@@ -251,6 +262,7 @@ def _loaded(
     settings = layout.read_config(folder)
     config = layout.encoder_config(settings, folder, code)
     family = family_of(config)
+    read, wrapper = unwrapped(family, read, path)
     tensors, untied = current(family, read), untied_copies(family, read)
     if vocabulary is not None:
         words = tensors.get(family.names.stored("encoder.words.weight"))
@@ -266,11 +278,12 @@ def _loaded(
     initial = _initial_head(head, heads.get(head, 0), labels, settings, tensors, folder)
     found = _with_head(head, initial, tensors, family)
     files.check_finite(((name, tensor) for name, tensor in found.items() if name in used), path)
-    notes = [line for line in (*layout.left_aside(settings, config), initial.note) if line]
+    notes = [line for line in (*layout.left_aside(settings, config), *wrapper, initial.note) if line]
     report = dataclasses.replace(assign(model, found, str(path), share=share), untied=untied, notes=tuple(notes))
     check_lacking(family, dict(model.named_parameters()), tensors, path)
     if own_heads:
         check_promised(model, report.missing, path)
+        report.check_tied(path, heads)
     initialise(model, seed, report.missing)  # after reading, because drawing all tensors would take most of the time
     if initial.kept and not initial.whole:
         _copy_rows(model, head, initial.rows, tensors)

@@ -90,7 +90,7 @@ class Choice(SentenceTask):
             [self._pairs(row, *self._given(row, place), place) for row, place in zip(rows, places, strict=True)]
         )
 
-    def _pairs(self, row: Row, text: str, text_b: str, place: str) -> Choices:
+    def _pairs(self, row: Row, text: str, text_b: str | None, place: str) -> Choices:
         """Returns the pairs of a row. With `text_b`, each choice continues that text, as in SWAG and RACE."""
         names = self.config.columns.choices
         if len(names) > 1:

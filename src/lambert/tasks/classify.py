@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints
 from lambert.core.errors import DataError, UsageError, shown
 from lambert.model.labels import label_keys
+from lambert.model.vector_layers import activation_named
 from lambert.tasks import calibration, metrics
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
@@ -19,6 +21,7 @@ from lambert.tasks.formulas import Formula
 from lambert.tasks.label_names import match, unknown_label
 from lambert.tasks.labels import LabelLoss, absent, check_class_weights, check_different, learnt
 from lambert.tasks.metrics import Floats
+from lambert.tasks.sentence_transformers import config_keys
 from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
 from lambert.tasks.table import label_cell, labelled_rows, text_cell, value_cell
 from lambert.tasks.task import Outputs, Row, most_probable, stored
@@ -199,8 +202,11 @@ class Regress(SentenceTask):
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[float]:
-        """Returns one value for each example."""
-        values: list[float] = self._logits(data, outputs).reshape(-1).tolist()
+        """Returns one value for each example, after the activation of the task if it has one."""
+        values_N = self._logits(data, outputs).reshape(-1)
+        if self.config.activation:
+            values_N = activation_named(self.config.activation)(torch.from_numpy(values_N)).numpy()
+        values: list[float] = values_N.tolist()
         return values
 
     def score(self, data: Sentences, predictions: Sequence[float]) -> dict[str, float]:
@@ -229,4 +235,5 @@ class Regress(SentenceTask):
         return [{"value": value} for value in predictions]
 
     def model_config(self) -> dict[str, Any]:
-        return {**stored(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression"}
+        activation = config_keys(self.config.activation) if self.config.activation else {}
+        return {**stored(self.config), **label_keys(["LABEL_0"]), "problem_type": "regression", **activation}

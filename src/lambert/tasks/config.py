@@ -24,6 +24,7 @@ _ONLY = {
     "stride": (0, ("classify", "multilabel", "regress")),
     "class_weights": ((), ("classify", "tag")),
     "label_smoothing": (0.0, ("classify", "tag")),
+    "activation": ("", ("regress",)),
     "temperature": (1.0, ("classify",)),
     "threshold": (0.5, ("multilabel",)),
     "label_thresholds": ((), ("multilabel",)),
@@ -43,6 +44,8 @@ class Columns:
     replaces the values a and b of the column `kind`."""
     text_b: str = ""
     """Column of the second sentence of a pair; empty for single sentences."""
+    text_b_optional: bool = False
+    """Whether rows without the column `text_b` are read, as single sentences."""
     label: str = "label"
     """Column of the label, value or tag; multilabel: of the labels, as a list or a text with the separator."""
     label_names: tuple[str, ...] = ()
@@ -96,7 +99,7 @@ class OtherColumns:
     def over(self, columns: Columns) -> Columns:
         """Returns `columns` with the columns that are set here replaced."""
         given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
-        return replace(columns, **given)
+        return replace(columns, **given, **({"text_b_optional": False} if "text_b" in given else {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,11 @@ class SquadConfig:
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """Parts of `EmbedConfig.pooling`, in the order in which sentence-transformers joins those that are set by flags."""
+ACTIVATIONS = (
+    "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish", "ReLU", "ReLU6",
+    "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink", "Identity",
+)  # fmt: skip
+"""Values of `TaskConfig.activation`: functions of one number in torch.nn, without weights and settings."""
 SCHEMES = ("", "none", "IOB1", "IOB2", "IOE1", "IOE2", "IOBES", "BILOU", "BMES", "BMEWO")
 """Values of `TagConfig.scheme`."""
 
@@ -257,6 +265,9 @@ class TaskConfig:
     label_smoothing: float = 0.0
     """classify, tag: share of the target probability that is spread evenly over all labels in training, in [0, 1)
     (Szegedy et al., 2016, section 7)."""
+    activation: str = ""
+    """regress: function of torch.nn, such as Sigmoid, that is applied to the output of the head when the model is used.
+    The head is trained without it. Empty: none."""
     temperature: float | Literal["best"] = 1.0
     """classify: what divides the logits before they become probabilities, from 0.05 to 20. It changes no label. best:
     what minimises the loss on `dev` (Guo et al., 2017, section 4.2), which the model folder keeps."""
@@ -284,6 +295,10 @@ class TaskConfig:
         if isinstance(self.temperature, str) and self.temperature != "best":
             raise UsageError(f'task.temperature = {self.temperature!r} must be a number or "best".')
         self._check_kinds()
+        if self.activation and self.activation not in ACTIVATIONS:
+            raise UsageError(
+                f"task.activation = {self.activation!r} is unknown.{nearest(self.activation, [*ACTIVATIONS])}"
+            )
         if len(set(self.labels)) < len(self.labels):
             raise UsageError("task.labels names a label twice.")
 

@@ -36,6 +36,24 @@ def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskCo
     if config.name not in _CUT:
         return config
     try:
-        return replace(config, max_length=sentence_transformers.length(folder))
+        config = replace(config, max_length=sentence_transformers.length(folder))
+        if config.name == "choice":
+            return config
+        config = replace(config, activation=_activation(config, folder, settings))
+        return replace(config, columns=replace(config.columns, text_b="text_b", text_b_optional=True))
     except UsageError as error:
         raise DataError(f"{folder}: {error}") from error
+
+
+def _activation(config: TaskConfig, folder: Path, settings: Mapping[str, Any]) -> str:
+    """Returns the activation of the scores of pairs. Raises DataError for one that the task does not have."""
+    named = sentence_transformers.activation_of(folder, settings)
+    if config.name == "regress":
+        default = "Sigmoid" if sentence_transformers.is_cross_encoder(folder) else ""
+        return (named or default).removeprefix("Identity")
+    if named in ("", "Identity", "Softmax") or (config.name, named) == ("multilabel", "Sigmoid"):
+        return ""  # the probabilities are the softmax of the outputs, or of several labels their sigmoid
+    raise DataError(
+        f"{folder} is a CrossEncoder of {len(config.labels)} labels with the activation {named}; with several labels, "
+        "only Identity and Softmax are supported."
+    )

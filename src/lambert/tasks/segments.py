@@ -17,10 +17,13 @@ from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.corpus.tokens.roles import template
 from lambert.tasks.examples import shortened
 
+NO_TEXT = -1
+"""Length of the second text of a sequence that has only one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """A part of a text for each sequence: the index of its first id in `ids`, and its length."""
+    """A part of a text for each sequence: the index of its first id in `ids`, and its length, or NO_TEXT."""
 
     ids: npt.NDArray[np.int32]
     starts_S: Ints
@@ -39,7 +42,7 @@ def readable(tokenizer: Tokenizer, cuts: Cuts, most: int = 64) -> list[str]:
 
 
 def _gather(cuts: Cuts, indices_S: Ints, out: npt.NDArray[np.int64], begins_S: Ints) -> None:
-    lengths_S = cuts.lengths_S[indices_S]
+    lengths_S = np.maximum(cuts.lengths_S[indices_S], 0)
     within = np.arange(int(lengths_S.sum()), dtype=np.int64)
     within -= np.repeat(np.cumsum(lengths_S) - lengths_S, lengths_S)
     out[within + np.repeat(begins_S, lengths_S)] = cuts.ids[within + np.repeat(cuts.starts_S[indices_S], lengths_S)]
@@ -62,7 +65,8 @@ class Segments:
         self.first, self.second, self.counts = first, second, dict(counts)
         self.lengths_S: Ints = first.lengths_S + self.template.single
         if second is not None:
-            self.lengths_S = first.lengths_S + second.lengths_S + self.template.pair
+            pairs_S = first.lengths_S + second.lengths_S + self.template.pair
+            self.lengths_S = np.where(second.lengths_S == NO_TEXT, self.lengths_S, pairs_S)
 
     def size(self, epoch: int) -> int:
         """Returns the number of sequences in each epoch."""
@@ -83,11 +87,12 @@ class Segments:
         _gather(self.first, indices_S, ids_T, begins_S + 1)
         types_T = np.zeros(len(ids_T), dtype=np.int64)
         if self.second is not None:
-            lengths_A = self.first.lengths_S[indices_S] + 1 + template.between
+            paired_S = self.second.lengths_S[indices_S] != NO_TEXT
+            lengths_A = np.where(paired_S, self.first.lengths_S[indices_S] + 1 + template.between, lengths_S)
             _gather(self.second, indices_S, ids_T, begins_S + lengths_A)
             if template.again:
-                ids_T[begins_S + lengths_A - 1] = template.cls
-                lengths_A -= 1
+                ids_T[(begins_S + lengths_A - 1)[paired_S]] = template.cls
+                lengths_A -= paired_S
             lengths_S2 = np.stack([lengths_A, lengths_S - lengths_A], 1)
             types_T = np.repeat(np.tile([0, template.second_type], len(indices_S)), lengths_S2.ravel())
         return flat_batch(ids_T, types_T, lengths_S, self.targets(indices_S, begins_S))

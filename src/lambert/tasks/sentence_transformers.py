@@ -19,7 +19,7 @@ from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.files import json_text
 from lambert.model import files as tensor_files
 from lambert.model.pooling import modes_of
-from lambert.model.vector_layers import Dense, Unit, activation_named
+from lambert.model.vector_layers import ACTIVATIONS, Dense, Unit, activation_named
 from lambert.tasks.config import POOLINGS, EmbedConfig, TaskConfig
 
 MODULES = "modules.json"
@@ -43,6 +43,7 @@ _OLDEST = ("cls", "max", "mean", "mean_sqrt_len_tokens")
 """Modes that all versions have."""
 _OF_DOCUMENTS = ("document", "passage", "corpus")
 """Names of the prompt of documents, in the order in which sentence-transformers looks for them."""
+_DEFAULT = "default_prompt_name"
 _VECTOR = "sentence_embedding"
 _UNUSED = ("query_length", "document_length", "query_expansion", "config_args", "config_kwargs", "tokenizer_args",
            "processor_kwargs")  # fmt: skip
@@ -82,7 +83,7 @@ def files(config: TaskConfig, width: int, layers: Sequence[nn.Module] = ()) -> d
         prompts.setdefault(embed.default_prompt, "")
     similarity = "dot" if embed.loss == "margin" else "cosine"
     settings = {
-        "__version__": {}, "prompts": prompts, "default_prompt_name": embed.default_prompt or None,
+        "__version__": {}, "prompts": prompts, _DEFAULT: embed.default_prompt or None,
         "similarity_fn_name": similarity,
     }  # fmt: skip
     if embed.truncate_dim:
@@ -149,12 +150,16 @@ def is_cross_encoder(folder: Path) -> bool:
         raise DataError(
             f"{top / MODULES} has the modules {', '.join(kinds)}: of a CrossEncoder, only Transformer is read."
         )
+    prompts, default = _prompts(_settings(top / SETTINGS), top / SETTINGS), _settings(top / SETTINGS).get(_DEFAULT)
+    if kinds == ["Transformer"] and prompts.get(str(default)):
+        raise DataError(f"{top / SETTINGS} has {_DEFAULT} = {shown(default)}: prompts before pairs are not supported.")
     task = _transformer(folder).get("transformer_task")
     return kinds == ["Transformer"] and (kind == "CrossEncoder" or task == "sequence-classification")
 
 
 def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Returns the activation of the scores of a CrossEncoder, a name of `ACTIVATIONS`; empty for a folder that is none.
+    """Returns the activation of the scores of a CrossEncoder that its folder names, a key of `ACTIVATIONS`; empty if
+    there is none.
 
     Args:
         folder: The model folder.
@@ -168,7 +173,7 @@ def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     named = next((mark for mark in marks if isinstance(mark, str) and mark), "")
     if not named:
-        return "Sigmoid" if is_cross_encoder(folder) else ""
+        return ""
     if not named.startswith("torch."):
         raise DataError(
             f"{folder} names the activation {shown(named)} of its scores, which is code from outside torch: remove "
@@ -178,6 +183,12 @@ def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:
         return type(activation_named(named)).__name__
     except ValueError as error:
         raise DataError(f"{folder} names another activation of its scores than can be read: {error}.") from error
+
+
+def config_keys(activation: str) -> dict[str, Any]:
+    """Returns the keys of config.json by which CrossEncoder knows the activation of its scores."""
+    kind = ACTIVATIONS[activation]
+    return {"sentence_transformers": {"activation_fn": f"{kind.__module__}.{kind.__name__}"}}
 
 
 def described(folder: Path) -> TaskConfig:
@@ -212,7 +223,7 @@ def _vectors(folder: Path) -> tuple[TaskConfig, list[nn.Module]]:
     width = settings.get("truncate_dim") or 0
     if type(width) is not int or width < 0:
         raise DataError(f"{top / SETTINGS} has truncate_dim = {shown(width)}; it must be a whole number.")
-    default = settings.get("default_prompt_name") or ""
+    default = settings.get(_DEFAULT) or ""
     try:
         embed = EmbedConfig(
             loss="margin" if settings.get("similarity_fn_name") == "dot" else "",  # so that inner products are compared

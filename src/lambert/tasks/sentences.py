@@ -12,12 +12,11 @@ from tokenizers import Tokenizer
 from lambert.core.batch import Ints, Target, exact_weights
 from lambert.core.errors import DataError
 from lambert.corpus.tokens.roles import template
-from lambert.data.pairs import truncated
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.metrics import Floats
-from lambert.tasks.segments import Cuts, Segments, concatenated, readable
+from lambert.tasks.segments import NO_TEXT, Cuts, Segments, concatenated, readable
 from lambert.tasks.table import text_cell
 from lambert.tasks.task import Outputs, Row, text_of, write_rows
 from lambert.tasks.templates import is_template
@@ -70,28 +69,45 @@ class Sentences(Segments):
 
 
 def tokenised(
-    tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str] | None
+    tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str | None]
 ) -> Sentences:
-    """Returns sentences or pairs of at most `max_length` tokens.
+    """Returns sentences, those with a second text (`texts_b`) as pairs, of at most `max_length` tokens.
 
-    Longer ones are cut at their ends, the longer text of a pair first, as `_truncate_seq_pair` of google-research/bert,
-    run_classifier.py, or divided into windows (`long_text`). `counts` has the number of cut examples or windows.
+    Longer ones are cut at their ends (`longest_first`), or divided into windows (`long_text`). `counts` has the number
+    of cut examples or windows.
     """
     windows = config.long_text != "cut"
     first = encode(tokenizer, texts, 0 if windows else config.max_length)
     counts = {"examples": len(texts), "empty": sum(not text.strip() for text in texts)}
     if windows:
         return _windows(tokenizer, config, first, counts)
-    if texts_b is None:
+    paired_N = np.array([text is not None for text in texts_b], dtype=np.bool_)
+    if not paired_N.any():
         kept = np.minimum(first.lengths, config.max_length - 2)
         counts["cut"] = int((kept < first.lengths).sum())
         return Sentences(tokenizer, Cuts(first.ids, first.bounds[:-1], kept), None, counts)
-    second = encode(tokenizer, texts_b, config.max_length)
-    counts["empty"] += sum(not text.strip() for text in texts_b)
-    kept_A, kept_B = truncated(first.lengths, second.lengths, config.max_length - template(tokenizer).pair)
+    second = encode(tokenizer, [text or "" for text in texts_b], config.max_length)
+    counts["empty"] += sum(text is not None and not text.strip() for text in texts_b)
+    around = template(tokenizer)
+    room_N = config.max_length - np.where(paired_N, around.pair, around.single)
+    kept_A, kept_B = longest_first(first.lengths, second.lengths, room_N)
     counts["cut"] = int(((kept_A < first.lengths) | (kept_B < second.lengths)).sum())
+    kept_B = np.where(paired_N, kept_B, NO_TEXT)
     cuts_A, cuts_B = Cuts(first.ids, first.bounds[:-1], kept_A), Cuts(second.ids, second.bounds[:-1], kept_B)
     return Sentences(tokenizer, cuts_A, cuts_B, counts)
+
+
+def longest_first(lengths_A: Ints, lengths_B: Ints, room: Ints | int) -> tuple[Ints, Ints]:
+    """Returns the lengths of the texts of pairs after truncation to `room` tokens. The longer text loses tokens until
+    both are equally long, then both do; of an odd room, the longer text has one token more, or B if they are equal.
+
+    Source: truncation="longest_first" of transformers, which is that of the tokenizers library.
+    """
+    short, long = np.minimum(lengths_A, lengths_B), np.maximum(lengths_A, lengths_B)
+    kept_short = np.minimum(short, np.maximum(room // 2, room - long))
+    kept_long = np.minimum(long, room - kept_short)
+    is_short_A = lengths_A <= lengths_B
+    return np.where(is_short_A, kept_short, kept_long), np.where(is_short_A, kept_long, kept_short)
 
 
 def _windows(tokenizer: Tokenizer, config: TaskConfig, texts: Texts, counts: dict[str, int]) -> Sentences:
@@ -134,27 +150,32 @@ class SentenceTask(ABC):
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
 
-    def _tokenised(self, texts: Sequence[str], texts_b: Sequence[str]) -> Sentences:
-        data = tokenised(self.tokenizer, self.config, texts, texts_b if self.config.columns.text_b else None)
+    def _tokenised(self, texts: Sequence[str], texts_b: Sequence[str | None]) -> Sentences:
+        data = tokenised(self.tokenizer, self.config, texts, texts_b)
         data.objective = self.head
         return data
 
-    def _texts(self, row: Row, place: str) -> tuple[str, str]:
+    def _texts(self, row: Row, place: str) -> tuple[str, str | None]:
+        """Returns the texts of a labelled row, None for the second one of a single sentence."""
         columns = self.config.columns
         text = text_cell(row, columns.text, "text", place)
-        return text, text_cell(row, columns.text_b, "text_b", place) if columns.text_b else ""
+        return text, text_cell(row, columns.text_b, "text_b", place) if self._is_pair(row) else None
 
-    def _given(self, row: Row, place: str) -> tuple[str, str]:
+    def _given(self, row: Row, place: str) -> tuple[str, str | None]:
         """Returns the texts of a row to predict. The keys are the names of the columns, or "text" and "text_b" if
         columns are numbers."""
         columns = self.config.columns
         key, key_b = ("text" if not columns.text or columns.text.isdecimal() else columns.text), columns.text_b
         key_b = "text_b" if key_b.isdecimal() else key_b
         texts = [
-            text_cell(row, name, setting, place) if is_template(name) else text_of(row, name, place) if name else ""
-            for setting, name in (("text", key), ("text_b", key_b))
+            text_cell(row, name, setting, place) if is_template(name) else text_of(row, name, place)
+            for setting, name in (("text", key), *([("text_b", key_b)] if self._is_pair(row) else []))
         ]
-        return texts[0], texts[1]
+        return texts[0], texts[1] if len(texts) > 1 else None
+
+    def _is_pair(self, row: Row) -> bool:
+        columns = self.config.columns
+        return bool(columns.text_b) and not (columns.text_b_optional and row.get(columns.text_b) is None)
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> Sentences:
         """Reads rows to predict."""

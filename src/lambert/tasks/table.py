@@ -65,6 +65,7 @@ def labelled_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
             given = {setting: getattr(columns, setting) for setting in ("text", "text_b", "label", "group")}
             named = [(setting, name) for setting, value in given.items() for name in columns_of(value)]
             missing = [(setting, name) for setting, name in named if _value(row, name) is _NOTHING]
+            missing = [one for one in missing if one[0] != "text_b" or not columns.text_b_optional]
             header = kind(path) in TABLES and columns.header is not False
             if missing:
                 raise _missing(row, missing, f"{path}:1" if header else place)

@@ -21,11 +21,12 @@ from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.bert import tensorflow
 from lambert.model.families import reads_segments
-from lambert.model.files import weights_file
+from lambert.model.files import encoder_path, weights_file
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.model.tensorflow.checkpoint import Checkpoint, find
 from lambert.runs.result import Result, Say, silent
+from lambert.tasks.sentence_transformers import length
 from lambert.verbs.settings.convert import ImportConfig
 
 
@@ -78,7 +79,7 @@ def _lines(found: Check, checks: list[Comparison], config: ImportConfig, end: st
 
 def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iterator[str]:
     prefix = find(config.source)
-    folder = config.source if prefix is None else prefix.parent
+    folder = config.source / encoder_path(config.source) if prefix is None else prefix.parent
     if prefix is None:
         _check_exists(folder)
     elif not folder.is_dir():
@@ -104,8 +105,12 @@ def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iter
         model, report = _google(checkpoint, folder, pieces)
     yield from (*report.lines(), *report.warnings())
     extra, files = kept(folder, model.config.hidden)
+    positions = model.config.positions
     write_tokenizer = partial(
-        tokenizers.save, tokenizer, longest=model.config.positions, segments=reads_segments(model.config)
+        tokenizers.save,
+        tokenizer,
+        longest=min(length(folder) or positions, positions),
+        segments=reads_segments(model.config),
     )
     lines: list[str] = []
 

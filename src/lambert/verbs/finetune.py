@@ -183,7 +183,8 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     task_config, optim = _of_folder(config.task, folder).resolved(shape.positions), config.optim.resolved(shape)
     config = replace(config, task=task_config, optim=optim)
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
-    task, data = cache.learn(config.task, config.data)
+    learnt: tuple[Any, Any] = cache.learn(config.task, config.data)
+    task, data = learnt
     layers = sentence_transformers.layers(folder) if task.config.name == "embed" else []
     if layers:
         task.layers = data.layers = layers
@@ -285,9 +286,7 @@ def _of_folder(task: TaskConfig, folder: Path) -> TaskConfig:
 def _untrained(layers: Sequence[Any]) -> str:
     """Returns a line about the layers between pooling and vector; empty without any."""
     kinds = ", ".join(type(layer).__name__ for layer in layers)
-    return (
-        f"note: the layers after the pooling ({kinds}) stay as they are: the encoder alone is trained" if kinds else ""
-    )
+    return kinds and f"note: the layers after the pooling ({kinds}) stay as they are: only the encoder is trained"
 
 
 def _reader(shape: EncoderConfig, heads: Mapping[str, int]) -> str:
