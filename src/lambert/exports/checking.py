@@ -32,7 +32,7 @@ from lambert.model import folder as layout
 from lambert.model.families import reads_segments
 from lambert.model.publish import TOLERANCE, scaled
 from lambert.tasks.config import Columns
-from lambert.tasks.sentence_transformers import MODULES
+from lambert.tasks.sentence_transformers import MODULES, activation_of, root
 from lambert.tasks.table import read_rows
 from lambert.text.rows import lines
 
@@ -178,8 +178,10 @@ def check(source: Path, folder: Path, texts: Path, against: Against = "", code: 
 
     Raises DataError if the library cannot compute `source`.
     """
+    source = layout.model_folder(source)
     settings = layout.read_config(source)
-    library = against or _library(source, settings)
+    ours = root(source) is not None or activation_of(source, settings) != ""  # of vectors, or a CrossEncoder
+    library = against or ("sentence-transformers" if ours else "transformers")
     rows, more = read_texts(texts)
     found = Check(library)
     if importlib.util.find_spec(library.replace("-", "_")) is None:
@@ -190,21 +192,11 @@ def check(source: Path, folder: Path, texts: Path, against: Against = "", code: 
         return found
     if more:
         found.notes.append(f"the first {MOST:,} rows of {texts} were compared.")
-    if library == "sentence-transformers" and not (source / MODULES).exists() and not _crosses(settings):
+    if library == "sentence-transformers" and not ours:
         raise UsageError(f"--against sentence-transformers: {source} has no {MODULES}. Use --against transformers.")
     model = load_model(folder, device="cpu", code=code)
     _Comparing(found, model, source, settings, rows, texts).run()
     return found
-
-
-def _library(source: Path, settings: Mapping[str, Any]) -> str:
-    ours = (source / MODULES).exists() or _crosses(settings)
-    return "sentence-transformers" if ours else "transformers"
-
-
-def _crosses(settings: Mapping[str, Any]) -> bool:
-    """Returns whether config.json is that of a CrossEncoder (its key since version 4 of sentence-transformers)."""
-    return isinstance(settings.get("sentence_transformers"), dict)
 
 
 class _Comparing:
@@ -222,7 +214,8 @@ class _Comparing:
         self.by_vectors = found.library == "sentence-transformers" and name == "embed"
         self.crosses = found.library == "sentence-transformers" and not self.by_vectors
         self.task = name if name in _SENTENCES and (self.crosses or found.library == "transformers") else ""
-        pairs = name in ("squad", "choice") or self.crosses or bool(self.task and model.task.config.columns.text_b)
+        columns = model._task.config.columns
+        pairs = name in ("squad", "choice") or self.crosses or bool(columns.text_b and not columns.text_b_optional)
         self.rows = self._arranged(rows, pairs, texts)
 
     def _arranged(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
@@ -281,7 +274,8 @@ class _Comparing:
 
     def _computed(self, dtype: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
         job = {
-            "library": self.found.library.partition(" ")[0], "folder": str(self.source.resolve()), "dtype": dtype,
+            "library": self.found.library.partition(" ")[0], "dtype": dtype,
+            "folder": str((root(self.source) or self.source if self.by_vectors else self.source).resolve()),
             "rows": [row.texts for row in self.rows], "positions": self.config.positions, "pairs": self.crosses,
             "architecture": self.architecture,
         }  # fmt: skip
