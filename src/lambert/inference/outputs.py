@@ -31,6 +31,7 @@ from lambert.model import weights
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
+from lambert.model.initial_head import PREDICTED
 from lambert.tasks import Task, TaskConfig, create, needed_roles, sentence_transformers
 from lambert.tasks.config import Columns, OtherColumns
 from lambert.tasks.embed import Embed
@@ -84,8 +85,12 @@ def load_task(
     model, report = weights.load(folder, heads, pieces, code=code, share=True)
     report.check_tied(folder, heads)
     check_segments(task.config, model)
-    lacking = [f"{folder} has no head for {task.config.name!r} (no {name}): fine-tune it." for name in report.missing]
-    return model.eval(), tokenizer, task, next(iter(lacking), ""), report.lost
+    if not report.missing:
+        return model.eval(), tokenizer, task, "", report.lost
+    own = layout.answering_head(settings, layout.check_family(settings, folder))
+    why = f"its head predicts {PREDICTED[own]}" if own in PREDICTED else f"no {report.missing[0]}"
+    lacking = f"{folder} has no head for {task.config.name!r} ({why}): fine-tune it."
+    return model.eval(), tokenizer, task, lacking, report.lost
 
 
 def check_positions(max_length: int, model: Model) -> None:

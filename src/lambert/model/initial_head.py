@@ -10,7 +10,7 @@ from lambert.model.labels import check_rows, has_names, label_names, listed, row
 
 _LABELS = ("label", "multilabel")
 """Heads that differ in the loss only."""
-_TASKS = {
+PREDICTED = {
     "label": "classes of texts", "multilabel": "classes of texts", "value": "values", "choice": "choices",
     "tag": "classes of words", "span": "answers",
 }  # fmt: skip
@@ -55,10 +55,14 @@ def initial_head(
     """
     fresh = "the head starts with random weights"
     if not fits(head, own):
-        what = f"predicts {_TASKS[own]}, not {_TASKS[head]}" if own in _TASKS else "is not named by its config.json"
+        what = (
+            f"predicts {PREDICTED[own]}, not {PREDICTED[head]}"
+            if own in PREDICTED
+            else "is not named by its config.json"
+        )
         return InitialHead(note=f"note: the head of {folder} {what}: {fresh}.")
     if not labels:
-        note = f"note: the head of {folder} is kept: it predicts {_TASKS[head]} too." if head == "value" else ""
+        note = f"note: the head of {folder} is kept: it predicts {PREDICTED[head]} too." if head == "value" else ""
         return InitialHead(kept=True, note=note)
     try:
         names = label_names(settings, "its config.json")

@@ -17,7 +17,7 @@ from lambert.tasks import metrics
 from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.formulas import Formula
-from lambert.tasks.label_names import match, unknown_label
+from lambert.tasks.label_names import is_number, match, unknown_label, whole
 from lambert.tasks.labels import absent, check_label_thresholds, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.mismatch import Mismatch
@@ -188,8 +188,8 @@ def _other_separator(cells: Sequence[str], separator: str, path: Path) -> Iterat
 
 def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
     """Returns the labels of a row: those of a list, those of a text between separators, of which one may end the text,
-    or a single one. An empty list or text has none. Raises DataError if the cell is null, or if a label is empty or not
-    a text or number."""
+    or a single one. An empty list or text has none. Raises DataError if the cell is null, if a label is empty or not a
+    text or number, or if a number occurs twice."""
     name = columns.label
     value = column(row, name, "label", place)
     if value is None:
@@ -206,7 +206,14 @@ def labels_of(row: Row, columns: Columns, place: str) -> list[str]:
         value = value.strip().removesuffix(columns.separator.strip())
         value = value.split(columns.separator) if value.strip() else []
     parts = value if isinstance(value, list | tuple) else [value]
-    return [label_cell({name: part}, name, place) for part in parts]
+    found = [label_cell({name: part}, name, place) for part in parts]
+    numbers = [whole(label) for label in found if is_number(whole(label))]
+    if len({*numbers}) < len(numbers):
+        raise DataError(
+            f"{place}: the labels (column {name!r}) have a number twice, {shown(value)}. If they are 0 or 1 for each "
+            "label, write the labels that the text has."
+        )
+    return found
 
 
 def _ratios(over: npt.ArrayLike, under: npt.ArrayLike) -> Floats:
