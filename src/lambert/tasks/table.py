@@ -64,7 +64,7 @@ def labelled_rows(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
         if not checked:
             given = {setting: getattr(columns, setting) for setting in ("text", "text_b", "label", "group")}
             named = [(setting, name) for setting, value in given.items() for name in columns_of(value)]
-            missing = [(setting, name) for setting, name in named if _value(row, name) is _NOTHING]
+            missing = [(setting, name) for setting, name in named if value_of(row, name) is NOTHING]
             header = kind(path) in TABLES and columns.header is not False
             if missing:
                 raise _missing(row, missing, f"{path}:1" if header else place)
@@ -165,23 +165,24 @@ def _read_arrow(path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
                 raise DataError(f"{part} {error}.") from error
 
 
-_NOTHING = object()
+NOTHING: Any = object()
+"""The value of a column that a row does not have."""
 
 
-def _value(row: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a column, or of a key of the object in a column, written "column.key"; _NOTHING if there is
+def value_of(row: Mapping[str, Any], name: str) -> Any:
+    """Returns the value of a column, or of a key of the object in a column, written "column.key"; NOTHING if there is
     none."""
     value: Any = row
     for part in [name] if name in row else name.split("."):
-        value = value.get(part, _NOTHING) if isinstance(value, Mapping) else _NOTHING
+        value = value.get(part, NOTHING) if isinstance(value, Mapping) else NOTHING
     return value
 
 
 def column(row: Row, name: str, setting: str, place: str) -> Any:
     """Returns the value of a column, or of a key of the object in a column, written "column.key". Raises DataError if
     it is missing, with the task that fits such rows or the nearest column name."""
-    value = _value(row, name)
-    if value is _NOTHING:
+    value = value_of(row, name)
+    if value is NOTHING:
         raise _missing(row, [(setting, name)], place)
     return value
 
