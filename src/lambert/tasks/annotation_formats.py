@@ -16,7 +16,7 @@ from lambert.tasks.annotations import Document, Span
 from lambert.tasks.config import Columns
 from lambert.tasks.files import brat_pairs
 from lambert.tasks.table import read_rows
-from lambert.tasks.task import keys_found, whole_text
+from lambert.tasks.task import Row, keys_found, whole_text
 from lambert.text.encodings import invalid
 from lambert.text.rows import content_of, kind, opened
 
@@ -298,7 +298,7 @@ def read_annotated(path: Path) -> Annotated | None:
     if pairs := brat_pairs(path):
         return _brat(pairs)
     rows = _rows(path)
-    name = _recognised(path, rows)
+    name = _recognised(rows)
     if not name:
         return None
     left: Counter[str] = Counter()
@@ -317,9 +317,22 @@ def read_annotated(path: Path) -> Annotated | None:
     return Annotated(name, documents, _notes(path, left))
 
 
-def _recognised(path: Path, rows: Collection[tuple[str, Any]]) -> str:
-    """Returns the format of the first row that has spans, empty if there is none. Raises DataError if the row is of two
-    formats."""
+def row_of(document: Document) -> Row:
+    """Returns a document with checked offsets as a row that `read_annotated` reads: of Prodigy's form, or if it has
+    words, of GLiNER's."""
+    if document.words is None:
+        spans = [{"start": span.start, "end": span.end, "label": span.label} for span in document.spans]
+        return {"text": document.text, "spans": spans}
+    starts, ends = ({place: number for number, place in enumerate(side)} for side in zip(*document.words, strict=True))
+    return {
+        "tokenized_text": [document.text[start:end] for start, end in document.words],
+        "ner": [[starts[span.start], ends[span.end], span.label] for span in document.spans],
+    }
+
+
+def _recognised(rows: Collection[tuple[str, Any]]) -> str:
+    """Returns the format of the first row that has spans, or of rows whose lists of spans are empty; an empty text for
+    rows of another kind. Raises DataError if the row is of two formats."""
     for place, row in rows:
         if isinstance(row, dict) and isinstance(row.get("tokens"), list) and ("tags" in row or "ner_tags" in row):
             return ""
@@ -327,7 +340,9 @@ def _recognised(path: Path, rows: Collection[tuple[str, Any]]) -> str:
             if len(names) > 1:
                 raise DataError(f"{place} has the spans of {' and of '.join(names)}: remove the keys of one of them.")
             return names[0]
-    return ""
+    empty = {"Prodigy": ("text", "spans"), "GLiNER": ("tokenized_text", "ner")}
+    fits = [name for name, keys in empty.items() if all(isinstance(row, dict) and {*keys} <= {*row} for _, row in rows)]
+    return fits[0] if fits and rows else ""
 
 
 def _rows(path: Path) -> list[tuple[str, Any]]:

@@ -70,11 +70,12 @@ class FeatureCache:
         found = described({"lambert": {"task": json.loads(learnt)}}, source=f"A file of {self._folder}")
         return tasks.create(found, self._tokenizer), data
 
-    def read(self, task: Task[Any, Any], path: Path) -> Any:
-        """Returns the data of a labelled file that is scored."""
+    def read(self, task: Task[Any, Any], path: Path, *, training: bool = False) -> Any:
+        """Returns the data of a labelled file that is scored or, with `training`, trained on."""
         if not self._keeps(task.config):
-            return task.read(path)
-        return self._kept("scoring", task.config, path, lambda: task.read(path))
+            return task.read(path, training=training)
+        use = "training the task" if training else "scoring"
+        return self._kept(use, task.config, path, lambda: task.read(path, training=training))
 
     def _keeps(self, config: TaskConfig) -> bool:
         return self._folder is not None and ":" not in config.name

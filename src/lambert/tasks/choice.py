@@ -17,7 +17,7 @@ from lambert.tasks.examples import Examples as ScoredExamples
 from lambert.tasks.formulas import Formula
 from lambert.tasks.metrics import Floats
 from lambert.tasks.mismatch import Mismatch
-from lambert.tasks.segments import concatenated
+from lambert.tasks.segments import concatenated, text_keys
 from lambert.tasks.sentences import Sentences, SentenceTask, beginnings, tokenised
 from lambert.tasks.table import column, labelled_rows, text_cell
 from lambert.tasks.task import Outputs, Row, stored, whole_text
@@ -116,7 +116,8 @@ class Choice(SentenceTask):
         counts = {"examples": len(examples), "choices": len(pairs), "empty": plain.counts["empty"]}
         data = Examples(self.tokenizer, plain.first, plain.second, {**counts, "cut": plain.counts["cut"]})
         data.bounds_N = np.concatenate([[0], np.cumsum([len(example) for example in examples], dtype=np.int64)])
-        data.objective = self.head
+        data.objective, data.unknown = self.head, plain.unknown
+        data.keys = text_keys([*chain.from_iterable(example)] for example in examples)
         return data
 
     def predictions(self, data: Sentences, outputs: Outputs) -> list[Floats]:

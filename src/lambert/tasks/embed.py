@@ -28,9 +28,10 @@ from lambert.tasks.labels import check_different
 from lambert.tasks.metrics import Floats
 from lambert.tasks.pairs import SCORED, Layout, find_layout, read_examples
 from lambert.tasks.retrieval import Search
-from lambert.tasks.segments import Cuts, Segments, arrays, readable, remaining
+from lambert.tasks.segments import Cuts, Segments, arrays, readable, remaining, text_keys
 from lambert.tasks.task import Outputs, Row, stored, text_of, write_rows
 from lambert.tasks.texts import encode
+from lambert.tasks.unknown import count_unknown
 
 D = TypeVar("D", bound="TextVectors")
 
@@ -258,6 +259,9 @@ class Embed:
         data = kind(self.tokenizer, remaining(self.tokenizer, found, kept), None, counts)
         if not self.embed.include_prompt:
             data.pooled_from_U = self._after_prompts([prompt for prompt, _ in numbers])
+        texts = [text for _, text in numbers]
+        data.unknown = count_unknown(self.tokenizer, [found.ids], texts)
+        data.keys = text_keys([texts[number] for number in row[:2]] for row in texts_NG.tolist())
         return data, texts_NG
 
     def _after_prompts(self, prompts: Sequence[str]) -> Ints:

@@ -42,9 +42,10 @@ def digest(path: Path) -> str:
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
-def training_and_dev(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
+def training_and_dev(data: Path, dev: Path | float | None) -> tuple[Path, Path | float | None]:
     """Returns the paths of the training data and the dev data. In a folder with several splits these are `train` and
-    `validation`; without `dev`, the dev data are those of the folder of `data`, if it has some.
+    `validation`; without `dev`, the dev data are those of the folder of `data`, if it has some. A share is returned as
+    it is.
 
     Raises:
         DataError: A folder has no such split.
@@ -52,7 +53,7 @@ def training_and_dev(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
     splits = dataset_splits(data)
     if splits and dev is None and "validation" in splits:
         dev = data
-    return _split(data, "train", "data"), _split(dev, "validation", "dev") if dev is not None else None
+    return _split(data, "train", "data"), _split(dev, "validation", "dev") if isinstance(dev, Path) else dev
 
 
 def _split(path: Path, name: str, setting: str) -> Path:

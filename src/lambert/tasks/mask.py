@@ -70,6 +70,7 @@ class Mask:
         ]
         plain = tokenised(self.tokenizer, self.config, texts, [None] * len(texts))
         data = Masked(self.tokenizer, plain.first, None, plain.counts)
+        data.unknown = plain.unknown
         data.mask, data.masks = self.mask, [_places(plain.first, row, self.mask) for row in range(len(texts))]
         for places_found, place in zip(data.masks, places, strict=True):
             if not places_found:

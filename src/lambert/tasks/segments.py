@@ -5,6 +5,7 @@ All tasks share this layout (Devlin et al. 2019, section 3, figure 4). They diff
 and in the targets. Texts are stored once, so the windows over one SQuAD paragraph need no additional memory.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,9 @@ from lambert.corpus.tokens.declared import declared
 from lambert.corpus.tokens.roles import template
 from lambert.tasks.examples import shortened
 from lambert.tasks.texts import Texts
+from lambert.tasks.unknown import Unknown
 
+Keys = npt.NDArray[np.uint64]
 NO_TEXT = -1
 """Length of the second text of a sequence that has only one."""
 
@@ -69,6 +72,10 @@ class Segments:
     notes: Sequence[str] = ()
     label_notes: Sequence[str] = ()
     by_order: bool = False
+    unknown: Unknown = Unknown()
+    """The words of the texts that the vocabulary lacks."""
+    keys: Keys = np.zeros(0, dtype="<u8")
+    """A hash of the texts of each example, whatever its label."""
 
     def __init__(self, tokenizer: Tokenizer, first: Cuts, second: Cuts | None, counts: Mapping[str, int]) -> None:
         self.template = template(tokenizer)
@@ -111,6 +118,20 @@ class Segments:
         """Returns the targets of the given sequences, which begin at tokens `begins_S` of the batch; empty without
         labels."""
         return {}
+
+
+def text_keys(texts: Iterable[Sequence[str]]) -> Keys:
+    """Returns a hash of the texts of each example [E], by which the examples of two files are compared (BLAKE2b)."""
+    hashes = (hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest() for parts in texts)
+    return np.frombuffer(b"".join(hashes), dtype="<u8")
+
+
+def shared(train: Any, dev: Any) -> tuple[int, int]:
+    """Returns how many examples of the dev data have the texts of a training example, and how many there are; 0 for the
+    data of tasks from outside."""
+    if not isinstance(train, Segments) or not isinstance(dev, Segments):
+        return 0, 0
+    return int(np.isin(dev.keys, train.keys).sum()), len(dev.keys)
 
 
 def arrays(outputs: Iterable[Mapping[str, Any]], head: str) -> Iterator[npt.NDArray[np.float64]]:

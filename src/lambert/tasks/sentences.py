@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
 from lambert.tasks.metrics import Floats
-from lambert.tasks.segments import NO_TEXT, Cuts, Segments, concatenated, readable, remaining
+from lambert.tasks.segments import NO_TEXT, Cuts, Segments, concatenated, readable, remaining, text_keys
 from lambert.tasks.table import text_cell
 from lambert.tasks.task import Outputs, Row, text_of, write_rows
 from lambert.tasks.templates import is_template
 from lambert.tasks.texts import Texts, encode
+from lambert.tasks.unknown import count_unknown
 
 _MOST_WINDOWS = 10_000_000  # about 50 bytes each
 
@@ -77,6 +79,16 @@ def tokenised(
     Longer ones are cut at their ends (`longest_first`, `segments.remaining`), or divided into windows (`long_text`).
     `counts` has the number of cut examples or windows.
     """
+    data = _cut_or_divided(tokenizer, config, texts, texts_b)
+    ids = [part.ids for part in (data.first, data.second) if part is not None]
+    data.unknown = count_unknown(tokenizer, ids, chain(texts, filter(None, texts_b)))
+    data.keys = text_keys([one] if other is None else [one, other] for one, other in zip(texts, texts_b, strict=True))
+    return data
+
+
+def _cut_or_divided(
+    tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str | None]
+) -> Sentences:
     windows = config.long_text != "cut"
     first = encode(tokenizer, texts, 0 if windows else config.max_length)
     counts = {"examples": len(texts), "empty": sum(not text.strip() for text in texts)}

@@ -5,7 +5,7 @@ built.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ from lambert.corpus.tokens import roles
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.distillation import SpanTeacher
 from lambert.tasks.features import Later
-from lambert.tasks.segments import Cuts, Segments
+from lambert.tasks.segments import Cuts, Segments, text_keys
 from lambert.tasks.squad_text import Question, Questions, nearest_offset, words_of
 from lambert.tasks.texts import Numbers, TextEncoder, Texts, token_characters, word_numbers
+from lambert.tasks.unknown import count_unknown
 
 _CHUNK = 4096  # questions whose answers are looked up at once
 _MOST_WINDOWS = 10_000_000  # about 100 bytes each; SQuAD 2.0 has 130,000
@@ -119,6 +120,9 @@ def windows(tokenizer: Tokenizer, config: TaskConfig, squad: Questions, *, train
     }
     made = Windows(tokenizer, first, second, counts)
     made.text = Later(lambda: squad)
+    texts = chain(squad.contexts, (question.text for question in squad.questions))
+    made.keys = text_keys((squad.contexts[question.paragraph], question.text) for question in squad.questions)
+    made.unknown = count_unknown(tokenizer, [paragraphs.ids, questions.ids], texts)
     made.bounds_Q, made.begins_S, made.words_T = bounds_Q, begins_S, words_T
     made.paragraphs, made.spans_Q2, made.notes = paragraphs, spans_Q2, notes
     return made

@@ -68,13 +68,13 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
         if not checked:
             given = {setting: getattr(columns, setting) for setting in ("text", "text_b", "label", "group")}
             wanted = [(setting, name) for setting, value in given.items() for name in columns_of(value)]
-            missing = [(setting, name) for setting, name in wanted if _value(row, name) is _NOTHING]
+            missing = [(setting, name) for setting, name in wanted if value_of(row, name) is NOTHING]
             missing = [one for one in missing if one[0] != "text_b" or not columns.text_b_optional]
             header = kind(path) in TABLES and columns.header is not False
             if missing:
                 raise _missing(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
             checked = True
-        if columns.label and (odd := _changed(_value(row, columns.label))):
+        if columns.label and (odd := _changed(value_of(row, columns.label))):
             changed, first = changed + 1, first or f"{shown(odd)} in {place}"
         yield place, row
     if changed and notes is not None:
@@ -98,23 +98,24 @@ def plain_label(label: str) -> str:
     return visible(label) if label.isascii() else unicodedata.normalize("NFC", visible(label))
 
 
-_NOTHING = object()
+NOTHING: Any = object()
+"""The value of a column that a row does not have."""
 
 
-def _value(row: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a column, or of a key of the object in a column, written "column.key"; _NOTHING if there is
+def value_of(row: Mapping[str, Any], name: str) -> Any:
+    """Returns the value of a column, or of a key of the object in a column, written "column.key"; NOTHING if there is
     none."""
     value: Any = row
     for part in [name] if name in row else name.split("."):
-        value = value.get(part, _NOTHING) if isinstance(value, Mapping) else _NOTHING
+        value = value.get(part, NOTHING) if isinstance(value, Mapping) else NOTHING
     return value
 
 
 def column(row: Row, name: str, setting: str, place: str) -> Any:
     """Returns the value of a column, or of a key of the object in a column, written "column.key". Raises DataError if
     it is missing, with the task that fits such rows or the nearest column name."""
-    value = _value(row, name)
-    if value is _NOTHING:
+    value = value_of(row, name)
+    if value is NOTHING:
         raise _missing(row, [(setting, name)], place)
     return value
 

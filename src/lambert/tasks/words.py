@@ -5,6 +5,7 @@ google-research/bert, run_squad.py (`_check_is_max_context`).
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -18,8 +19,9 @@ from lambert.corpus.tokens import roles
 from lambert.tasks.conll import Offsets
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
-from lambert.tasks.segments import Cuts, Segments
+from lambert.tasks.segments import Cuts, Segments, text_keys
 from lambert.tasks.texts import LONG, Texts
+from lambert.tasks.unknown import count_unknown
 
 _CHUNK = 4096  # sentences tokenised at once
 Kind = TypeVar("Kind", np.int64, np.float64)
@@ -93,6 +95,8 @@ def tokenised(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_leng
     divided = int((np.diff(ends_Q) > max_length - 2).sum())
     counts = {"examples": len(sentences), "divided_into_windows": divided}
     data = Words(tokenizer, Cuts(ids_T, starts_S, sizes_S), None, counts)
+    data.keys = text_keys(sentences)
+    data.unknown = count_unknown(tokenizer, [ids_T], chain.from_iterable(sentences))
     data.sentences, data.bounds_Q, data.words_N = sentences, bounds_Q, words_T[first_N]
     data.firsts = Texts((first_N - starts_S[window_N] + 1).astype(np.int32), bounds)
     return data

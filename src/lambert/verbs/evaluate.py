@@ -15,6 +15,7 @@ from lambert.runs.result import Result, Say, silent
 from lambert.tasks import Outputs, named, scored
 from lambert.tasks.examples import examples_of, is_examples, write
 from lambert.tasks.task import is_predictions
+from lambert.tasks.unknown import unknown_notes, unknown_of
 from lambert.verbs.settings.evaluate import EvaluateConfig
 from lambert.verbs.training_data import counted
 
@@ -53,10 +54,16 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
                     raise UsageError(f"The task {task.config.name!r} has no method `examples`: leave examples out.")
             data = model.read(config.data)
         compare_ranks(world, config.model, config.data)
-        if world.is_first and not config.json and {*_TOLD} & {name for name, count in data.counts.items() if count}:
-            say(counted(config.data, data, task.config))
-        for line in [*filter(None, [model.note]), *data.label_notes] if world.is_first and not config.json else ():
-            say(line)
+        if world.is_first and not config.json:
+            if unknown_of(data).count or any(data.counts.get(name) for name in _TOLD):
+                say(counted(config.data, data, task.config))
+            for line in (
+                *filter(None, [model.note]),
+                *data.label_notes,
+                *data.notes,
+                *unknown_notes([(config.data, data)]),
+            ):
+                say(line)
         quiet = config.json or say is silent or not world.is_first
         with progress(data.size(0), "evaluate", unit="sequences", quiet=quiet) as bar:
             found = model.outputs(data, bar.advance)

@@ -47,12 +47,14 @@ from lambert.tasks import (
     tuned,
 )  # fmt: skip
 from lambert.tasks.cache import FeatureCache
+from lambert.tasks.dev_split import divided
 from lambert.tasks.distillation import SpanTeacher, Teacher, check_teacher, teacher_of
 from lambert.tasks.examples import EXAMPLES, examples_of, write
 from lambert.tasks.files import digest, training_and_dev
+from lambert.tasks.unknown import unknown_notes
 from lambert.verbs.seeds import run_seeds
 from lambert.verbs.settings.finetune import FinetuneConfig
-from lambert.verbs.training_data import check_examples, check_label_order, counted
+from lambert.verbs.training_data import check_examples, check_label_order, counted, shared_rows
 
 _OF_VECTORS = (
     "pooling", "normalize", "prompt", "prompt_b", "prompts", "default_prompt", "include_prompt", "truncate_dim",
@@ -102,8 +104,9 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             length = task.config.max_length
             relations = relation_teacher(config.distil, model, tokenizer, config.code, length, world)
             teacher = _teacher(config, task, tokenizer, world)
+            train_path, dev_path = prepared.train_path, prepared.dev_path
         if teacher is not None:
-            data.teacher, line = _taught(config, task, data, teacher)
+            data.teacher, line = _taught(config, task, data, train_path, teacher)
             notes.append(line)
 
         def check_signal(sequences: int) -> None:
@@ -115,7 +118,7 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
         def predict(model: Model, precision: Precision, micro_tokens: int) -> None:
             assert dev is not None
             found = outputs(model, dev, precision, world, micro_tokens, check_signal)
-            kept[:] = task.predictions(dev, _finite(found, config.dev))
+            kept[:] = task.predictions(dev, _finite(found, dev_path))
 
         def score(model: Model, precision: Precision, micro_tokens: int) -> dict[str, float]:
             if dev is None:
@@ -126,11 +129,11 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
             except Interrupted:
                 return {}
 
-        labelled = [(config.data, data), *([(config.dev, dev)] if config.dev is not None else [])]
-        for path, rows in labelled:
-            notes += [counted(path, rows, task.config), *rows.label_notes, *rows.notes]
+        for path, rows in ((train_path, data), (dev_path, dev)):
+            if path is not None:
+                notes += [counted(path, rows, task.config), *rows.label_notes, *rows.notes]
         notes += prepared.features.notes
-        if config.dev is None:
+        if dev_path is None:
             notes.append("nothing is scored, because no dev file is given (--dev)")
         first_start = not archive.last(config.out)
         with open_run(config, world, fingerprints(model, tokenizer, hashes)):
@@ -144,11 +147,11 @@ def updates(config: FinetuneConfig, stop: StopRequest | None = None, say: Say = 
                 predict(model, Precision(name, world.device), config.train.micro_tokens or _TOKENS)
             if scores is not None and world.is_first:
                 task_found = task if dev is None else tuned(task, dev, kept)
-                if config.dev is not None and (examples := examples_of(task_found, dev, kept, config.dev)):
+                if dev_path is not None and (examples := examples_of(task_found, dev, kept, dev_path)):
                     write(config.out / EXAMPLES, examples)
-                dev_file = LabelledFile(config.dev, hashes["the dev data"], dev.counts) if config.dev and dev else None
+                dev_file = LabelledFile(dev_path, hashes["the dev data"], dev.counts) if dev_path and dev else None
                 trained = Trained(
-                    task.config, LabelledFile(config.data, hashes["the labelled data"], data.counts), dev_file
+                    task.config, LabelledFile(train_path, hashes["the labelled data"], data.counts), dev_file
                 )
                 extra, more = task_found.model_config(), model_files(task, model.config.hidden)
                 say(publish_run(config, model, tokenizer, extra, scores, more, trained))
@@ -163,7 +166,10 @@ class _Prepared:
     task: Any
     data: Any
     dev: Any
-    """None without a dev file."""
+    """None without dev data."""
+    train_path: Path
+    dev_path: Path | None
+    """The files of `data` and `dev`: those of the settings, or those with the two parts of the labelled data."""
     model: Model
     tokenizer: Any
     features: FeatureCache
@@ -175,8 +181,8 @@ class _Prepared:
 def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     """Reads the data and the encoder of a run. Raises LambertError if they do not fit each other or the settings."""
     folder = model_folder(given.init)
-    train_path, dev_path = training_and_dev(given.data, given.dev)
-    config = replace(given, data=train_path, dev=dev_path, task=resolved(given.task, train_path))
+    train_path, held_out = training_and_dev(given.data, given.dev)
+    config = replace(given, data=train_path, dev=held_out, task=resolved(given.task, train_path))
     config.check_dev()
     shape = layout.encoder_config(layout.read_config(folder), folder, config.code)
     tokenizer = tokenizers.load(folder, needs=needed_roles(config.task.name))
@@ -184,15 +190,25 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     config = replace(config, task=task_config, optim=optim)
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
     task: Any
-    task, data = cache.learn(config.task, config.data)
+    task, data = cache.learn(config.task, train_path)
+    parts: list[str] = []
+    dev_path = None if isinstance(held_out, float) else held_out
+    if isinstance(held_out, float):
+        kept = config.cache or config.out.with_name(f"{config.out.name}-rows")
+        parts = [*data.notes]
+        train_path, dev_path, line = divided(train_path, held_out, task.config, kept)
+        data = cache.read(task, train_path, training=True)
+        parts.append(line)
     layers = sentence_transformers.layers(folder) if task.config.name == "embed" else []
     if layers:
         task.layers = data.layers = layers
     config = replace(config, train=config.train.resolved(data.size(0)))
-    notes = [*_resolved(given, config)]
+    notes = [*_resolved(given, config), *parts]
     config = replace(config, optim=config.optim.at_batch(config.train.batch_size))
-    dev = cache.read(task, config.dev) if config.dev else None
+    dev = cache.read(task, dev_path) if dev_path else None
     check_label_order(config, dev, task.config.labels)
+    notes += shared_rows(data, dev, train_path, dev_path)
+    notes += unknown_notes([(train_path, data), (dev_path, dev)])
     heads = {task.head: task.labels}
     check_model(shape, config.train, config.optim.name, world)
     labels = task.config.labels
@@ -207,13 +223,13 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     else:
         notes = [*report.warnings(), *notes]
     notes += filter(None, [_untrained(layers), _reader(shape, heads), freeze(model, config.train.freeze)])
-    files = {"the labelled data": config.data} | ({"the dev data": config.dev} if config.dev else {})
+    files = {"the labelled data": train_path} | ({"the dev data": dev_path} if dev_path else {})
     hashes = {name: digest(path) for name, path in files.items()}
     if not config.random_init:
         hashes[INITIAL_WEIGHTS] = fingerprint(folder)
     if config.distil.teacher is not None:
         hashes["the teacher"] = fingerprint(model_folder(config.distil.teacher))
-    return _Prepared(config, task, data, dev, model, tokenizer, cache, hashes, notes)
+    return _Prepared(config, task, data, dev, train_path, dev_path, model, tokenizer, cache, hashes, notes)
 
 
 def _teacher(config: FinetuneConfig, task: Any, tokenizer: Any, world: World) -> TextModel | None:
@@ -245,11 +261,13 @@ def _finite(found: Outputs, path: Path | None) -> Outputs:
         yield batch
 
 
-def _taught(config: FinetuneConfig, task: Any, data: Any, teacher: TextModel) -> tuple[Teacher | SpanTeacher, str]:
-    """Returns the teacher's predictions for the training file, and a line about them. All ranks must call it."""
+def _taught(
+    config: FinetuneConfig, task: Any, data: Any, path: Path, teacher: TextModel
+) -> tuple[Teacher | SpanTeacher, str]:
+    """Returns the teacher's predictions for the training file `path`, and a line about them. All ranks must call it."""
     spans, options = task.config.name == "squad", config.distil
     judge: Any = task if spans else teacher.task
-    theirs = data if spans else teacher.read(config.data)
+    theirs = data if spans else teacher.read(path)
     found = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in teacher.outputs(theirs)]
     scores = scored(judge, theirs, judge.predictions(theirs, found))
     name, value = next(iter(scores.items()))

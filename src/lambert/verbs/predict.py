@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from lambert.inference.text_model import TextModel
 from lambert.runs.result import Say, silent
 from lambert.tasks import Outputs, Row, Task, asked, with_top
 from lambert.tasks.bad_rows import readable
+from lambert.tasks.unknown import Unknown, unknown_of
 from lambert.verbs.settings.predict import PredictConfig
 
 OutputsOf = Callable[[Source], Outputs]
@@ -102,6 +103,8 @@ class Tally:
     def __init__(self, rows: int = 0, errors: int = 0, first: str = "") -> None:
         self.rows, self.errors, self.first = rows, errors, first
         """Numbers of rows and of those with errors, and the first error."""
+        self.unknown = Unknown()
+        """The unknown words of the rows that this process has read."""
 
     def add(self, errors: Sequence[DataError], rows: int) -> None:
         """Counts the rows of a chunk, and its errors in the order of the rows."""
@@ -163,6 +166,9 @@ def _lead(
         _say_notes(files, say)
         bar.show("writing the file")
         sink.finish()
+    if say is not silent and (line := tally.unknown.note("the input")):
+        with suppress(OSError):  # a closed pipe behind stderr
+            print(line, file=sys.stderr, flush=True)
     return tally.error()
 
 
@@ -240,6 +246,7 @@ def _answers(
         if world.size > 1:
             world.broadcast_text(sent([[rows[number] for number in good], [places[number] for number in good]]))
         source, finish = request
+        tally.unknown += unknown_of(source)
         answers = iter(finish(outputs_of(source)))
     keep = _kept(config.keep)
     for number, row in enumerate(chunk):

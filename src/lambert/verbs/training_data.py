@@ -7,7 +7,9 @@ from lambert.core.errors import DataError, UsageError
 from lambert.model.config import EncoderConfig
 from lambert.model.labels import listed
 from lambert.tasks import TaskConfig
+from lambert.tasks.segments import shared
 from lambert.tasks.sentences import Sentences
+from lambert.tasks.unknown import unknown_of
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -21,7 +23,20 @@ def counted(path: Path, data: Any, task: TaskConfig) -> str:
         "answers_not_found": "questions were left out, because their answer is not in the paragraph",
     }
     counts = (f"{count:,} {words.get(name, name.replace('_', ' '))}" for name, count in data.counts.items() if count)
-    return f"{path}  {', '.join(counts)}"
+    unknown = unknown_of(data)
+    share = f", {unknown.count / unknown.words:.2%} of the words are [UNK]" if unknown.count else ""
+    return f"{path}  {', '.join(counts)}{share}"
+
+
+def shared_rows(train: Any, dev: Any, train_path: Path, dev_path: Path | None) -> list[str]:
+    """Returns a note about dev examples whose texts are also those of training examples, if there are some."""
+    count, total = shared(train, dev)
+    if not count:
+        return []
+    return [
+        f"note: {count:,} of {total:,} dev examples ({dev_path}) are also in {train_path}, with equal texts: their "
+        "scores do not show how the model does on new text."
+    ]
 
 
 def check_label_order(config: FinetuneConfig, dev: Any, labels: tuple[str, ...]) -> None:

@@ -38,9 +38,9 @@ class FinetuneConfig:
     """Model folder or run folder of the encoder to start from."""
     code: tuple[str, ...] = ()
     """Names, package.module:name, of code from outside that `init` may import (docs/security.md)."""
-    dev: Path | None = None
-    """Labelled file for evaluation during training and at the end. Unset: the split `validation` of the folder `data`,
-    if it has one."""
+    dev: float | Path | None = None
+    """Labelled file for evaluation during training and at the end; or a share of the rows of `data`, such as 0.1, which
+    are then not trained on (docs/finetune.md). Unset: the split `validation` of the folder `data`, if it has one."""
     random_init: bool = False
     """Use only the shape and the vocabulary of `init`, with fresh weights, to measure the value of pre-training."""
     restart_damaged: bool = False
@@ -67,6 +67,8 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         check(self, seed=SEEDS, seeds=SEEDS)
         check_together(self)
+        if isinstance(self.dev, float) and not 0 < self.dev < 1:
+            raise UsageError(f"dev = {self.dev:g} must be a share of the rows between 0 and 1, or the path of a file.")
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds = {' '.join(map(str, self.seeds))} names a seed twice.")
 
