@@ -46,11 +46,11 @@ class Removed(Templates):
 
 def holes(dump: Path, templates: type[Templates]) -> dict[str, float]:
     """Returns the holes in the sentences of a dump, and in 1,000 of them, if templates are treated like this."""
-    wikitext.Templates = templates  # type: ignore[misc]
+    wikitext.Templates = templates  # type: ignore[attr-defined]
     found: Counter[str] = Counter()
     for piece in read(dump, Layout()):
         found.update(piece.found)
-    wikitext.Templates = Templates  # type: ignore[misc]
+    wikitext.Templates = Templates  # type: ignore[attr-defined]
     share = round(1000 * found["holes"] / max(found["sentences"], 1), 1)
     return {"holes": found["holes"], "sentences": found["sentences"], "in_1000": share}
 
