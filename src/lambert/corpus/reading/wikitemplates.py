@@ -106,6 +106,12 @@ class Templates:
 
 
 @cache
+def templates_of(code: str) -> Templates:
+    """Returns the templates of a wiki, which remember the names that were looked up."""
+    return Templates(code)
+
+
+@cache
 def _compiled(pattern: str) -> Rule | str:
     """Returns a text that needs no arguments, `HOLE` for no text, or the function that fills a pattern."""
     if not pattern:
