@@ -138,7 +138,10 @@ class Wikitext:
             braces -= 2
             mark = _pop(stack, counts, "{{")
             prose = HOLE
-            if counts["{{"] < _MOST_TEMPLATES and len(out) > mark:
+            around = stack[0][1] if stack and stack[0][0] == "{{" else mark
+            if around < mark and self._templates.removes(out[around]):
+                pass  # what is inside a removed template, such as a box, need not be expanded
+            elif counts["{{"] < _MOST_TEMPLATES and len(out) > mark:
                 prose, lost = self._templates.expand(out[mark:])
                 if lost and not stack and _in_sentence(text, end - braces, out, mark):
                     self.holes[lost] += 1
