@@ -26,7 +26,7 @@ _HEAD = 1 << 20  # bytes before the first page that are searched for the names o
 _LANGUAGE = re.compile(
     rb"<mediawiki\b[^>]*?\bxml:lang=[\"']([A-Za-z-]{2,20})[\"']|<dbname>([a-z_]{2,20}?)wik[a-z]*</dbname>"
 )
-_ENDS = (". ", ".\n", "? ", "?\n", "! ", "!\n", "。", "！", "？", "؟ ", "। ")
+_ENDS = (". ", ".\n", "? ", "! ", "。", "।")
 _FILES = {-2, 6, 14}  # media, files and categories
 
 
@@ -276,7 +276,7 @@ def _pieces(page: _Page, wikitext: Wikitext, place: str) -> Iterator[Piece]:
 def _found(text: str, wikitext: Wikitext) -> dict[str, int]:
     """Returns the counts of a text that was converted just now, and forgets its holes. The number of sentences is that
     of the marks that end one."""
-    found = {"sentences": sum(map(text.count, _ENDS)) + text.endswith((".", "!", "?", "؟", "।"))}
+    found = {"sentences": sum(map(text.count, _ENDS)) + text.endswith((".", "!", "?"))}
     if wikitext.holes:
         found["holes"] = wikitext.holes.total()
         found |= {f"{{{{{name}}}}}": count for name, count in wikitext.holes.items()}

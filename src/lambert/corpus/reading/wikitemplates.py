@@ -71,18 +71,24 @@ class Templates:
         Args:
             segments: The wikitext between its braces, in parts. The name is in the first.
         """
-        head = segments[0].partition("|")[0]
-        found = self._found.get(head)
-        if found is None:
-            if len(self._found) == _REMEMBERED:
-                self._found.clear()
-            found = self._found[head] = self._named(head)
-        name, rule, more = found
+        name, rule, more = self._find(segments[0])
         if isinstance(rule, str):
             return rule, "" if rule != HOLE or more is not None else name
         if text := rule(Call(name, _arguments("".join(segments), more or {})), self.wiki):
             return text, ""
         return HOLE, name
+
+    def removes(self, segment: str) -> bool:
+        """Returns whether a template whose content begins with this segment is removed with all that is in it."""
+        return self._find(segment)[1] == HOLE
+
+    def _find(self, segment: str) -> "_Found":
+        head = segment.partition("|")[0]
+        if head not in self._found:
+            if len(self._found) == _REMEMBERED:
+                self._found.clear()
+            self._found[head] = self._named(head)
+        return self._found[head]
 
     def _named(self, head: str) -> "_Found":
         name = " ".join(head.replace("_", " ").split())
@@ -103,6 +109,12 @@ class Templates:
                     groups = match.groupdict()
                     return _compiled(pattern), {name: value.strip() for name, value in groups.items() if value}
         return None
+
+
+@cache
+def templates_of(code: str) -> Templates:
+    """Returns the templates of a wiki, which remember the names that were looked up."""
+    return Templates(code)
 
 
 @cache

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from lambert.corpus.reading.wikilines import BREAK, HOLE, render
-from lambert.corpus.reading.wikitemplates import PIPE, Templates
+from lambert.corpus.reading.wikitemplates import PIPE, templates_of
 
 FILES = frozenset({"file", "image", "media", "category"})
 """Names of the namespaces whose links show no text in the article; MediaWiki understands them in every language."""
@@ -68,7 +68,7 @@ class Wikitext:
     def __init__(self, files: Collection[str] = (), code: str = "") -> None:
         self.files = FILES | set(files)
         self.holes: Counter[str] = Counter()
-        self._templates = Templates(code)
+        self._templates = templates_of(code)
 
     def plain(self, wikitext: str) -> str:
         """Returns the text of a page, with a blank line between its paragraphs, headings and items of lists."""
@@ -91,7 +91,8 @@ class Wikitext:
             first = text[start]
             if first == "[":
                 if match[4]:
-                    out.append(_protected(match[5] or match[4].strip(), counts))
+                    label = match[5] or match[4].strip()
+                    out.append(_protected(label) if counts["{{"] else label)
                 elif counts["[["] < _MOST_LINKS:
                     stack.append(("[[", len(out)))
                     counts["[["] += 1
@@ -101,7 +102,7 @@ class Wikitext:
                     counts["[["] -= 1
                     label = self._label("".join(out[mark:]))
                     del out[mark:]
-                    out.append(_protected(label, counts))
+                    out.append(_protected(label) if counts["{{"] else label)
             elif first == "{":
                 count = (end - start) // 2
                 stack += [("{{", len(out))] * count
@@ -137,12 +138,15 @@ class Wikitext:
             braces -= 2
             mark = _pop(stack, counts, "{{")
             prose = HOLE
-            if counts["{{"] < _MOST_TEMPLATES and len(out) > mark:
+            around = stack[0][1] if stack and stack[0][0] == "{{" else mark
+            if around < mark and self._templates.removes(out[around]):
+                pass  # what is inside a removed template, such as a box, need not be expanded
+            elif counts["{{"] < _MOST_TEMPLATES and len(out) > mark:
                 prose, lost = self._templates.expand(out[mark:])
                 if lost and not stack and _in_sentence(text, end - braces, out, mark):
                     self.holes[lost] += 1
             del out[mark:]
-            out.append(_protected(prose, counts) if len(prose) > 1 else prose)
+            out.append(_protected(prose) if counts["{{"] and len(prose) > 1 else prose)
 
     def _label(self, link: str) -> str:
         if PIPE in link:
@@ -216,18 +220,17 @@ def _pop(stack: list[_Open], counts: dict[str, int], kind: str) -> int:
             return mark
 
 
-def _protected(prose: str, counts: dict[str, int]) -> str:
+def _protected(prose: str) -> str:
     """Returns a text such that a template around it does not take a part of it as another argument or as a name."""
-    if counts["{{"]:
-        if "=" in prose:
-            prose = prose.replace("=", "&#61;")
-        if "|" in prose:
-            prose = prose.replace("|", PIPE)
-    return prose
+    if "=" in prose:
+        prose = prose.replace("=", "&#61;")
+    return prose.replace("|", PIPE) if "|" in prose else prose
 
 
 def _in_sentence(text: str, end: int, out: list[str], mark: int) -> bool:
     """Returns whether a template, whose content begins with the segment `mark`, has other text in its line."""
+    if mark and out[mark - 1][-1:].isalnum():
+        return True
     before = ""
     for segment in reversed(out[max(0, mark - _NEAR) : mark]):
         before = segment.rpartition("\n")[2].strip(" \t\0*#:;=") + before
