@@ -246,8 +246,10 @@ def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
             adding.append(token)
             known.add(token.content)
     given = {token.content for token in tokens.numbered.values()}
-    while adding and adding[-1].content in tokens.usual - given and adding[-1].content not in vocabulary:
-        adding.pop()
+    lacking = [token.content for token in adding if token.content not in vocabulary]
+    while lacking and lacking[-1] in tokens.usual - given:
+        without = lacking.pop()
+        adding = [token for token in adding if token.content != without]
     for token in adding:
         token.special = token.special or token.content in names
     tokenizer.add_tokens(adding)
