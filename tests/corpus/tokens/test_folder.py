@@ -79,6 +79,10 @@ def unigram(*, unknown: int = 3, scheme: str = "always") -> dict[str, Any]:
     return dict(json.loads(made.to_str()))
 
 
+def changed(values: dict[str, Any], **model: Any) -> dict[str, Any]:
+    return {**values, "model": {**values["model"], **model}}
+
+
 def token(content: str, **flags: bool) -> dict[str, Any]:
     usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {"content": content, **usual, **flags}
@@ -303,6 +307,14 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "no special tokens around a text": (
         {tk.JSON: {**wordpiece(), "post_processor": None}, tk.CONFIG: {"tokenizer_class": "PreTrainedTokenizerFast"}},
         "no special tokens around a text",
+    ),
+    "an unknown token of tokenizer.json that is not there": (
+        {tk.JSON: changed(wordpiece(), unk_token="<none>"), tk.CONFIG: {"tokenizer_class": "PreTrainedTokenizerFast"}},
+        "'<none>' as the token for unknown pieces",
+    ),
+    "no unknown token": (
+        {tk.JSON: changed(unigram(), unk_id=None), tk.CONFIG: {"tokenizer_class": "PreTrainedTokenizerFast"}},
+        "None as the token for unknown pieces",
     ),
     "a lost token": (
         {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER, "added_tokens.json": {"<new>": SIZE + 1}}, "id .*lost"

@@ -99,6 +99,7 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
     own = {token["id"]: _added(token, path) for token in values["added_tokens"]}
     tokens = _tokens(path, config, kind, own)
     if kind is None:
+        _check_unknown(tokenizer, values["model"], path)
         _add(tokenizer, tokens, path)
         return tokenizer
     if (found := type(tokenizer.model).__name__) != kind.model:
@@ -113,6 +114,20 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
             f'"do_lower_case": false or true into {path.with_name(CONFIG)}.'
         )
     return _assembled(values, config, kind, tokens, path, tokenizer.post_processor)
+
+
+def _check_unknown(tokenizer: Tokenizer, model: Mapping[str, Any], path: Path) -> None:
+    """Raises DataError if a text may have pieces that the tokenizer can neither find nor replace."""
+    if type(tokenizer.model).__name__ == "Unigram":
+        lacking = model.get("unk_id") is None and not model.get("byte_fallback")
+    else:
+        lacking = model.get("unk_token") not in (None, *model["vocab"])
+    if lacking:
+        name = model.get("unk_token", model.get("unk_id"))
+        raise DataError(
+            f"{path} has {shown(name)} as the token for unknown pieces, which its vocabulary lacks: texts with unknown "
+            "characters cannot be encoded. Correct the model in it."
+        )
 
 
 def _from_vocabulary(
@@ -246,8 +261,10 @@ def _add(tokenizer: Tokenizer, tokens: _Tokens, path: Path) -> None:
             adding.append(token)
             known.add(token.content)
     given = {token.content for token in tokens.numbered.values()}
-    while adding and adding[-1].content in tokens.usual - given and adding[-1].content not in vocabulary:
-        adding.pop()
+    lacking = [token.content for token in adding if token.content not in vocabulary]
+    while lacking and lacking[-1] in tokens.usual - given:
+        without = lacking.pop()
+        adding = [token for token in adding if token.content != without]
     for token in adding:
         token.special = token.special or token.content in names
     tokenizer.add_tokens(adding)
