@@ -143,8 +143,10 @@ class RowFile:
             beginning = self._stream.read(BLOCK)
             self._stream.seek(0)
             found = twice(beginning) or parquet(beginning) or binary(beginning) or unmarked(beginning)
-            if problem := found or markup(beginning):
-                raise DataError(f"{path} {problem}.")
+            if markup(beginning):
+                found = "is an HTML page, not a file of rows: download the file itself"
+            if found:
+                raise DataError(f"{path} {found}.")
         if suffix in TABLES:
             self._open_table(recognised(beginning, suffix), header, numbered)
         elif suffix in JSON:
@@ -210,8 +212,8 @@ class RowFile:
             yield read
         if whole:
             self._notes.append(
-                f"note: {whole:,} row{'s' * (whole > 1)} of {self.path} have a cell that is whole in quotation marks. "
-                "They are read as part of the text, since not all cells of a column have them."
+                f"note: {self.path} has cells that are whole in quotation marks, in {whole:,} row{'s' * (whole > 1)}. "
+                "The marks are read as part of the text, since not all cells of a column have them."
             )
 
     def _parquet(self, offset: int, line: int, only: Sequence[str] | None = None) -> Iterator[ReadRow]:
