@@ -3,6 +3,7 @@
 Every command that reads rows reads them here, so that a file has the same rows, and a fault the same words, in each.
 """
 
+import contextlib
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import (
     BLOCK,
     COMPRESSIONS,
+    TooLarge,
     Unreadable,
     binary,
     inner_suffix,
@@ -67,6 +69,11 @@ def opened(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[Binary
             yield raw, unpacked(path, raw, max_ratio)[0]
     except FileNotFoundError as error:
         raise DataError(f"No such file: {path}.") from error
+    except TooLarge as error:
+        raise DataError(
+            f"{path} expands to more than {max_ratio} times its size, which rows never do. If it is correct, decompress "
+            "it first."
+        ) from error
     except Unreadable as error:
         raise DataError(f"{path} {error}.") from error
     except Exception as error:
@@ -143,8 +150,10 @@ class RowFile:
             beginning = self._stream.read(BLOCK)
             self._stream.seek(0)
             found = twice(beginning) or parquet(beginning) or binary(beginning) or unmarked(beginning)
-            if problem := found or markup(beginning):
-                raise DataError(f"{path} {problem}.")
+            if markup(beginning):
+                found = "is an HTML page, not a file of rows: download the file itself"
+            if found:
+                raise DataError(f"{path} {found}.")
         if suffix in TABLES:
             self._open_table(recognised(beginning, suffix), header, numbered)
         elif suffix in JSON:
@@ -210,8 +219,8 @@ class RowFile:
             yield read
         if whole:
             self._notes.append(
-                f"note: {whole:,} row{'s' * (whole > 1)} of {self.path} have a cell that is whole in quotation marks. "
-                "They are read as part of the text, since not all cells of a column have them."
+                f"note: {self.path} has cells that are whole in quotation marks, in {whole:,} row{'s' * (whole > 1)}. "
+                "The marks are read as part of the text, since not all cells of a column have them."
             )
 
     def _parquet(self, offset: int, line: int, only: Sequence[str] | None = None) -> Iterator[ReadRow]:
@@ -262,6 +271,14 @@ class RowFile:
 
     def _say_alias(self, name: str, wanted: str) -> None:
         self._notes.append(f"note: the column {name!r} of {self.path} is read as {wanted!r}.")
+
+
+def first_notes(path: Path, wanted: Sequence[str]) -> list[str]:
+    """Returns the notes about a file of rows that its first row shows; none for other files."""
+    notes: list[str] = []
+    with contextlib.suppress(DataError), opened(path) as (_, stream):
+        next(RowFile(path, stream, kind(path), wanted, notes=notes).rows(), None)
+    return notes
 
 
 def aliases(names: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:

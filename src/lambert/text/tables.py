@@ -130,7 +130,9 @@ def _form(lines: Sequence[str], separator: str, whole: bool) -> _Form:
         rows = _divided(lines, separator, whole, quoted=False)
         if '"' in text:
             marked = _divided(lines, separator, whole, quoted=True)
-            if _share(marked) >= max(_share(rows), 0.999) and _are_quotes(rows, marked):
+            damaged = sum(not row for row in marked)
+            fits = _share(marked) >= _share(rows) and 10 * damaged <= len(marked)
+            if all(map(_enclosed, rows[0])) or (fits and _are_quotes(rows, marked)):
                 return _Form(separator, True, False, marked, _share(marked), tight, decimal)
         return _Form(separator, False, False, rows, _share(rows), tight, decimal)
     rows = _divided(lines, separator, whole)
@@ -172,14 +174,14 @@ def _share(rows: Sequence[Sequence[str]]) -> float:
 
 def _are_quotes(rows: Sequence[Sequence[str]], marked: Sequence[Sequence[str]]) -> bool:
     """Returns whether the quotation marks of a table that tabs divide enclose cells: one of them holds a doubled
-    quotation mark, a tab or a line break, or all cells of a column or of the first row have them. Otherwise they may be
-    part of the text: TSV mostly has no quoting."""
+    quotation mark, a tab or a line break, or all cells of a column have them. Otherwise they may be part of the text:
+    TSV mostly has no quoting."""
     if any("\n" in cell or "\t" in cell for row in marked for cell in row):
         return True
     if any(_enclosed(cell) and '""' in cell[1:-1] for row in rows for cell in row):
         return True
     columns = zip(*rows[1:], strict=False)
-    return all(map(_enclosed, rows[0])) or (len(rows) > 2 and any(all(map(_enclosed, column)) for column in columns))
+    return len(rows) > 2 and any(all(map(_enclosed, column)) for column in columns)
 
 
 def _enclosed(cell: str) -> bool:
@@ -258,7 +260,7 @@ def _split(lines: "_Lines", separator: str, *, quoted: bool, spaced: bool) -> It
             try:
                 row = _next(rows)
             except (csv.Error, _Unusable) as error:
-                yield line, position, [], lines.problem or _reason(error, lines.last)
+                yield line, position, [], lines.problem or _reason(error, lines, line)
                 break  # a new reader goes on with the next line
             if row is None:
                 break
@@ -313,12 +315,15 @@ def _next(rows: Iterator[list[str]]) -> list[str] | None:
         csv.field_size_limit(before)
 
 
-def _reason(error: Exception, last: str) -> str:
+def _reason(error: Exception, lines: _Lines, begin: int) -> str:
     text = str(error)
     if "unexpected end" in text:
         return "begins a cell with a quotation mark that is never closed: the rest of the file is lost"
     if "field limit" in text:
         return f"has a cell longer than {FIELD >> 20} Mi characters"
-    if '\\"' in last:
+    if isinstance(error, _Unusable):
+        return text
+    if '\\"' in lines.last:
         return "has a quotation mark after a backslash: within a cell, write it twice, without the backslash"
-    return text if isinstance(error, _Unusable) else f"is no row ({text})"
+    until = f", read up to line {lines.number}: is a quotation mark missing?" if lines.number > begin else ""
+    return f"is no row ({text}){until}"

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lambert.corpus.verification import verify
 from lambert.engine.progress import progress
 from lambert.engine.signals import CONTINUE, START_AGAIN, graceful_stop
 from lambert.runs.result import Result, Say, silent
+from lambert.text.rows import JSON, first_notes, kind
 from lambert.verbs.peeked import shown
 
 __all__ = ["CorpusOfRun", "PrepareConfig", "run"]
@@ -27,6 +28,8 @@ _SHOWN = 8
 """Counts of a step on the terminal. The manifest and the report have all."""
 _UNKNOWN = 0.05
 """Share of [UNK] above which there is a warning (our choice)."""
+_NOTED = 20
+"""Files of rows about which notes are given."""
 _ENDS = 5
 """Warnings about files that end early."""
 
@@ -78,7 +81,7 @@ def to_corpus(config: PrepareConfig, say: Say) -> None:
                 bar.update(phase, done / 1e6, total / 1e6)
 
         manifest = prepare(config, show)
-    for line in summary_of_steps(manifest.get("steps", {})):
+    for line in [*summary_of_steps(manifest.get("steps", {})), *_row_notes(config, manifest["inputs"])]:
         say(line)
     if not config.makes_corpus:
         first = manifest["steps"]["extract"]
@@ -94,6 +97,14 @@ def to_corpus(config: PrepareConfig, say: Say) -> None:
     say(f"corpus  {out}  ({time.monotonic() - started:.1f} s)")
     if config.url and config.folder.is_dir():
         say(f"its local copy  {config.folder}")
+
+
+def _row_notes(config: PrepareConfig, inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the notes about the first files of rows."""
+    suffixes = (".csv", ".tsv", *JSON, ".parquet", ".arrow") if config.format in ("auto", "csv", "jsonl") else ()
+    for path in [Path(entry["file"]) for entry in inputs[:_NOTED]]:
+        if kind(path) in suffixes:
+            yield from first_notes(path, [config.text_field])
 
 
 def _fetch(config: PrepareConfig, say: Say) -> None:

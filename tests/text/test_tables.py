@@ -1,0 +1,121 @@
+"""How tables are written, recognised from their first rows."""
+
+import io
+
+import pytest
+
+from lambert.text.streams import BLOCK
+from lambert.text.tables import Table, all_cells, recognised, row_starts, table_rows
+
+ROWS = (("good day", "a"), ("bad rain", "b"))
+
+
+def form(content: str | bytes, suffix: str = ".csv") -> Table:
+    return recognised(content if isinstance(content, bytes) else content.encode(), suffix)
+
+
+def read(content: str | bytes, suffix: str = ".csv") -> list[list[str] | str]:
+    """The cells of each row below the first one, or why it cannot be read."""
+    data = content if isinstance(content, bytes) else content.encode()
+    table = form(data, suffix)
+    stream = io.BytesIO(data)
+    stream.seek(table.second[0])
+    rows = table_rows(stream, table, [*map(str, range(len(table.first)))], *table.second)
+    return [row.error or [*row.row.values()] for row in rows]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("separator", [",", ";", "|", "\t", ", ", "; "])
+def test_the_first_rows_show_the_separator(separator: str, end: str, suffix: str) -> None:
+    text = "".join(separator.join(row) + end for row in (("text", "label"), *ROWS))
+    for content in (text, f"\ufeff{end}{text}", text.removesuffix(end), f"sep={separator[0]}{end}{text}"):
+        table = form(content, suffix)
+        assert (table.separator, table.first) == (separator[0], ("text", "label"))
+        assert read(content, suffix) == [[*row] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("content", "separator", "first"),
+    [
+        ("good;3,5\nbad;2,1\n", ";", ("good", "3,5")),  # decimal commas
+        ("one; two,a\nx; y,b\n", ",", ("one; two", "a")),  # prose
+        ("gj04\t1\t\tYes, the sailors.\nks08\t0\t*\tNo, made.\n", "\t", ("gj04", "1", "", "Yes, the sailors.")),
+        ("id|text|label\n1|a, b|x\n2|c, d|y\n", "|", ("id", "text", "label")),
+        ('text;label\n"a;b";x\nc, d, e;y\n', ";", ("text", "label")),
+        ("text\ngood, really\nbad\n", ",", ("text",)),
+    ],
+)
+def test_what_the_rows_have_in_common_decides(content: str, separator: str, first: tuple[str, ...]) -> None:
+    table = form(content)
+    assert (table.separator, table.first) == (separator, first)
+
+
+@pytest.mark.parametrize(
+    ("content", "quoted"),
+    [
+        ('text\tlabel\n"He said ""no"""\ta\nbad\tb\n', True),
+        ('text\tlabel\n"one\ntwo"\ta\nbad\tb\n', True),
+        ('text\tlabel\n"a"\t"x"\n"b"\t"y"\n', True),
+        ('"text"\t"label"\na\tx\n', True),
+        ('text\tlabel\n"good day"\ta\nbad\tb\n', False),  # a text in quotation marks
+        ('text\tlabel\n"good" day\ta\n"" it\tb\n', False),
+        ("text\tlabel\ngood\ta\n", False),
+    ],
+)
+def test_quotation_marks_between_tabs(content: str, quoted: bool) -> None:
+    assert form(content, ".tsv").quoted == quoted
+
+
+def test_spaces_after_separators() -> None:
+    assert read('text, label\n"a, b", "x"\nc, y\n') == [["a, b", "x"], ["c", "y"]]
+    assert read("text,label\n a,x\nb,y\n") == [[" a", "x"], ["b", "y"]]  # in the cell of a text
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("text,label\ngood,a\nbad,b\n", "'text'"),
+        ("Satz;Note\ngut;3,5\nschlecht;1\n", "'Note' above numbers"),
+        ("good,a\nbad,b\n", ""),
+        ("why,question\nwho,question\n", ""),
+        ("gj04\t1\tThe sailors.\nks08\t0\tMade.\n", ""),
+        ("3,5\n1,2\n", ""),
+    ],
+)
+def test_a_first_row_that_looks_like_names(content: str, named: str) -> None:
+    found = form(content).named
+    assert named in found
+    assert bool(found) == bool(named)
+
+
+def test_rows_that_cannot_be_read() -> None:
+    found = read(b'text,label\nx,\xe9\n"a \\"b\\" c",x\na,b,c\n\nd\n"e"f,x\n"g,y\n"h",z\nlast,a\n"never,b\n')
+    assert found == [
+        "is not UTF-8 text (byte 0xe9): it may be in Windows-1252 (Latin-1). Convert the file, such as with iconv -f "
+        "CP1252 -t UTF-8",
+        "has a quotation mark after a backslash: within a cell, write it twice, without the backslash",
+        "has 3 cells where the first line has 2: put a cell that holds a comma in quotation marks",
+        "has 1 cell where the first line has 2",
+        "is no row (',' expected after '\"')",
+        "is no row (',' expected after '\"'), read up to line 9: is a quotation mark missing?",
+        ["last", "a"],
+        "begins a cell with a quotation mark that is never closed: the rest of the file is lost",
+    ]
+
+
+def test_the_first_of_two_columns_with_one_name() -> None:
+    table = form("a,,\n")
+    rows = table_rows(io.BytesIO(b"1,2,3\n"), table, ["a", "", ""], 0, 0)
+    assert [row.row for row in rows] == [{"a": "1", "": "2"}]
+
+
+def test_a_beginning_that_is_cut_within_a_row() -> None:
+    content = b"text;label\n" + b'"a; b";x\n' * (BLOCK // 9 + 2)
+    assert form(content[:BLOCK]) == form(content[: 9 * 100 + 11])
+
+
+def test_where_rows_begin_and_all_cells() -> None:
+    content = b'\xef\xbb\xbftext,label\n"a\nb",x\nc,y\n'
+    assert [content[at : at + 1] for at in row_starts(io.BytesIO(content), form(content))] == [b'"', b"c"]
+    assert [cells for _, cells, _ in all_cells(content, ".csv")] == [["text", "label"], ["a\nb", "x"], ["c", "y"]]
