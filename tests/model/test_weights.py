@@ -17,6 +17,7 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.model import weights
 from lambert.model.encoder import EncoderConfig
 from lambert.model.families import family_of
+from lambert.model.folder import model_folder
 from lambert.model.heads import Model
 
 CONFIG = EncoderConfig(vocabulary=90, hidden=32, intermediate=48, positions=40)
@@ -383,3 +384,60 @@ def test_a_folder_may_say_an_initial_range_of_0(tmp_path: Path) -> None:
     assert all(not value.any() for name, value in weights.state(loaded).items() if name.startswith("classifier."))
     with pytest.raises(UsageError, match="init_range = 0"):
         weights.fresh(loaded.config, {"mlm": 0})
+
+
+def renamed(folder: Path, name_of: Any) -> dict[str, torch.Tensor]:
+    """Gives the tensors of a folder other names, and returns them by their former names."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    safetensors.torch.save_file(
+        {name_of(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors"
+    )
+    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda name: f"module.{name}",
+        lambda name: f"_orig_mod.module.{name}",
+        lambda name: name.replace("encoder.layer", "encoder._orig_mod.layer"),
+        lambda name: f"0.auto_model.{name.removeprefix('bert.')}",
+    ],
+)
+def test_names_of_a_wrapped_model_are_read(wrapped: Any, folder: Path) -> None:
+    bare, _ = weights.load(folder, {})
+    renamed(folder, wrapped)
+    found, report = weights.load(folder, {})
+    assert equal(bare, found)
+    assert "names of a wrapped model" in " ".join(report.warnings())
+
+
+def test_a_tensor_that_two_wrappers_have_is_named(folder: Path) -> None:
+    tensors = renamed(folder, lambda name: name)
+    safetensors.torch.save_file(
+        tensors | {f"_orig_mod.{name}": value.clone() for name, value in tensors.items()}, folder / "model.safetensors"
+    )
+    with pytest.raises(DataError, match=r"embeddings.* twice"):
+        weights.load(folder, {})
+
+
+def test_a_tensor_of_another_name_is_named(folder: Path) -> None:
+    renamed(folder, lambda name: name.replace("intermediate.dense", "intermediate.dense_act"))
+    with pytest.raises(DataError, match=r"It has bert\.encoder\.layer\.0\.intermediate\.dense_act"):
+        weights.load(folder, {})
+
+
+def test_a_decoder_of_its_own_is_refused_where_it_predicts(folder: Path) -> None:
+    tensors = renamed(folder, lambda name: name)
+    words = tensors["bert.embeddings.word_embeddings.weight"]
+    safetensors.torch.save_file(tensors | {"cls.predictions.decoder.weight": words + 1}, folder / "model.safetensors")
+    with pytest.raises(DataError, match="a decoder of its own"):
+        weights.load(folder)
+    weights.load(folder, {"label": 3})
+
+
+def test_an_adapter_is_named(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(DataError, match="an adapter of peft"):
+        model_folder(folder)

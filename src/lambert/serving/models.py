@@ -55,7 +55,7 @@ class Served:
         if self.task not in ("classify", "regress"):
             return None
         columns = self.model.task.config.columns
-        names = inputs_of(self.task, columns)
+        names = [*inputs_of(self.task, columns), *([columns.text_b] if columns.text_b_optional else [])]
         two = self.task == "regress" or len(self.model.task.config.labels) == 2
         return (names[0], names[1]) if len(names) == 2 and two else None
 
@@ -172,7 +172,8 @@ def inputs_of(task: str, columns: Columns) -> list[str]:
         return ["question", "context"]
     if task in ("tag", "mask"):
         return ["text"]
-    given = {"text": columns.text or "text", "text_b": "" if task == "embed" else columns.text_b}
+    single = task == "embed" or columns.text_b_optional
+    given = {"text": columns.text or "text", "text_b": "" if single else columns.text_b}
     texts = [key if name.isdecimal() else name for key, name in given.items()]
     names = list(dict.fromkeys(column for name in texts for column in columns_of(name)))
     if task == "choice":

@@ -68,7 +68,7 @@ class Mask:
         texts = [
             text_of(row, "text", place).replace("[MASK]", self.piece) for row, place in zip(rows, places, strict=True)
         ]
-        plain = tokenised(self.tokenizer, self.config, texts, [None] * len(texts))
+        plain = tokenised(self.tokenizer, self.config, texts)
         data = Masked(self.tokenizer, plain.first, None, plain.counts)
         data.unknown = plain.unknown
         data.mask, data.masks = self.mask, [_places(plain.first, row, self.mask) for row in range(len(texts))]

@@ -72,13 +72,14 @@ class Sentences(Segments):
 
 
 def tokenised(
-    tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str | None]
+    tokenizer: Tokenizer, config: TaskConfig, texts: Sequence[str], texts_b: Sequence[str | None] = ()
 ) -> Sentences:
     """Returns sentences, those with a second text (`texts_b`) as pairs, of at most `max_length` tokens.
 
     Longer ones are cut at their ends (`longest_first`, `segments.remaining`), or divided into windows (`long_text`).
     `counts` has the number of cut examples or windows.
     """
+    texts_b = texts_b or [None] * len(texts)
     data = _cut_or_divided(tokenizer, config, texts, texts_b)
     ids = [part.ids for part in (data.first, data.second) if part is not None]
     data.unknown = count_unknown(tokenizer, ids, chain(texts, filter(None, texts_b)))
