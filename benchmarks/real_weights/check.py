@@ -19,6 +19,7 @@ import torch
 
 import lambert
 from lambert.core.errors import LambertError
+from lambert.exports.config import Against
 
 
 def main(texts: Path, folders: list[Path]) -> None:
@@ -31,7 +32,9 @@ def main(texts: Path, folders: list[Path]) -> None:
             "architecture": json.loads((folder / "config.json").read_text())["architectures"][0],
             "parameters": sum(parameter.numel() for parameter in model.encoder.parameters()),
         }
-        libraries = ["sentence-transformers"] * (folder / "modules.json").exists() + ["transformers"]
+        libraries: list[Against] = ["transformers"]
+        if (folder / "modules.json").exists():
+            libraries.insert(0, "sentence-transformers")
         for library in libraries:
             start, row = time.monotonic(), {**facts, "library": f"{library} {version(library)}"}
             try:
@@ -39,10 +42,9 @@ def main(texts: Path, folders: list[Path]) -> None:
             except LambertError as error:
                 print(json.dumps({**row, "error": str(error)}), flush=True)
                 continue
-            numbers = [one for one in checks if one.difference is not None]
             row |= {
                 "ids_equal": all(not one.problem for one in checks if one.what.startswith("token ids")),
-                "largest_difference": max(one.difference for one in numbers),
+                "largest_difference": max(one.difference for one in checks if one.difference is not None),
                 "table": [dataclasses.asdict(one) for one in checks],
                 "seconds": round(time.monotonic() - start, 1),
                 "torch": torch.__version__,

@@ -28,8 +28,8 @@ FOLDERS = {
 }
 """The wheel of each folder, and the path of the folder in it."""
 _TRANSPOSED = (
-    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense", "intermediate.dense",
-    "output.dense",
+    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+    "intermediate.dense", "output.dense",
 )  # fmt: skip
 """The matrices of a layer in the order of the ONNX file, which has them transposed and without names."""
 
