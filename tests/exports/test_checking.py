@@ -266,3 +266,35 @@ def test_numbers_that_are_not_finite_differ() -> None:
     assert [bool(one.problem) for one in found.table] == [True, True]
     assert "have the shape [1] there and [2] here" in found.table[1].problem
     assert torch.finfo(torch.float32).eps < found.table[0].bound
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.usefixtures("here")
+def test_cross_encoders(labels: int, texts: Path, tmp_path: Path) -> None:
+    """The marks of versions up to 5.3: a key of config.json; of one label, the scores pass through the activation."""
+    folder = saved("bert", "value" if labels == 1 else "label", tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    settings["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "4.1.0"}
+    if labels > 1:
+        settings["sentence_transformers"]["activation_fn"] = "torch.nn.modules.linear.Identity"
+    (folder / "config.json").write_text(json.dumps(settings))
+    result = library.import_model(folder, out=tmp_path / "out", check=texts)
+    scores = result.checks[-1]
+    assert (scores.what, scores.problem) == ("scores", "")
+    again = check(tmp_path / "out", tmp_path / "out", texts)
+    assert again.problem() == ""
+    if labels == 1:
+        assert again.library == "sentence-transformers of the test"
+
+
+@pytest.mark.usefixtures("here")
+def test_the_limit_of_the_tokenizer_is_kept(tmp_path: Path) -> None:
+    folder = saved("roberta", "label", tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 24}))
+    (tmp_path / "pairs.jsonl").write_text(
+        json.dumps({"text": TEXTS[0], "text_b": TEXTS[1]}) + "\n" + json.dumps({"text": "a", "text_b": "b"}) + "\n"
+    )
+    result = library.import_model(folder, out=tmp_path / "out", check=tmp_path / "pairs.jsonl")
+    assert "token ids, cut at 24" in [one.what for one in result.checks]
+    assert check(folder, tmp_path / "out", tmp_path / "pairs.jsonl").problem() == ""

@@ -115,6 +115,7 @@ def test_every_input_has_a_label_and_references_exist(parsed: Parsed) -> None:
         ("classify", Columns(text="1", text_b="2"), ["text", "text_b"]),
         ("regress", Columns(text="one", text_b="two"), ["one", "two"]),
         ("classify", Columns(text="{title}: {body}"), ["title", "body"]),
+        ("classify", Columns(text_b="text_b", text_b_optional=True), ["text"]),
         ("multilabel", Columns(text="{body}"), ["body"]),
         ("choice", Columns(), ["text", "choices"]),
         ("choice", Columns(text="a", text_b="b", choices=("x", "y")), ["a", "b", "x", "y"]),

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from exported import saved
 from patience import HANGS
 
 import lambert as library
@@ -33,8 +35,15 @@ def vectors(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(tuned: Callable[[str], Path], vectors: Path) -> Iterator[Service]:
-    with serving(f"e5={vectors}", f"pair={tuned('pair')}", f"value={tuned('regress')}", precision="float32") as running:
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of transformers with one number."""
+    return saved("bert", "value", tmp_path_factory.mktemp("reranker") / "model")
+
+
+@pytest.fixture(scope="module")
+def service(tuned: Callable[[str], Path], vectors: Path, reranker: Path) -> Iterator[Service]:
+    models = (f"e5={vectors}", f"pair={tuned('pair')}", f"value={tuned('regress')}", f"cross={reranker}")
+    with serving(*models, precision="float32") as running:
         yield running
         assert running.end() == (0, "")
 
@@ -61,6 +70,24 @@ def test_pairs_are_ranked_by_the_probability_of_the_second_class(
     assert status == 200
     assert [row["index"] for row in answer["results"]] == np.argsort(scores)[::-1][:2].tolist()
     assert answer["results"][0]["score"] == pytest.approx(max(scores), abs=1e-5)
+
+
+def test_a_reranker_of_transformers_ranks_by_its_number(service: Service, reranker: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    net, tokenizer = (kind.from_pretrained(reranker) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+    with torch.inference_mode():
+        found = [net.eval()(**tokenizer(QUERY, text, return_tensors="pt")).logits.item() for text in TEXTS]
+    ranking = service.ask("/rerank", {"query": QUERY, "documents": TEXTS, "model": "cross"})[1]["results"]
+    assert [row["index"] for row in ranking] == np.argsort(found)[::-1].tolist()
+    assert [row["score"] for row in ranking] == pytest.approx(sorted(found, reverse=True), abs=1e-5)
+    inputs = [{"text": QUERY, "text_b": TEXTS[0]}, {"text": QUERY}, QUERY]
+    pair, *single = (
+        row["value"] for row in service.ask("/predict", {"inputs": inputs, "model": "cross"})[1]["outputs"]
+    )
+    assert pair == pytest.approx(found[0], abs=1e-5)
+    assert single == pytest.approx([single[0]] * 2, abs=1e-5)
+    assert abs(single[0] - pair) > 1e-3
 
 
 def test_a_regression_of_texts_ranks_by_vectors(service: Service, tuned: Callable[[str], Path]) -> None:
@@ -90,18 +117,19 @@ def test_what_openais_client_sends(service: Service, vectors: Path) -> None:
         assert np.allclose(np.frombuffer(base64.b64decode(empty), "<f4"), model.encode(text), atol=1e-5)
     listing = service.ask("/v1/models")[1]
     assert [(row["id"], row["object"]) for row in listing["data"]] == [
-        (name, "model") for name in ("e5", "pair", "value")
+        (name, "model") for name in ("e5", "pair", "value", "cross")
     ]
     assert listing["data"][0]["created"] > 1.7e9
 
 
 def test_cards(service: Service) -> None:
-    e5, pair, value = service.ask("/models")[1]
+    e5, pair, value, cross = service.ask("/models")[1]
     assert (e5["task"], e5["dimensions"], e5["prompts"]) == ("embed", 32, {"query": "find : ", "document": "read : "})
     assert (pair["task"], pair["inputs"], len(pair["labels"])) == ("classify", ["one", "two"], 2)
     assert (value["task"], value["inputs"], value["max_length"]) == ("regress", ["text"], 64)
-    assert [isinstance(card["example"], str) for card in (e5, pair, value)] == [True, False, True]
-    for card in (e5, pair, value):
+    assert (cross["task"], cross["inputs"], cross["optional_inputs"]) == ("regress", ["text"], ["text_b"])
+    assert [isinstance(card["example"], str) for card in (e5, pair, value, cross)] == [True, False, True, True]
+    for card in (e5, pair, value, cross):
         for given in (card["example"], dict.fromkeys(card["inputs"], "a boat")):
             assert service.ask("/predict", {"inputs": given, "model": card["name"]})[0] == 200
         assert card["precision"] == "float32"

@@ -92,8 +92,9 @@ def by_sentence_transformers(job: dict[str, Any]) -> tuple[dict[str, Any], dict[
         pairs = [tuple(row) for row in job["rows"]]
         labels = cross.config.id2label
         scores = cross.predict(pairs, apply_softmax=len(labels) > 1, **each)
+        limit = cross.max_seq_length if hasattr(cross, "max_seq_length") else cross.max_length  # before version 5.4
         facts = {
-            "cut": [_ids(cross, pair) for pair in pairs], "limit": cross.max_length,
+            "cut": [_ids(cross, pair) for pair in pairs], "limit": limit,
             "labels": [labels[number] for number in sorted(labels)],
         }  # fmt: skip
         return facts, {"scores": np.asarray(scores, dtype=np.float64)}

@@ -199,6 +199,9 @@ class Card(BaseModel):
     max_length: int | None = None
     labels: list[str] | None = None
     inputs: Annotated[list[str] | None, Field(description="Keys of the objects that /predict reads.")] = None
+    optional_inputs: Annotated[
+        list[str] | None, Field(description="Keys that these objects may have besides, such as a pair's second text.")
+    ] = None
     example: Annotated[Any, Field(description="An input of /predict; a text if the model also reads texts.")] = None
 
 

@@ -51,12 +51,14 @@ class Served:
 
     @property
     def pair_columns(self) -> tuple[str, str] | None:
-        """The keys of the two texts of a model that scores pairs by one number or by two classes."""
+        """The keys of the two texts of a model that scores pairs by one number or by two classes. Of the models that
+        read single texts as well as pairs, those with one number are taken for rerankers."""
         if self.task not in ("classify", "regress"):
             return None
         columns = self.model.task.config.columns
-        names = [*inputs_of(self.task, columns), *([columns.text_b] if columns.text_b_optional else [])]
-        two = self.task == "regress" or len(self.model.task.config.labels) == 2
+        optional = optional_inputs_of(self.task, columns)
+        names = [*inputs_of(self.task, columns), *optional]
+        two = self.task == "regress" or (len(self.model.task.config.labels) == 2 and not optional)
         return (names[0], names[1]) if len(names) == 2 and two else None
 
     def relevance(self, answer: Mapping[str, Any]) -> float:
@@ -83,6 +85,7 @@ class Served:
             found["max_length"] = settings.max_length
             found["labels"] = list(settings.labels)
             found["inputs"] = inputs_of(task, settings.columns)
+            found["optional_inputs"] = optional_inputs_of(task, settings.columns)
             found["example"] = _example(task, settings.columns)
         return found
 
@@ -172,13 +175,19 @@ def inputs_of(task: str, columns: Columns) -> list[str]:
         return ["question", "context"]
     if task in ("tag", "mask"):
         return ["text"]
-    single = task == "embed" or columns.text_b_optional
-    given = {"text": columns.text or "text", "text_b": "" if single else columns.text_b}
+    paired = task != "embed" and not columns.text_b_optional
+    given = {"text": columns.text or "text", "text_b": columns.text_b if paired else ""}
     texts = [key if name.isdecimal() else name for key, name in given.items()]
     names = list(dict.fromkeys(column for name in texts for column in columns_of(name)))
     if task == "choice":
         return [*names, *columns.choices]
     return names
+
+
+def optional_inputs_of(task: str, columns: Columns) -> list[str]:
+    """Returns the keys that the objects may have besides: that of the second text of a pair, where a model also reads
+    single texts."""
+    return [columns.text_b] if task in ("classify", "multilabel", "regress") and columns.text_b_optional else []
 
 
 def _example(task: str, columns: Columns) -> Any:

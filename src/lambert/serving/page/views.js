@@ -103,17 +103,21 @@ function taskView(card) {
   const fields = names.map((name) => Array.isArray(own[name])
     ? listField(name, titled(name), task === "choice" ? "One choice per line." : LINES)
     : field(name, titled(name), names.length > 1 ? 3 : 5));
+  const more = (card.optional_inputs || []).map((name) => (
+    { ...field(name, titled(name), 2, "The second text of a pair, if the model is one of pairs."), optional: true }));
   const given = fields.every((one) => typeof own[one.key] === "string" || Array.isArray(own[one.key]));
   const foreign = Object.fromEntries(fields.map((one) => [one.key, one.list ? (own[one.key] || []).join("\n") : own[one.key]]));
   const examples = !titles[task] && given ? [foreign] : named(fields, EXAMPLES[task === "choice" ? "choice" : fields.length > 1 ? "pair" : "text"]);
   const run = { classify: "Classify", multilabel: "Find labels", regress: "Compute" }[task] || "Run";
-  return { ...view, title, run, fields, examples, plain: typeof card.example === "string" };
+  const whole = examples.map((one) => ({ ...one, ...Object.fromEntries(more.map(({ key }) => [key, ""])) }));
+  return { ...view, title, run, fields: [...fields, ...more], examples: whole, plain: typeof card.example === "string" };
 }
 
 /** Everything that can be asked of a model. */
 function viewsOf(card) {
   const task = taskView(card);
-  const pairs = (card.inputs || []).length === 2 && (card.task === "regress" || (card.task === "classify" && (card.labels || []).length === 2));
+  const keys = card.task === "regress" ? [...(card.inputs || []), ...(card.optional_inputs || [])] : card.inputs || [];
+  const pairs = keys.length === 2 && (card.task === "regress" || (card.task === "classify" && (card.labels || []).length === 2));
   const untrained = card.task === "embed" ? "" : " This model was not trained for that: expect little.";
   const vectors = {
     id: "similarity", path: "similarity", title: "Similarity", run: "Compare", examples: EXAMPLES.similarity,
@@ -132,17 +136,18 @@ function viewsOf(card) {
 
 /** The body of the request, from the texts of the fields by key. */
 function bodyOf(card, view, texts) {
-  const values = Object.fromEntries(view.fields.map(({ key, list }) => [key, list ? lines(texts[key]) : texts[key]]));
+  const written = view.fields.filter(({ key, optional }) => !optional || texts[key].trim());
+  const values = Object.fromEntries(written.map(({ key, list }) => [key, list ? lines(texts[key]) : texts[key]]));
   const model = card.name;
   if (view.id !== "task") return { model, ...values };
-  const inputs = view.plain ? values[view.fields[0].key] : values;
+  const inputs = view.plain && written.length === 1 ? values[written[0].key] : values;
   return view.top ? { model, inputs, top: view.top } : { model, inputs };
 }
 
 /** What is missing before the request can be sent: {key, message}, or null. */
 function missing(view, texts) {
-  for (const { key, label, list, mask } of view.fields) {
-    if (!texts[key].trim()) return { key, message: `${label}: write a text first.` };
+  for (const { key, label, list, mask, optional } of view.fields) {
+    if (!texts[key].trim() && !optional) return { key, message: `${label}: write a text first.` };
     if (list && key !== "sentences" && key !== "documents" && lines(texts[key]).length < 2) {
       return { key, message: `${label}: write at least two, one per line.` };
     }
