@@ -196,6 +196,19 @@ def test_overlaps_words_cut_and_spaces_are_counted(words: Tokenizer, tmp_path: P
     assert [task.config.labels[number] for number in data.truth_W] == ["B-A", "L-A", "U-C", "O", "U-D"]
 
 
+@pytest.mark.parametrize("convention", [name for name in CONVENTIONS if name != "characters"])
+def test_offsets_without_quotes_are_doubted_not_changed(convention: str, words: Tokenizer, tmp_path: Path) -> None:
+    text = "😀\U0001f600 e\u0301\r\n 1\n" + " ".join(f"a{number}" for number in range(30)) + " Ann"
+    spans = [(text.index("Ann"), len(text), "PER")]
+    broken = {"text": text + " x" * 20, "label": triples(shift(convention, text, spans))}
+    rows = [broken, {"text": text, "label": triples(spans)}, broken]
+    _, data = learn(TaskConfig(name="tag"), words, write(tmp_path / "x.jsonl", *rows))
+    assert "offsets count characters (the format quotes no text" in data.notes[1]
+    found = [note for note in data.notes if note.startswith("note: offsets may count")]
+    assert all("2 of the 2 rows" in note for note in found)
+    assert found or any("begin or end" in note for note in data.notes)
+
+
 def test_what_is_not_gold(words: Tokenizer, tmp_path: Path) -> None:
     good = ROWS["Prodigy"]
     rows = [good, good | {"answer": "reject"}, good | {"spans": []}, good | {"answer": "ignore", "_input_hash": 4}]

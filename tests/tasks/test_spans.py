@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lambert.core.errors import DataError
-from lambert.tasks.spans import NOT_STRICT, SCHEMES, Reader, check_tags, has_suffixes, recognised, span_scores
+from lambert.tasks.spans import (
+    NOT_STRICT,
+    SCHEMES,
+    Reader,
+    all_tags,
+    check_tags,
+    has_suffixes,
+    recognised,
+    span_scores,
+    tags_of,
+)
 
 GOLDEN = Path(os.environ.get("SEQEVAL_GOLDEN", Path(__file__).parents[1] / "golden" / "seqeval.json"))
 TAGS = {
@@ -274,3 +284,22 @@ def test_schemes_without_a_strict_mode() -> None:
     for scheme in SCHEMES:
         scores = span_scores(Reader(scheme, TAGS[scheme]), np.array([0, 1]), np.array([0, 1]), np.array([0, 2]))
         assert ("strict_span_f1" in scores) == (scheme not in NOT_STRICT)
+
+
+@pytest.mark.parametrize("suffix", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_tags_of_spans_are_read_as_these_spans(scheme: str, suffix: bool) -> None:
+    spans = [(0, 0, "A"), (1, 2, "A"), (3, 3, "B"), (5, 7, "A"), (8, 8, "A")]
+    tags = tags_of(10, spans, scheme, suffix=suffix)
+    labels = all_tags(["A", "B"], scheme, suffix=suffix)
+    assert {*tags} <= {*labels}
+    reader = Reader(scheme, labels, suffix=suffix)
+    found = reader.spans(np.array([labels.index(tag) for tag in tags]), np.array([0, 10]))
+    rows = zip(found.first.tolist(), found.last.tolist(), found.label.tolist(), strict=True)
+    assert [(first, last, reader.labels[label]) for first, last, label in rows] == spans
+    assert found.allowed.all()
+
+
+def test_tags_of_spans_without_a_scheme() -> None:
+    assert tags_of(3, [(0, 1, "A")], "none") == ["A", "A", "O"]
+    assert tags_of(2, [(0, 1, "_")], "IOB2") == ["B", "I"]

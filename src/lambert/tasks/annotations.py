@@ -187,9 +187,12 @@ def tagged(
     divided = iter(divide(texts))
     sentences, counts = [], Counter({"spans": 0})
     first: dict[str, str] = {}
+    doubtful: list[tuple[Document, Offsets]] = []
     for document in documents:
         offsets = next(divided) if document.words is None else document.words
         kept = _kept(document, offsets, counts, first)
+        if not _are_whole(document, offsets) and all(span.quoted is None for span in document.spans):
+            doubtful.append((document, offsets))
         tags = tags_of(len(offsets), kept, scheme, suffix=suffix)
         words = [document.text[start:end] for start, end in offsets]
         text = document.text if document.words is None else None
@@ -200,7 +203,30 @@ def tagged(
     notes = [
         f"note: {_counted(counts.pop(what), 'span')} {what} (first {first[what]})" for what in _LOSSES if counts[what]
     ]
-    return sentences, dict(+counts), notes
+    return sentences, dict(+counts), [*notes, *_other_conventions(doubtful)]
+
+
+def _are_whole(document: Document, offsets: Offsets) -> bool:
+    """Returns whether every span begins where a word begins, and ends where a word ends."""
+    starts, ends = {start for start, _ in offsets}, {end for _, end in offsets}
+    return all(span.start in starts and span.end in ends for span in document.spans)
+
+
+def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str]:
+    """Returns a note about the convention by which the most of these documents, which have no quoted text, would have
+    spans of whole words; nothing if there is none."""
+    rows: Counter[str] = Counter()
+    for document, offsets in doubtful:
+        for name in CONVENTIONS:
+            other = converted(document, name) if name != _CHARACTERS else None
+            rows[name] += other is not None and _are_whole(other, offsets)
+    name, count = max(rows.items(), key=lambda item: item[1], default=("", 0))
+    if not count:
+        return []
+    return [
+        f"note: offsets may count {name}: by them {count:,} of the {_counted(len(doubtful), 'row')} with spans that "
+        "are no whole words would have spans of whole words. They were read as characters: check the export."
+    ]
 
 
 _OVERLAP = "left out, because a longer one has a word in common"
