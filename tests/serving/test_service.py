@@ -73,7 +73,7 @@ def test_vectors_are_those_of_the_library(service: Service, tuned: Tuned) -> Non
         ("/predict", {"inputs": ["a", 5]}, 422, "'inputs[1]' must be a text or an object."),
         ("/predict", {"inputs": ["a", None]}, 422, "'inputs[1]' must be a text or an object."),
         ("/embed", {"inputs": ["a", 5]}, 422, "'inputs[1]' must be a text."),
-        ("/embed", {"inputs": "a", "prompt": "x"}, 422, "'prompt' must be 'query' or 'document'."),
+        ("/embed", {"inputs": "a", "prompt": "x"}, 422, "The model's prompts are: query, document."),
         ("/predict", {"inputs": "a", "top": 0}, 422, "'top' must be at least 1."),
         ("/predict", {"inputs": "a", "top": "many"}, 422, "'top' must be a whole number."),
         ("/predict", {"inputs": "a", "model": "x" * 1000}, 422, "'model' has more than 128 characters."),

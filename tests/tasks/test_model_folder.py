@@ -90,7 +90,7 @@ def test_rows_with_and_without_a_second_text(family: str, make: Make, tmp_path: 
     wanted = []
     for row in texts:
         with torch.inference_mode():
-            logits = net(**words(*row, truncation=True, return_tensors="pt")).logits
+            logits = net(**words(*([text] for text in row), truncation=True, return_tensors="pt")).logits
         wanted.append(logits[0].softmax(-1).tolist())
     np.testing.assert_allclose([[*row["probabilities"].values()] for row in found], wanted, atol=2e-6)
     rows = [{"text": a, "text_b": b, "label": "LABEL_1"} for a, b in PAIRS]

@@ -108,7 +108,7 @@ def _by_sentence_transformers(original: Original, folder: Path) -> Difference:
     net.max_seq_length = min(original.longest, LONGEST)  # the rows of `samples` are cut there
     difference = Difference()
     for rows in samples(original):
-        vectors_SD = net.encode([*rows.texts], batch_size=len(rows.texts), show_progress_bar=False)
+        vectors_SD = net.encode([*rows.texts], prompt="", batch_size=len(rows.texts), show_progress_bar=False)
         expected = {"sentence_embedding": rows.expected["sentence_embedding"]}
         difference.add(dataclasses.replace(rows, expected=expected), {"sentence_embedding": np.asarray(vectors_SD)})
     return difference

@@ -82,6 +82,16 @@ def check_traceable(model: Model, format: str) -> None:
         raise UsageError(f"--format {format} cannot contain the block {model.config.block}: use --format hf.")
 
 
+def check_pooled(original: Original, format: str) -> None:
+    """Raises UsageError for vectors that depend on the number of tokens of a prompt."""
+    embed = (original.vectors or TaskConfig()).embed
+    if not embed.include_prompt and any(embed.named_prompts().values()):
+        raise UsageError(
+            f"--format {format} cannot leave the tokens of prompts out of the pooling (include_prompt = false): use "
+            "--format sentence-transformers."
+        )
+
+
 def _vectors(settings: Mapping[str, Any], folder: Path) -> TaskConfig | None:
     task = task_of(folder, settings)
     return task.resolved() if task.name == "embed" else None

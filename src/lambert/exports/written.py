@@ -15,7 +15,7 @@ from lambert.core.errors import DataError, UsageError
 from lambert.core.files import atomic_folder, check_new_folder, json_text, write_files
 from lambert.exports.card import card
 from lambert.exports.config import ExportConfig
-from lambert.exports.original import Original, check_traceable, read
+from lambert.exports.original import Original, check_pooled, check_traceable, read
 from lambert.exports.padded import PaddedModel, output_names
 from lambert.exports.sample import Arrays, Difference, Runtime, samples
 from lambert.model import folder as layout
@@ -69,6 +69,7 @@ def written(form: Format, config: ExportConfig) -> Iterator[str]:
     check_new_folder(config.out)
     original = read(config)
     check_traceable(original.model, config.format)
+    check_pooled(original, config.format)
     with atomic_folder(config.out, replace=True) as aside, quiet():
         padded = PaddedModel(original.model, original.finish).eval()
         with torch.inference_mode(False), torch.no_grad():

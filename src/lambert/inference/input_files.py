@@ -36,7 +36,7 @@ def columns_read(config: TaskConfig) -> tuple[list[str], list[str]] | None:
         "choice": ([*names, *columns.choices], []),
         "squad": (["question", "context"], []),
         "tag": ([], [word_column(columns), "text"]),
-        "embed": (text, ["prompt_b"]),
+        "embed": (text, ["prompt_b", "prompt_name"]),
         "mask": (["text"], []),
     }
     return found.get(config.name)

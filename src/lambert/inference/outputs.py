@@ -111,11 +111,12 @@ def check_segments(config: TaskConfig, model: Model) -> None:
         )
 
 
-def check_widths(config: TaskConfig, model: Model) -> None:
+def check_widths(task: Task[Any, Any], model: Model) -> None:
     """Raises UsageError if vectors are to be cut at a width that exceeds the model's."""
-    widths, hidden = config.embed.widths, model.config.hidden
-    if too_wide := [width for width in widths if width > hidden]:
-        raise UsageError(f"task.embed.widths has {max(too_wide)}, and vectors of the model have {hidden} components.")
+    widths, hidden = task.config.embed.widths, model.config.hidden
+    most = task.width(hidden) if isinstance(task, Embed) else hidden
+    if too_wide := [width for width in widths if width > most]:
+        raise UsageError(f"task.embed.widths has {max(too_wide)}, and vectors of the model have {most} components.")
 
 
 def ready(model: Model, precision: str, device: torch.device) -> tuple[Model, Precision]:

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +46,13 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
         request.state.model = chosen.name
         return chosen
 
-    async def vectors(
-        chosen: Served, texts: Sequence[str], field: str, kind: Literal["query", "document"] = "query"
-    ) -> tuple[Vectors, int]:
-        """Returns the vectors [texts, D] and the number of their tokens."""
+    async def vectors(chosen: Served, texts: Sequence[str], field: str, prompt: str = "") -> tuple[Vectors, int]:
+        """Returns the vectors [texts, D], with the prompt of this name or else the default one, and the number of their
+        tokens."""
+        if prompt and prompt not in chosen.prompts:
+            raise Refusal(422, "fields", f"The model's prompts are: {', '.join(chosen.prompts)}.", "prompt")
         found, tokens = await answering.answer(
-            lambda: chosen.model.vectors(texts, prompt=chosen.prompt(kind)), characters(texts)
+            lambda: chosen.model.vectors(texts, prompt_name=prompt), characters(texts)
         )
         if not np.isfinite(found).all():
             raise Refusal(422, "text", "The model computes no finite vector for a text.", field)
@@ -72,7 +73,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
     async def embed(request: Request, body: bodies.EmbedBody) -> Response:
         """A vector for each text."""
         chosen, texts = served(request, body.model), _several(body.inputs)
-        found, _ = await vectors(chosen, texts, "inputs", body.prompt or "query")
+        found, _ = await vectors(chosen, texts, "inputs", body.prompt or "")
         rows = (vector_D.tolist() for vector_D in found)
         return await answering.call(lambda: listed(_head(chosen), "embeddings", rows), found.size)
 
@@ -96,7 +97,7 @@ def application(config: ServeConfig, models: Models, answering: Answering, metri
                 raise Refusal(422, "text", answers[wrong]["error"], f"documents[{wrong}]")
             scores = [chosen.relevance(answer) for answer in answers]
         else:
-            query, _ = await vectors(chosen, [body.query], "query")
+            query, _ = await vectors(chosen, [body.query], "query", "query")
             found, _ = await vectors(chosen, documents, "documents", "document")
             scores = _cosines(np.concatenate([found, query]))
         order = sorted(range(len(scores)), key=lambda number: -scores[number])[: body.top_n]

@@ -46,8 +46,8 @@ class EmbedBody(Body):
     ]
     model: Name = None
     prompt: Annotated[
-        Literal["query", "document"] | None,
-        Field(description="Which of the model's prompts precedes the texts; that of queries by default."),
+        str | None,
+        Field(description="Name of the prompt that precedes the texts, such as query; the default one if unset."),
     ] = None
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lambert.core.contents import model_files
 from lambert.core.errors import DataError, LambertError, UsageError
@@ -67,10 +67,10 @@ class Served:
             return float(answer["value"])
         return float(answer["probabilities"][self.model.task.config.labels[1]])
 
-    def prompt(self, kind: Literal["query", "document"]) -> str:
-        """Returns what precedes texts of this kind before their vectors are computed."""
-        embed = self.model.embed
-        return embed.prompt if kind == "query" else embed.prompt_b
+    @property
+    def prompts(self) -> dict[str, str]:
+        """What may precede texts before their vectors are computed, by name."""
+        return self.model.embed.named_prompts()
 
     def card(self) -> dict[str, Any]:
         """Returns what clients may know of the model, as plain values."""
@@ -78,7 +78,7 @@ class Served:
         found: dict[str, Any] = {
             "name": self.name, "version": self.version, "task": task, "family": config.block,
             "dimensions": self.model.dimensions, "precision": self.model.precision,
-            "prompts": {"query": self.prompt("query"), "document": self.prompt("document")},
+            "prompts": self.prompts,
         }  # fmt: skip
         if task:
             settings = self.model.task.config

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Ints, JointTarget
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, shown
 from lambert.model.pooling import head_of, modes_of
 from lambert.model.vector_layers import VectorLayers
 from lambert.tasks import contrastive, metrics, retrieval, sentence_transformers
@@ -123,13 +123,20 @@ class Embed:
         return data
 
     def parse(self, rows: Sequence[Row], places: Sequence[str]) -> TextVectors:
-        """Reads rows {"text": ...} to compute vectors of. The default prompt precedes them, or if the row has
-        "prompt_b": true, that of `text_b`."""
-        prompt, prompt_b, key = self.embed.own_prompt(), self.embed.prompt_b, _key(self.config)
+        """Reads rows {"text": ...} to compute vectors of. The default prompt precedes them, or that of the row's
+        "prompt_name", or if the row has "prompt_b": true, that of `text_b`."""
+        key = _key(self.config)
         return self.texts(
-            (prompt_b if row.get("prompt_b") is True else prompt, text_of(row, key, place))
-            for row, place in zip(rows, places, strict=True)
+            (self._prompt(row, place), text_of(row, key, place)) for row, place in zip(rows, places, strict=True)
         )
+
+    def _prompt(self, row: Row, place: str) -> str:
+        name, prompts = row.get("prompt_name"), self.embed.named_prompts()
+        if name is None:
+            return self.embed.prompt_b if row.get("prompt_b") is True else self.embed.own_prompt()
+        if not isinstance(name, str) or name not in prompts:
+            raise DataError(f"{place}: prompt_name is {shown(name)}; the model's prompts are: {', '.join(prompts)}.")
+        return prompts[name]
 
     def texts(self, texts: Iterable[tuple[str, str]]) -> TextVectors:
         """Returns texts to compute vectors of, each after its prompt."""

@@ -215,7 +215,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     model, report = weights.load(folder, heads, roles.size(tokenizer), config.seed, config.code, labels=labels)
     check_positions(task.config.max_length, model)
     check_segments(task.config, model)
-    check_widths(task.config, model)
+    check_widths(task, model)
     check_examples(config, data, model.config)
     notes += filter(None, [keep_layers(model, config.distil.student_layers)])
     if config.random_init:

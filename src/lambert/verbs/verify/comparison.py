@@ -18,7 +18,10 @@ from lambert.verbs.verify.intervals import prediction_interval
 from lambert.verbs.verify.measured import VARIES, Measured
 
 _LENGTH = {"train.steps", "train.epochs"}
-_AUTOMATIC = {"optim.lr", "task.max_length", "task.labels", "task.embed.pooling"}
+_AUTOMATIC = {
+    "optim.lr", "task.max_length", "task.labels", "task.embed.pooling", "task.embed.prompt", "task.embed.prompt_b",
+    "task.embed.prompts", "task.embed.default_prompt", "task.embed.truncate_dim",
+}  # fmt: skip
 """Settings whose 0, empty text or empty list a run replaces by what its model and data ask for."""
 
 
