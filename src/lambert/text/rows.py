@@ -71,8 +71,8 @@ def opened(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[Binary
         raise DataError(f"No such file: {path}.") from error
     except TooLarge as error:
         raise DataError(
-            f"{path} expands to more than {max_ratio} times its size, which rows never do. If it is correct, decompress "
-            "it first."
+            f"{path} expands to more than {max_ratio} times its size, which rows never do. If it is correct, "
+            "decompress it first."
         ) from error
     except Unreadable as error:
         raise DataError(f"{path} {error}.") from error

@@ -125,8 +125,8 @@ def _verify(corpus: Path, say: Say) -> None:
             f"tokens in {len(split['shards']):,} files: as the manifest says"
         )
     count = same = len(manifest["inputs"])
-    for kind, what in (("changed", "changed since"), ("gone", "gone"), ("remote", "remote, and were not compared")):
-        if names := manifest[f"inputs_{kind}"]:
+    for state, what in (("changed", "changed since"), ("gone", "gone"), ("remote", "remote, and were not compared")):
+        if names := manifest[f"inputs_{state}"]:
             same -= len(names)
             say(f"{'inputs':<{_LABEL}} {len(names):,} of {count:,} {what}: {names[0]}{' ...' if names[1:] else ''}")
     if same:
