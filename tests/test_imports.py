@@ -29,7 +29,7 @@ BELOW = {
     "model": {"core", "native"},
     "engine": {"core", "native"},
     "distributed": {"core", "engine"},
-    "tasks": {"core", "text", "corpus", "data"},
+    "tasks": {"core", "text", "corpus", "data", "model"},
     "planning": {"core", "model"},
     "inference": {"core", "native", "text", *SIBLINGS, "distributed", "tasks", "planning"},
     "runs": {"core", "native", *SIBLINGS, "distributed", "tasks", "planning"},
