@@ -15,7 +15,7 @@ from lambert.exports.sample import Difference, padded, samples
 
 def opened(kind: str, head: str, folder: Path, **settings: bool) -> tuple[Original, PaddedModel]:
     original = read(ExportConfig(saved(kind, head, folder / "model", **settings), folder / "out"))
-    return original, PaddedModel(original.model, original.vectors is not None and original.vectors.embed.unit())
+    return original, PaddedModel(original.model, original.finish)
 
 
 @pytest.mark.parametrize("head", [*HEADS])

@@ -179,8 +179,17 @@ def test_prompts_by_name(make: Make) -> None:
         )
     np.testing.assert_allclose(model.encode(TEXTS, prompt="see: "), net.encode(TEXTS, prompt="see: "), atol=2e-6)
     assert model.embed.prompt_b == "road: "
+    row = model({"text": TEXTS[0], "prompt_name": "topic"})
+    np.testing.assert_allclose(row["vector"], net.encode(TEXTS[0], prompt_name="topic"), atol=2e-6)
+    with pytest.raises(DataError, match="the model's prompts are: query, document, passage, topic"):
+        model({"text": "a", "prompt_name": "x"})
     with pytest.raises(library.UsageError, match=r"prompt_name = 'topics' is unknown\. Did you mean 'topic'"):
         model.encode("a", prompt_name="topics")
+
+
+def test_formats_that_cannot_leave_prompts_out_are_refused(make: Make, tmp_path: Path, lambert: Any) -> None:
+    done = lambert("export", model=make("bert", "5.2", prompts="excluded"), out=tmp_path / "out", format="torch")
+    assert (done.code, "cannot leave the tokens of prompts out" in done.err) == (2, True)
 
 
 def test_a_folder_from_before_2021_keeps_its_encoder_in_a_folder(
