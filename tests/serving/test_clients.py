@@ -156,7 +156,7 @@ def test_more_requests_than_allowed_are_refused(hasty: Service) -> None:
         for connection in waiting:
             connection.sendall(post("/embed", {"inputs": "a"})[:-1])
         hasty.wait_for("lambert_requests_in_flight", lambda count: count == 5)
-        answer = hasty.raw(post("/embed", {"inputs": "a"}))
+        answer = hasty.raw(post("/embed", {"inputs": "a"}, "Connection: close"))
         assert answer.startswith(b"HTTP/1.1 429 ")
         assert b"retry-after: 1" in answer.lower()
         assert hasty.ask("/healthz")[0] == 200

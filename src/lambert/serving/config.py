@@ -63,6 +63,11 @@ class ServeConfig:
             raise UsageError(f"Two models are named {twice!r}: name them, as in --model one=FOLDER --model two=FOLDER.")
 
     @property
+    def body_bytes(self) -> int:
+        """Largest body of a request, in bytes."""
+        return int(self.max_body_megabytes * 1e6)
+
+    @property
     def models(self) -> list[tuple[str, Path]]:
         """The names and folders of the models. A model without a name has that of its run folder or folder."""
         found = []

@@ -28,8 +28,14 @@ _FILES = 65_536
 """Open files that the process asks for; each connection is one."""
 _RESERVED_FILES = 128
 _HEADER_SECONDS = 10.0
+_STALLED_SECONDS = 10.0
+_UNREAD_BODIES = 8
+"""All answers that clients have not read yet have at most the size of this number of largest bodies."""
 _ACCEPT_SECONDS = 1.0
 """When the service ends, the longest time in which it accepts the connections that wait in the queue of the socket."""
+_ACCEPTED = 16
+"""New connections that are accepted between two rounds of the event loop. Of each listening socket libuv accepts one
+(since 1.45, `uv__server_io`), and thousands that are new at once would wait for seconds."""
 _SO_ATTACH_FILTER, _BPF_RETURN = 26, 0x06
 """Of Linux: asm-generic/socket.h, linux/bpf_common.h (BPF_RET | BPF_K: return a constant, the bytes to keep)."""
 _NEW_OBJECTS = 50_000
@@ -91,10 +97,11 @@ def serve(config: ServeConfig, say: Say) -> None:
     service = built(config, say)
     limits = ConnectionLimits(
         header_seconds=min(_HEADER_SECONDS, config.seconds), answer_seconds=2 * config.seconds,
-        ending_seconds=config.seconds, connections=_connections(),
+        ending_seconds=config.seconds, connections=_connections(), body_bytes=config.body_bytes,
+        stalled_seconds=min(_STALLED_SECONDS, config.seconds), unread_bytes=_UNREAD_BODIES * config.body_bytes,
     )  # fmt: skip
     settings = uvicorn.Config(
-        service.app, http=protocol_class(limits, service.metrics.refused), ws="none", log_level="error",
+        service.app, http=protocol_class(limits, service.app.admission, service.metrics), ws="none", log_level="error",
         access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
@@ -199,7 +206,8 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
     if hasattr(signal, "SIGHUP"):
         loop.add_signal_handler(signal.SIGHUP, reload.ask)
     try:
-        await server._serve([listener])  # `serve` would raise the signals again at the end
+        listeners = [listener, *(listener.dup() for _ in range(1, _ACCEPTED))]
+        await server._serve(listeners)  # `serve` would raise the signals again at the end
     except asyncio.CancelledError:
         if not ended[1]:
             raise
