@@ -6,7 +6,6 @@ settings are known to be right, so neither `--help` nor a mistyped flag waits fo
 
 import dataclasses
 import errno
-import functools
 import importlib
 import os
 import sys
@@ -29,7 +28,7 @@ from lambert import __version__
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
-from lambert.core.errors import LambertError, UsageError
+from lambert.core.errors import LambertError, UsageError, printable
 from lambert.core.imports import imported
 from lambert.core.limits import check_limits
 from lambert.core.settings import (
@@ -135,7 +134,6 @@ NOT_YET = {
 """Verbs that users may expect but that do not exist, with what to do instead."""
 
 HELP_FLAGS = {"--help", "-h"}
-_SAY = functools.partial(print, flush=True)
 RUNS = ("pretrain", "finetune")
 """Verbs that train."""
 
@@ -353,30 +351,30 @@ def _command(
         if recipe is not None and Path(tokens[1]) != recipe:
             raise stray(tokens, next(token for token in reversed(tokens) if Path(token) == recipe), verb.takes)
         chosen = config or kind()
-        return run_verb(dataclasses.replace(chosen, **beside) if beside else chosen, say=_SAY)
+        return run_verb(dataclasses.replace(chosen, **beside) if beside else chosen, say=_say)
 
     def with_sweep(recipe: Recipe = None, /, *, config: Any) -> Any:
-        return run_verb(dataclasses.replace(config, **beside), settings, say=_SAY)
+        return run_verb(dataclasses.replace(config, **beside), settings, say=_say)
 
     def with_runs(runs: Runs, /, *, config: Any) -> Any:
-        return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_SAY)
+        return run_verb(dataclasses.replace(config or kind(), runs=tuple(runs)), say=_say)
 
     def with_model(model: ModelFolder, /, *, config: Any) -> Any:
-        return run_verb(dataclasses.replace(config, model=model), say=_SAY)
+        return run_verb(dataclasses.replace(config, model=model), say=_say)
 
     def with_plan(recipe: PlanRecipe, /, *, config: Any) -> Any:
         if recipe.suffix != ".toml" or not recipe.is_file():
             raise no_recipe(recipe, None)
-        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **beside), settings, say=_SAY)
+        return run_verb(dataclasses.replace(config or kind(), recipe=recipe, **beside), settings, say=_say)
 
     def with_verb(verb: Inner, /, *, config: Any) -> Any:
-        return run_verb(config or kind(), tokens, settings, say=_SAY)
+        return run_verb(config or kind(), tokens, settings, say=_say)
 
     def with_call(*, config: Any) -> Any:
-        return run_verb(config or kind(), call, say=_SAY)
+        return run_verb(config or kind(), call, say=_say)
 
     def flags_only(*, config: Any) -> Any:
-        return run_verb(config or kind(), say=_SAY)
+        return run_verb(config or kind(), say=_say)
 
     commands = {
         "recipe": with_recipe, "sweep": with_sweep, "runs": with_runs, "model": with_model, "plan": with_plan,
@@ -390,6 +388,10 @@ def _command(
     if optional:
         command.__kwdefaults__ = {"config": None}
     return cast(Callable[..., Any], command)
+
+
+def _say(text: str) -> None:
+    print(printable(text), flush=True)
 
 
 def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:

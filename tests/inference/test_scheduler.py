@@ -147,10 +147,13 @@ def test_too_much_work_is_refused_until_some_is_done(model: Model, work: Work, s
     assert model.begun.acquire(timeout=10)
     big = scheduler.submit(work, Texts(1, [600] * 5))  # more than the queue holds, but nothing waits
     with pytest.raises(OverloadedError, match="Too much work is waiting") as refused:
-        scheduler.submit(work, Texts(2, [10]))
+        scheduler.check(10)
+    with pytest.raises(OverloadedError, match="600 tokens"):
+        Scheduler(World(), most_tokens=600).check(10, coming=600)
     assert 0 < refused.value.seconds < math.inf
     model.go.set()
     big.result(10)
+    scheduler.check(10)
     scheduler.submit(work, Texts(2, [10])).result(10)
 
 
@@ -170,10 +173,17 @@ def test_work_that_would_wait_too_long_is_refused(model: Model, work: Work) -> N
         ([10], False),  # for 3,018
     ]:
         if accepted:
+            scheduler.check(sum(lengths))
             futures.append(scheduler.submit(work, Texts(1, lengths)))
         else:
             with pytest.raises(OverloadedError, match="Too much work"):
-                scheduler.submit(work, Texts(1, lengths))
+                scheduler.check(sum(lengths))
+    idle = Scheduler(World(), most_seconds=30)
+    idle._speed = 100.0
+    idle.check(1, coming=2000, seconds=10)
+    for coming, seconds in [(2001, 10), (2000, 10.1)]:
+        with pytest.raises(OverloadedError, match="Too much work"):
+            idle.check(1, coming=coming, seconds=seconds)
     model.go.set()
     for future in futures:
         future.result(10)

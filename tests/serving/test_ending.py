@@ -18,9 +18,13 @@ import torch
 from patience import HANGS
 from safetensors.torch import load_file, save_file
 
-from tests.support.services import Service, changed, copied, post, received, serving
+from tests.support.services import Service, changed, copied, post, received, serving, texts
 
 pytest.importorskip("fastapi")
+from lambert.core.errors import UsageError
+from lambert.serving.config import ServeConfig
+from lambert.serving.server import api_key
+
 pytestmark = pytest.mark.timeout(HANGS)
 Lambert = Callable[..., Any]
 TEXTS = ["the king found a river near the old road under the bright house"] * 200
@@ -94,7 +98,7 @@ def test_what_was_accepted_is_answered(number: int, folder: Path) -> None:
 def test_a_second_signal_ends_at_once(folder: Path) -> None:
     large = {"max_items": 100_000, "max_waiting_tokens": 10_000_000}
     with serving(folder, precision="float32", workers=1, **large) as service, service.connect() as connection:
-        connection.sendall(post("/embed", {"inputs": TEXTS * 400}))  # seconds of work
+        connection.sendall(post("/embed", {"inputs": texts(80_000)}))  # seconds of work
         service.wait_for("lambert_waiting_tokens", lambda tokens: tokens > 0)
         service.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
@@ -137,6 +141,13 @@ def test_models_are_loaded_again_under_load(model: Path) -> None:
         assert service.end() == (0, "")
 
 
+def test_a_reload_that_is_asked_for_during_the_start_happens_after_it(folder: Path) -> None:
+    service = serving(folder, precision="float32", before=lambda process: process.send_signal(signal.SIGHUP))
+    with service as running:
+        assert "nothing, no file has changed" in running.reads("loaded again")
+        assert running.end() == (0, "")
+
+
 def test_weights_that_are_overwritten_are_not_served(model: Path) -> None:
     with serving(model, precision="float32") as service:
         before = service.ask("/embed", {"inputs": TEXTS[:1]})
@@ -154,6 +165,24 @@ def test_a_port_in_use_is_one_line(folder: Path, lambert: Lambert) -> None:
     assert done.code == 4
     assert done.err.count("\n") == 1
     assert "--port" in done.err
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_key_is_not_read_from_a_pipe_or_a_device(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    make(tmp_path / "key")
+    with pytest.raises(UsageError, match="key is no file"):
+        api_key(ServeConfig(("model",), api_key_file=tmp_path / "key"))
+
+
+@pytest.mark.parametrize("key", [b"\xff\xfe", "schlüssel".encode(), b"two\nlines", b"k" * 5000])
+def test_a_key_that_no_header_has_is_refused(key: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_bytes(key)
+    monkeypatch.setenv("LAMBERT_API_KEY", os.fsdecode(key))
+    for file in (tmp_path / "key", None):
+        with pytest.raises(UsageError, match="has no API key"):
+            api_key(ServeConfig(("model",), api_key_file=file))
+    monkeypatch.setenv("LAMBERT_API_KEY", " good \n")
+    assert api_key(ServeConfig(("model",))) == "good"
 
 
 @pytest.mark.parametrize(("content", "gist"), [(None, "cannot be read: No such file"), ("", "has no API key")])
@@ -185,13 +214,17 @@ def _foreign(model: Path) -> None:
     (model / "readme.txt").write_text("nothing")
 
 
+def _pipe(model: Path) -> None:
+    os.mkfifo(model / "special_tokens.json")
+
+
 def _other_task(model: Path) -> None:
     settings = json.loads((model / "config.json").read_text())
     settings["lambert"]["task"]["name"] = "nowhere:Task"
     (model / "config.json").write_text(json.dumps(settings))
 
 
-@pytest.mark.parametrize("damage", [shutil.rmtree, _cut, _nan, _foreign, _other_task])
+@pytest.mark.parametrize("damage", [shutil.rmtree, _cut, _nan, _foreign, _pipe, _other_task])
 def test_a_folder_without_a_model_is_one_line(damage: Callable[[Path], Any], model: Path, lambert: Lambert) -> None:
     damage(model)
     done = lambert("serve", model=model, port=0, precision="float32")

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi")
+from lambert.core.world import World
+from lambert.inference.scheduler import Scheduler
+from lambert.serving.admission import _PLACES, Admission
 from lambert.serving.answering import Answering
 from lambert.serving.config import ServeConfig
-from lambert.serving.gate import _DRAINS, _PLACES, Gate, Limits
+from lambert.serving.gate import _DRAINS, Gate, Limits
 from lambert.serving.metrics import Metrics
 from lambert.serving.server import built
 
 LARGEST = 1000
-LIMITS = Limits(frozenset(["localhost"]), "", LARGEST, requests=1024, seconds=5.0)
+LIMITS = Limits(frozenset(["localhost"]), "", LARGEST, seconds=5.0)
 Messages = list[dict[str, Any]]
 
 
@@ -28,8 +31,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"%d" % len(body)})
 
 
-def gate(app: Any = echo, limits: Limits = LIMITS) -> Gate:
-    return Gate(app, limits, Metrics(), lambda error: None)
+def gate(app: Any = echo, limits: Limits = LIMITS, requests: int = 1024, turns: int = 2) -> Gate:
+    admission = Admission(Scheduler(World(), most_seconds=1.0), turns, requests, LARGEST)
+    return Gate(app, limits, admission, Metrics(), lambda error: None)
 
 
 class Client:
@@ -70,14 +74,14 @@ def test_slow_bodies_together_are_bounded() -> None:
         for _ in range(9):
             for client in clients:
                 await client.send(b"x" * (LARGEST // 10))
-            assert served._bytes <= _PLACES * LARGEST
+            assert served.admission.bytes <= _PLACES * LARGEST
         for client in clients:
             await client.send(b"", more=False)
         answers = [await client.answer() for client in clients]
         statuses = [status for status, _ in answers]
         assert set(statuses) == {200, 429}
         assert statuses.count(200) >= _PLACES
-        assert served._bytes == 0
+        assert served.admission.bytes == 0
         assert b'lambert_refusals_total{reason="bodies"}' in served._metrics.text()
 
     asyncio.run(run())
@@ -115,7 +119,7 @@ def test_bodies_of_open_paths_are_not_read(length: int | None) -> None:
 
 def test_slow_requests_without_a_key_take_no_place_of_those_with_one() -> None:
     async def run() -> None:
-        served = gate(limits=replace(LIMITS, key="secret", requests=2))
+        served = gate(limits=replace(LIMITS, key="secret"), requests=2)
         strangers = [Client(served) for _ in range(2 * _DRAINS)]
         for client in strangers:
             await client.send(b"x")
@@ -141,7 +145,7 @@ def test_requests_to_open_paths_take_no_place() -> None:
         await echo(scope, receive, send)
 
     async def run() -> None:
-        served = gate(slow, replace(LIMITS, requests=2))
+        served = gate(slow, requests=2)
         waiting = [Client(served, "/metrics", method="GET") for _ in range(5)]
         client = Client(served)
         await client.send(b"x", more=False)
@@ -183,3 +187,105 @@ def test_a_bug_is_answered_counted_and_kept(
     assert "ZeroDivisionError" in line
     assert "crash.txt" in line
     assert "client sent" not in line
+
+
+def test_overload_is_refused_before_it_is_parsed_and_what_was_accepted_is_answered() -> None:
+    running, most, go = 0, 0, asyncio.Event()
+
+    async def tokenize(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await go.wait()
+        running -= 1
+        await echo(scope, receive, send)
+
+    async def run() -> None:
+        served = gate(tokenize, turns=2)
+        served.admission.expect(bytes_per_second=10 * (256 + 100), tokens_per_byte=0.0)  # 10 requests of 100 bytes
+        clients = [Client(served, length=100) for _ in range(15)]
+        for client in clients:
+            await client.send(b"x" * 100, more=False)
+        refused = [await client.answer() for client in clients[11:]]  # while nothing has been computed
+        assert {status for status, _ in refused} == {429}
+        assert b"try again in 2 s" in refused[0][1]
+        headers = dict(clients[11].sent[0]["headers"])
+        assert headers[b"retry-after"] == b"2"
+        assert b"connection" not in headers
+        assert most == 2
+        clients[5].parts.put_nowait({"type": "http.disconnect"})  # leaves the line
+        await asyncio.wait_for(clients[5].task, 3)
+        late = Client(served, length=100)
+        await late.send(b"x" * 100, more=False)
+        go.set()
+        answers = [await client.answer() for client in [*clients[:5], *clients[6:11], late]]
+        assert answers == [(200, b"100")] * 11
+        assert most == 2
+        admission = served.admission
+        assert (admission.requests, admission.bytes, admission._size, admission._free_turns) == (0, 0, 0, 2)
+        assert b'lambert_refusals_total{reason="overloaded"} 4.0' in served._metrics.text()
+
+    asyncio.run(run())
+
+
+def test_a_slow_body_for_which_there_is_no_time_any_more_is_refused_too() -> None:
+    go = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await echo(scope, receive, send)
+
+    async def run() -> None:
+        served = gate(slow, turns=1)
+        served.admission.expect(bytes_per_second=2 * (256 + 100), tokens_per_byte=0.0)
+        late = Client(served, length=100)
+        await late.send(b"x" * 99)
+        clients = [Client(served, length=100) for _ in range(3)]
+        for client in clients:
+            await client.send(b"x" * 100, more=False)
+        await late.send(b"x", more=False)
+        assert (await late.answer())[0] == 429
+        go.set()
+        assert [await client.answer() for client in clients] == [(200, b"100")] * 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ((b"content-encoding", b"gzip"), 415),
+        ((b"content-encoding", b"identity"), 200),
+        ((b"transfer-encoding", b"gzip, chunked"), 501),
+        ((b"transfer-encoding", b"chunked, chunked"), 501),
+        ((b"transfer-encoding", b"Chunked"), 200),
+    ],
+)
+def test_encodings_are_refused(header: tuple[bytes, bytes], status: int) -> None:
+    async def run() -> None:
+        client = Client(gate())
+        client.scope["headers"].append(header)
+        await client.send(b"x", more=False)
+        assert (await client.answer())[0] == status
+
+    asyncio.run(run())
+
+
+def test_a_panic_is_answered_and_reported() -> None:
+    class Panic(BaseException):
+        """As pyo3_runtime.PanicException, which is no Exception."""
+
+    async def panics(scope: Any, receive: Any, send: Any) -> None:
+        raise Panic
+
+    async def run() -> None:
+        reported: list[BaseException] = []
+        served = gate(panics)
+        served._report = reported.append
+        client = Client(served)
+        await client.send(b"x", more=False)
+        status, body = await client.answer()
+        assert (status, [*json.loads(body)]) == (500, ["error"])
+        assert [type(error) for error in reported] == [Panic]
+        assert b'lambert_refusals_total{reason="bug"} 1.0' in served._metrics.text()
+
+    asyncio.run(run())

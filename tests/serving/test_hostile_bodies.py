@@ -92,8 +92,14 @@ def test_too_many_and_unknown(path: str, service: Service) -> None:
 
 
 def test_numbers_are_checked(service: Service) -> None:
-    for top in (0, -1, 1.5, "x", math.pi):
+    for top in (0, -1, 1.5, "x", math.pi, True, False, "1"):
         assert service.ask("/rerank", {"query": "a", "documents": ["a"], "top_n": top})[0] == 422
+    for path, field, rest in [
+        ("/predict", "top", {"inputs": "a", "model": "classify"}), ("/v1/embeddings", "dimensions", {"input": "a"}),
+    ]:  # fmt: skip
+        assert service.ask(path, {**rest, field: True}) == (422, {"error": f"'{field}' must be a whole number.",
+                                                                  "field": field})  # fmt: skip
+    assert service.ask("/predict", {"inputs": "a", "model": "classify", "top": 1})[0] == 200
     assert service.ask("/rerank", {"query": "a", "documents": ["a"], "top_n": 10**30})[0] == 200
     for dimensions in (0, -1, 10**30, 33):
         assert service.ask("/v1/embeddings", {"input": "a", "dimensions": dimensions})[0] == 422

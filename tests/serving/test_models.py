@@ -1,5 +1,6 @@
 """Models are loaded again one by one, and each is of one version of its folder."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.support.services import changed, copied
 pytest.importorskip("fastapi")
 from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
-from lambert.inference.scheduler import OverloadedError, Scheduler
+from lambert.inference.scheduler import Scheduler
 from lambert.serving import building
 from lambert.serving import models as module
 from lambert.serving.config import ServeConfig
@@ -73,7 +74,7 @@ def test_a_broken_folder_does_not_stop_the_reload_of_others(
     assert models.get("second").version != before["second"]
 
 
-def test_a_request_may_wait_for_half_of_the_longest_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_may_wait_for_a_quarter_of_the_longest_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
     class Seen(Scheduler):
@@ -83,18 +84,14 @@ def test_a_request_may_wait_for_half_of_the_longest_time(model: Path, monkeypatc
 
     monkeypatch.setattr(building, "Scheduler", Seen)
     built(ServeConfig((str(model),), precision="float32", seconds=8.0)).close(now=True)
-    assert given["most_seconds"] == 4.0
+    assert given["most_seconds"] == 2.0
 
 
-def test_a_full_queue_does_not_stop_a_reload(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = built(ServeConfig((str(model),), precision="float32"))
-    try:
-        replace(model)
-
-        def full(*given: Any, **named: Any) -> None:
-            raise OverloadedError(10, 1.0)
-
-        monkeypatch.setattr(Scheduler, "submit", full)
-        assert service.models.reload() == (["topics"], [])
-    finally:
-        service.close(now=True)
+@pytest.mark.parametrize("name", ["pipe.json", "model.safetensors"])
+def test_a_pipe_in_a_folder_does_not_stop_a_reload(name: str, model: Path) -> None:
+    models = module.Models([("topics", model)], InferenceConfig(), (), World(), lambda model: None)
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    changed, (message,) = models.reload()
+    assert changed == []
+    assert f"{name} is no file but" in message

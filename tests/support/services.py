@@ -103,6 +103,12 @@ def _content(answer: Any) -> Any:
     return json.loads(text) if answer.headers.get("Content-Type", "").startswith("application/json") else text
 
 
+def texts(count: int) -> list[str]:
+    """Returns texts of 12 words that all differ, because equal ones are computed once."""
+    words = ("the", "king", "found", "a", "river", "near", "old", "road", "under", "bright")
+    return [" ".join(words[int(digit)] for digit in f"{number:012}") for number in range(count)]
+
+
 def copied(folder: Path, to: Path) -> Path:
     """Copies the model folder of a run, without the sums of its files."""
     shutil.copytree(folder / "model", to)
@@ -121,8 +127,12 @@ def changed(model: Path) -> Path:
 
 
 @contextmanager
-def serving(*models: str | Path, env: dict[str, str] | None = None, **settings: Any) -> Iterator[Service]:
-    """A service of the models on a free port, killed at the end if it still runs."""
+def serving(
+    *models: str | Path, env: dict[str, str] | None = None,
+    before: Callable[["subprocess.Popen[str]"], None] | None = None, **settings: Any,
+) -> Iterator[Service]:  # fmt: skip
+    """A service of the models on a free port, killed at the end if it still runs. `before` is called while it starts,
+    when it has handlers of signals."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     command = [sys.executable, "-m", "lambert", "serve", "--port=0", *flags]
     command += [f"--model={model}" for model in models]
@@ -131,6 +141,10 @@ def serving(*models: str | Path, env: dict[str, str] | None = None, **settings: 
     )
     try:
         assert process.stdout is not None
+        while before is not None and not _catches(process.pid, signal.SIGTERM):
+            time.sleep(0.001)
+        if before is not None:
+            before(process)
         lines: list[str] = []
         for line in process.stdout:
             lines.append(line)
@@ -143,3 +157,10 @@ def serving(*models: str | Path, env: dict[str, str] | None = None, **settings: 
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _catches(process: int, number: int) -> bool:
+    """Returns whether a process of Linux has a handler for a signal."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lambert.core.errors import DataError
-from lambert.core.files import write_atomic
+from lambert.core.files import check_regular, write_atomic
 from lambert.core.randomness import Stream, key, permuted
 
 BLOCK_BYTES = 2**20
@@ -155,8 +155,9 @@ def check_sums(folder: Path) -> None:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Returns the files of a model folder that determine its outputs, sorted by name."""
-    return [path for path in sorted(folder.iterdir()) if path.suffix in _MODEL_SUFFIXES]
+    """Returns the files of a model folder that determine its outputs, sorted by name. Raises DataError for one that is
+    a named pipe or the like."""
+    return [check_regular(path) for path in sorted(folder.iterdir()) if path.suffix in _MODEL_SUFFIXES]
 
 
 def _short(data: bytes) -> str:

@@ -3,6 +3,11 @@
 Any other exception that ends the process is a bug in Lambert: exit code 1 and a traceback in `crash.txt`.
 """
 
+import re
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and line feed, separators of lines, controls of the direction of text, half pairs."""
+
 
 class LambertError(Exception):
     """An error that is explained to the user in one line. The process ends with `exit_code`."""
@@ -58,3 +63,14 @@ def shown(value: object) -> str:
     except ValueError:  # Python does not print integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def printable(text: str) -> str:
+    """Returns lines as they are printed and logged. Control characters and those that change the direction of text
+    appear as in JSON (\\u001b): names of files, labels and tensors are from outside, and a terminal obeys them."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def printable_line(text: str) -> str:
+    """Returns a text as one printable line. A line feed in a name appears as \\u000a."""
+    return printable(text).replace("\n", "\\u000a")

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import DataError, MachineError, UsageError
 
 _NEW, _OLD, _GONE = "new", "old", "gone"
 """The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
@@ -34,6 +34,14 @@ def write_atomic(path: Path, text: str) -> Path:
         raise MachineError(
             f"{path} cannot be written: {error.strerror}. Free space or choose another place."
         ) from error
+    return path
+
+
+def check_regular(path: Path) -> Path:
+    """Returns the path. Raises DataError if it names anything else than a file: to open a named pipe would wait for its
+    other end, and a device may have no end."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is no file but a folder, a named pipe or a device: replace it by a file.")
     return path
 
 

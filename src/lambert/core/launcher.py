@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lambert.core.errors import LambertError
+from lambert.core.errors import LambertError, printable
 from lambert.core.files import write_atomic
 from lambert.core.signals import LAUNCHED
 
@@ -77,7 +77,7 @@ def report_end(code: int, line: str) -> int:
             return 0 if code in FINAL else code
     elif launcher and not _is_first_to_end():
         return code
-    print(f"lambert: {line}", file=sys.stderr)
+    print(f"lambert: {printable(line)}", file=sys.stderr)
     return code
 
 

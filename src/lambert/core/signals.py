@@ -7,6 +7,7 @@ saved.
 import os
 import signal
 import sys
+from collections.abc import Collection
 from types import FrameType
 from typing import NoReturn
 
@@ -17,15 +18,19 @@ _CONTINUING = ("prepare", "pretrain", "finetune", "predict", "sweep", "launch", 
 _CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 if hasattr(signal, "SIGUSR1"):
     _CODES[signal.SIGUSR1] = 75
+_HANGUPS = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 
 
 def exit_on_signals() -> None:
     """Installs handlers by which SIGTERM, SIGUSR1 and SIGINT end this process at once, with one line. That is safe
-    because all writes are atomic. Signals that `block_signals` blocked are delivered now.
+    because all writes are atomic. Signals that `block_signals` blocked are delivered now. SIGHUP waits until a service
+    has started (`block_hangups`).
 
     In a process that `lambert launch` started, no handlers are installed, because the launcher reports how its
     processes end.
     """
+    if sys.argv[1:2] == ["serve"]:
+        block_hangups()
     if LAUNCHED not in os.environ:
         own = os.getpid()
 
@@ -57,9 +62,20 @@ def unblock_signals() -> None:
     _mask("SIG_UNBLOCK")
 
 
-def _mask(how: str) -> None:
+def block_hangups() -> None:
+    """Blocks SIGHUP until `unblock_hangups` is called, even across an exec: it makes a service load its models again,
+    and would end a process that has no handler yet."""
+    _mask("SIG_BLOCK", _HANGUPS)
+
+
+def unblock_hangups() -> None:
+    """Unblocks SIGHUP; one that arrived meanwhile is delivered now."""
+    _mask("SIG_UNBLOCK", _HANGUPS)
+
+
+def _mask(how: str, numbers: Collection[signal.Signals] = tuple(_CODES)) -> None:
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(getattr(signal, how), _CODES)
+        signal.pthread_sigmask(getattr(signal, how), numbers)
 
 
 def _continues() -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lambert.core.errors import MachineError
+from lambert.core.errors import MachineError, printable_line
 from lambert.core.files import identity, json_text, removed_message, replace_files
 from lambert.core.world import World
 from lambert.engine import environment
@@ -180,8 +180,8 @@ class RunLog:
     def note(self, text: str) -> None:
         """Writes a line to the console and log.txt. Does nothing for an empty line."""
         if self._writes and text:
-            self._text.write(f"{_now()} {text}")
-            self._bar.note(text)
+            self._text.write(f"{_now()} {printable_line(text)}")
+            self._bar.note(printable_line(text))
 
     def state(self) -> dict[str, Any]:
         """Returns the plain values for the checkpoint, and flushes all rows to the disk."""
@@ -311,7 +311,7 @@ def _details(row: Mapping[str, Any]) -> str:
 def append(run: Path, text: str) -> None:
     """Writes a line to log.txt of a run whose RunLog is closed. Does nothing if the disk refuses the line."""
     file = AppendOnlyFile(run / LOG, lambda problem: None)
-    file.write(f"{_now()} {text}")
+    file.write(f"{_now()} {printable_line(text)}")
     file.close()
 
 

@@ -6,6 +6,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from lambert.core.errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
@@ -114,7 +116,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
     def note(self, text: str) -> None:
         """Prints `text` as a line of its own, above the bar."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(printable(text), markup=False, highlight=False)
         elif not self.quiet:
             aside(text)
 
@@ -162,7 +164,7 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
 def aside(text: str) -> None:
     """Prints a line on stderr."""
     with contextlib.suppress(OSError):  # a closed pipe or a full disk behind stderr must not stop the task
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -108,8 +108,8 @@ class Scheduler:
         world: The device.
         workers: Number of threads; 0: one for each of torch's threads on a CPU, one on a GPU.
         batch_tokens: Most tokens of a batch, except for a single longer sequence; 0: the fastest for the device.
-        most_tokens: Most tokens that wait, except for a first request.
-        most_seconds: Longest time that a request waits for others, by estimate. One that would wait longer is refused.
+        most_tokens: Most tokens that wait, except for a first request (`check`).
+        most_seconds: Longest time that a request waits for others, by estimate (`check`).
         observer: Is told what is computed.
     """
 
@@ -131,6 +131,8 @@ class Scheduler:
         self._changed = threading.Condition()
         self._active, self._closing = 0, False
         self._tokens, self._computed, self._busy = 0, 0, 0.0
+        self._next_turns = 0
+        """Of the tokens that wait, those that are computed in the next turn of each request."""
         self._pool: list[threading.Thread] = []
 
     @property
@@ -155,40 +157,47 @@ class Scheduler:
 
     def submit(self, work: Work, source: Source) -> "Future[list[Found]]":
         """Adds all sequences of a Source, and returns the Future of their outputs, in order. Cancelling the Future
-        removes the sequences that no worker has taken.
-
-        Raises:
-            OverloadedError: Too many tokens are waiting already.
-            RuntimeError: The scheduler is closed.
+        removes the sequences that no worker has taken. Raises RuntimeError if the scheduler is closed.
         """
         indices_S = np.arange(source.size(0))
         lengths = source.lengths(np.zeros_like(indices_S), indices_S).tolist()
-        job = _Job(work, source, lengths, left=sum(lengths))
+        job = _Job(work, source, lengths)
         if not lengths:
             job.future.set_result([])
             return job.future
         with self._changed:
             if self._closing:
                 raise RuntimeError("the scheduler is closed")
-            if self._tokens and self._tokens + job.left > self._most_tokens:
-                raise OverloadedError(self._tokens, self._tokens / (self._speed or self.tokens_per_second or 1000.0))
-            if (wait := self._wait(job.left)) > self._most_seconds:
-                raise OverloadedError(self._tokens, wait)
             if not self._pool:
                 self._start()
             self._jobs.append(job)
-            self._tokens += job.left
+            self._wait_for(job, sum(lengths))
             self._changed.notify()
         job.future.add_done_callback(lambda future: self._remove(job) if future.cancelled() else None)
         return job.future
 
-    def _wait(self, tokens: int) -> float:
-        """Estimates the seconds that a new request of so many tokens waits for those that wait now. They have as many
-        turns as it needs."""
-        if not self._speed or self._tokens / self._speed <= self._most_seconds:
-            return 0.0
-        most = math.ceil(tokens / self._turn) * self._turn
-        return sum(min(job.left, most) for job in self._jobs if not job.dropped) / self._speed
+    def check(self, tokens: int, *, coming: int = 0, seconds: float = 0.0) -> None:
+        """Raises OverloadedError if a request of so many tokens would be too many, or would wait too long for others:
+        those that wait now have as many turns as it needs.
+
+        Args:
+            coming: Tokens of requests that have been accepted and not submitted yet.
+            seconds: Time that the request waits for them before it is submitted.
+        """
+        waiting, speed = self._tokens + coming, self._speed or self.tokens_per_second
+        if waiting and waiting + tokens > self._most_tokens:
+            raise OverloadedError(waiting, waiting / (speed or 1000.0))
+        if speed:
+            turns = math.ceil(tokens / self._turn)
+            seconds += (min(self._tokens, turns * self._next_turns) + coming) / speed
+        if seconds > self._most_seconds:
+            raise OverloadedError(waiting, seconds)
+
+    def _wait_for(self, job: _Job, left: int) -> None:
+        """Sets the tokens of a job that wait."""
+        self._tokens += left - job.left
+        self._next_turns += min(left, self._turn) - min(job.left, self._turn)
+        job.left = left
 
     def close(self, *, now: bool = False) -> None:
         """Ends the threads after they have computed what was accepted; `now`: after their present batches. A closed
@@ -268,7 +277,8 @@ class Scheduler:
                 if not full:
                     job.taken, total = job.taken + 1, total + length
                     full = total >= goal
-            job.turn, job.left = job.turn + total - before, job.left - (total - before)
+            job.turn += total - before
+            self._wait_for(job, job.left - (total - before))
             if low < job.taken:
                 parts.append(_Part(job, low, job.taken))
                 if not low:
@@ -278,16 +288,15 @@ class Scheduler:
                 job.turn = 0 if ended else job.turn
                 (self._jobs if ended else others).append(job)
         self._jobs.extendleft(reversed(others))
-        self._tokens -= total
         return parts
 
     def _remove(self, job: _Job) -> None:
         with self._changed:
             if not job.dropped:
                 job.dropped = True
-                self._tokens -= job.left
+                self._wait_for(job, 0)
 
-    def _fail(self, job: _Job, error: Exception) -> None:
+    def _fail(self, job: _Job, error: BaseException) -> None:
         self._remove(job)
         with suppress(InvalidStateError):  # its caller has cancelled it
             job.future.set_exception(error)
@@ -300,7 +309,7 @@ class Scheduler:
             batches = [part.collate() for part in parts]
             together = computed(work.model, work.precision, self._world, joined(batches))
             found = list(zip(parts, divided(together, batches), strict=True))
-        except Exception as error:  # whatever it is, the caller must learn it, and this thread must live
+        except BaseException as error:  # whatever it is, the caller must learn it, and this thread must live
             if len(parts) > 1:
                 return [job for part in parts for job in self._compute([part])]
             with self._changed:

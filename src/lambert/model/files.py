@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
+from lambert.core.files import check_regular
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -86,6 +87,7 @@ def fingerprint(folder: Path) -> str:
 def json_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file. Raises DataError that names the file if it contains anything else, or half
     of a surrogate pair."""
+    check_regular(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(found, ensure_ascii=False).encode()

@@ -15,6 +15,7 @@ import numpy as np
 
 from lambert.inference.scheduler import Scheduler
 from lambert.inference.text_model import Request, Text, TextModel
+from lambert.serving.admission import CURRENT
 from lambert.tasks import Row
 
 R = TypeVar("R")
@@ -22,6 +23,8 @@ _SMALL = 1024
 """Characters, bytes or numbers that are tokenized, parsed or encoded in the event loop, in about 0.3 ms at most."""
 _TEXT = 256
 """Characters that take as long as a text takes besides its characters."""
+_RELEASED = 16
+"""Requests that are finished before the event loop serves others."""
 
 
 class Answering:
@@ -33,7 +36,10 @@ class Answering:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._pool = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "lambert-texts")
+        threads = max(2, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(threads, "lambert-texts")
+        self.turns = threads + 1
+        """Requests that are parsed and tokenized at once: so many that no thread waits for the event loop."""
         self._arrivals = _Arrivals()
 
     async def call(self, function: Callable[[], R], size: int) -> R:
@@ -51,23 +57,33 @@ class Answering:
             make: Makes the request from texts.
             size: Number of their characters.
 
-        Raises what `make` raises, or OverloadedError.
+        Raises what `make` raises.
         """
-        request, tokens = await self.call(lambda: _with_tokens(make()), size)
-        return await self._computed(request, size), tokens
+        request, tokens = await self._in_turn(lambda: with_tokens(make()), size)
+        return await self._computed(request, size, tokens), tokens
 
     async def predictions(self, model: TextModel, texts: Sequence[Text], top: int = 0) -> list[Row]:
         """Returns the prediction for each text, or {"error": ...} for one that the task cannot read."""
         places, size = [f"inputs[{number}]" for number in range(len(texts))], characters(texts)
-        good, request, errors = await self.call(lambda: model.readable(texts, places, top), size)
+        good, request, errors = await self._in_turn(lambda: model.readable(texts, places, top), size)
         answers: dict[int, Row] = {number: {"error": str(error)} for number, error in errors.items()}
         if request is not None:
-            found = await self._computed(request, size)
+            found = await self._computed(request, size, with_tokens(request)[1])
             answers |= dict(zip(good, found, strict=True))
         return [answers[number] for number in range(len(texts))]
 
-    async def _computed(self, request: Request[R], size: int) -> R:
+    async def _in_turn(self, function: Callable[[], R], size: int) -> R:
+        """As `call`, for what is done in the turn of the request that is being answered."""
+        accepted = CURRENT.get()
+        if accepted is not None:
+            await accepted.turn()
+        return await self.call(function, size)
+
+    async def _computed(self, request: Request[R], size: int, tokens: int) -> R:
         future = self.scheduler.submit(request.work, request.source)
+        accepted = CURRENT.get()
+        if accepted is not None:
+            accepted.submitted(tokens)
         await self._arrivals.arrival(future)
         if future.cancelled():  # the scheduler was closed
             raise asyncio.CancelledError
@@ -105,17 +121,20 @@ class _Arrivals:
             self._arrived.append(waiter)
         if wake:
             try:
-                loop.call_soon_threadsafe(self._release)
+                loop.call_soon_threadsafe(self._release, loop)
             except RuntimeError:  # the loop has ended, and nobody waits
                 with self._lock:
                     self._arrived.clear()
 
-    def _release(self) -> None:
+    def _release(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
-            arrived, self._arrived = self._arrived, []
+            arrived, self._arrived = self._arrived[:_RELEASED], self._arrived[_RELEASED:]
+            more = bool(self._arrived)
         for waiter in arrived:
             if not waiter.done():
                 waiter.set_result(None)
+        if more:
+            loop.call_soon(self._release, loop)
 
 
 def characters(texts: Sequence[Text]) -> int:
@@ -125,6 +144,6 @@ def characters(texts: Sequence[Text]) -> int:
     )
 
 
-def _with_tokens(request: Request[R]) -> tuple[Request[R], int]:
+def with_tokens(request: Request[R]) -> tuple[Request[R], int]:
     indices_S = np.arange(request.source.size(0))
     return request, int(request.source.lengths(np.zeros_like(indices_S), indices_S).sum()) if len(indices_S) else 0

@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 Name = Annotated[str | None, Field(description="Name of the model; the first one by default.", max_length=128)]
 Text = Annotated[str, Field(description="A text.")]
@@ -13,6 +13,15 @@ Input = Annotated[
 
 
 Texts = Annotated[list[Text], Field(min_length=1)]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str):  # pydantic takes true as 1, and "1" too
+        raise PydanticKnownError("int_type")
+    return value
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
 
 
 class Body(BaseModel):
@@ -33,8 +42,8 @@ class PredictBody(Body):
     ]
     model: Name = None
     top: Annotated[
-        int | None,
-        Field(ge=1, le=1000, description="Number of labels, answers or pieces to list, where a task has some."),
+        Annotated[int, Field(ge=1, le=1000), BeforeValidator(_number)] | None,
+        Field(description="Number of labels, answers or pieces to list, where a task has some."),
     ] = None
 
 
@@ -64,7 +73,7 @@ class RerankBody(Body):
 
     query: Annotated[Text, Field(examples=["Who wrote Emma?"])]
     documents: Annotated[Texts, Field(examples=[["Emma is a novel by Jane Austen.", "Rain is expected."]])]
-    top_n: Annotated[int | None, Field(ge=1, description="Number of documents in the answer; all by default.")] = None
+    top_n: Annotated[Count | None, Field(description="Number of documents in the answer; all by default.")] = None
     model: Name = None
 
 
@@ -85,7 +94,7 @@ class OpenAIEmbeddingsBody(BaseModel):
         Literal["float", "base64"], Field(description="base64: of float32 numbers, little-endian.")
     ] = "float"
     dimensions: Annotated[
-        int | None, Field(ge=1, description="Keep this many first components, and divide by the length (Matryoshka).")
+        Count | None, Field(description="Keep this many first components, and divide by the length (Matryoshka).")
     ] = None
 
     @field_validator("input", mode="before")

@@ -1,5 +1,6 @@
 """Puts a service together: models, scheduler, application and gate."""
 
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -9,18 +10,21 @@ from lambert.core.world import World
 from lambert.engine.device import device_named
 from lambert.engine.precision import resolved
 from lambert.inference.config import InferenceConfig
-from lambert.inference.scheduler import OverloadedError, Scheduler
+from lambert.inference.scheduler import Scheduler
 from lambert.inference.text_model import TextModel
-from lambert.serving.answering import Answering
+from lambert.serving.admission import Admission
+from lambert.serving.answering import Answering, characters, with_tokens
 from lambert.serving.app import application
 from lambert.serving.config import ServeConfig
 from lambert.serving.gate import Gate, Limits
 from lambert.serving.metrics import Metrics
 from lambert.serving.models import Models
 
-_WAIT = 0.5
-"""Share of the longest time of a request that it may wait for others. The estimate of that time is not exact, and
-others come while it waits."""
+_WAIT = 0.25
+"""Share of the longest time of a request that it may wait for others, by estimate: what was accepted is answered even
+if the service becomes three times slower while it waits."""
+_WARM_TEXTS = 16
+"""Enough to measure a speed."""
 WARM_TEXT = "The first batch takes longer, because memory is allocated and kernels are chosen. " * 4
 
 
@@ -34,12 +38,16 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
         observer=metrics,
     )  # fmt: skip
 
+    answering = Answering(scheduler)
+    admission = Admission(scheduler, answering.turns, config.max_requests, config.body_bytes)
+
     def warm(model: TextModel) -> None:
-        request = model.vectors([WARM_TEXT] * scheduler.workers)
-        try:
-            request.finish(scheduler.submit(request.work, request.source).result())
-        except OverloadedError:  # only during a reload, when the threads of the scheduler are warm
-            model.encode([WARM_TEXT])
+        texts = [WARM_TEXT] * max(_WARM_TEXTS, scheduler.workers)
+        model.vectors(texts)
+        begin = time.perf_counter()
+        request, tokens = with_tokens(model.vectors(texts))
+        admission.expect(characters(texts) / (time.perf_counter() - begin), tokens / characters(texts))
+        request.finish(scheduler.submit(request.work, request.source).result())
 
     inference = InferenceConfig(precision, device=config.device)
     try:
@@ -48,13 +56,12 @@ def build(config: ServeConfig, key: str, hosts: frozenset[str], say: Callable[[s
         scheduler.close(now=True)
         raise
     metrics.watch(scheduler, models)
-    answering = Answering(scheduler)
     app = application(config, models, answering, metrics)
-    limits = Limits(hosts, key, int(config.max_body_megabytes * 1e6), config.max_requests, config.seconds)
+    limits = Limits(hosts, key, config.body_bytes, config.seconds)
 
     def report(error: BaseException) -> None:
         # The message of the error may repeat what a client sent, which is not printed.
         where = save_traceback("serve", "".join(traceback.format_exception(error)))
         say(f"warning: a request failed because of a bug ({type(error).__name__}). {where}")
 
-    return Gate(app, limits, metrics, report), app.state, models, metrics, answering.close
+    return Gate(app, limits, admission, metrics, report), app.state, models, metrics, answering.close

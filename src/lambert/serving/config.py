@@ -41,8 +41,8 @@ class ServeConfig:
     max_requests: int = 1024
     """Most requests at once. Requests beyond it are answered with 429."""
     max_waiting_tokens: int = 262_144
-    """Most tokens that wait to be computed. Requests beyond it are answered with 429 and Retry-After, as are those that
-    would wait longer than half of `seconds`, by the speed so far."""
+    """Most tokens that wait to be computed. Requests beyond it, by their bytes, are answered with 429 and Retry-After,
+    as are those that would wait longer than a quarter of `seconds`, by the speed so far."""
     precision: Precisions | Literal["auto"] = "auto"
     """Precision of the matrix products. auto: bfloat16 on devices with instructions for its products, else float32.
     int8, on CPUs only, is faster still and changes scores by tenths."""
@@ -61,6 +61,11 @@ class ServeConfig:
         names = [name for name, _ in self.models]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(f"Two models are named {twice!r}: name them, as in --model one=FOLDER --model two=FOLDER.")
+
+    @property
+    def body_bytes(self) -> int:
+        """Largest body of a request, in bytes."""
+        return int(self.max_body_megabytes * 1e6)
 
     @property
     def models(self) -> list[tuple[str, Path]]:

@@ -1,16 +1,16 @@
-"""What stands before the application: Host and key, number and size of requests, their time, and clients that leave."""
+"""What stands before the application: Host, key and encoding, size of requests, their time, and clients that leave."""
 
 import asyncio
 import hmac
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lambert.serving.admission import CURRENT, Accepted, Admission, Refusal
 from lambert.serving.metrics import Metrics
 
 OPEN_PATHS = ("/", "/healthz", "/readyz", "/metrics", "/openapi.json")
@@ -23,8 +23,8 @@ _DRAINED, _DRAINED_SECONDS = 100_000_000, 5.0
 """Bytes and seconds of a refused body that are still read."""
 _DRAINS = 32
 """Most refused bodies that are read at once; beyond it, the connection is closed without reading."""
-_PLACES = 32
-"""All bodies in memory together have at most the size of this number of largest ones."""
+TRANSFER_ENCODING = "The only Transfer-Encoding that is read is chunked."
+BUG = "The service has a bug, which its operator can read about."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,21 @@ class Limits:
     """What requests must send as `Authorization: Bearer KEY`; empty: nothing."""
     body_bytes: int
     """Largest body."""
-    requests: int
-    """Most requests at once, without those that are refused and those to open paths."""
     seconds: float
     """Longest time until a body is complete, and until the answer begins."""
 
 
 class _Refused(Exception):
-    """A request that the application does not get. `unread`: the client may still be sending its body."""
+    """A request that the application does not get.
 
-    def __init__(self, status: int, reason: str, message: str, *, unread: bool = True) -> None:
+    Args:
+        unread: The client may still be sending its body.
+        retry: Seconds after which the request may be sent again; 0: never.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, *, unread: bool = True, retry: int = 0) -> None:
         super().__init__(message)
-        self.status, self.reason, self.message, self.unread = status, reason, message, unread
+        self.status, self.reason, self.message, self.unread, self.retry = status, reason, message, unread, retry
 
 
 class Gate:
@@ -56,12 +59,16 @@ class Gate:
     application if the client leaves or the time is over, and counts.
 
     Args:
-        report: Gets an exception of the application, which is a bug. The application has answered.
+        admission: Decides which requests are accepted, except for those to open paths.
+        report: Gets an exception of the application, which is a bug.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, report: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, admission: Admission, metrics: Metrics,
+        report: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
         self._app, self._limits, self._metrics, self._report = app, limits, metrics, report
-        self._requests, self._bytes, self._drains = 0, 0, 0
+        self.admission, self._drains = admission, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,24 +93,46 @@ class Gate:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         end = asyncio.get_running_loop().time() + self._limits.seconds
-        body = bytearray()
+        accepted: Accepted | None = None
         try:
             self._check_headers(scope)
-            with self._counted(scope["path"]):
-                async with asyncio.timeout_at(end):
-                    whole = scope["path"] in OPEN_PATHS or await self._read(body, receive)
-                if whole:
-                    await self._run(scope, bytes(body), receive, send, end)
+            if scope["path"] in OPEN_PATHS:
+                await self._run(self._app, scope, b"", receive, send, end)
+                return
+            accepted = self._accept(scope)
+            async with asyncio.timeout_at(end):
+                body = await self._read(accepted, receive)
+            if body is not None:
+                await self._run(self._in_turn(accepted), scope, body, receive, send, end)
         except _Refused as refused:
-            self._release(body)
-            await self._refuse(
-                receive if refused.unread else None, send, refused.status, refused.reason, refused.message
-            )
+            if accepted is not None:
+                accepted.end()
+                accepted = None
+            await self._refuse(receive, send, refused)
         except TimeoutError:
             message = f"The body was not complete after {self._limits.seconds:g} s."
-            await self._refuse(None, send, 408, "body_time", message)
+            await self._refuse(None, send, _Refused(408, "body_time", message))
         finally:
-            self._release(body)
+            if accepted is not None:
+                accepted.end()
+
+    def _accept(self, scope: Scope) -> Accepted:
+        """Accepts a request by its headers. Raises _Refused."""
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        announced = int(length[:18]) if length.isdigit() else 0
+        self._check_size(announced)
+        self._check_load(self.admission.refusal(announced))
+        return Accepted(self.admission)
+
+    def _in_turn(self, accepted: Accepted) -> ASGIApp:
+        """Returns the application, which begins when the request has its turn."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            CURRENT.set(accepted)
+            await accepted.turn()
+            await self._app(scope, receive, send)
+
+        return app
 
     def _check_headers(self, scope: Scope) -> None:
         """Raises _Refused for a request that is refused by its headers."""
@@ -119,54 +148,42 @@ class Gate:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), limits.key.encode()):
                 raise _Refused(401, "key", "Send the API key as `Authorization: Bearer KEY`.")
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit():
-            announced = int(length[:18])
-            self._check_size(announced, announced)
+        if scope["method"] == "POST":
+            if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+                raise _Refused(415, "encoding", "The body is compressed: send it without Content-Encoding.")
+            given = b",".join(value for name, value in scope["headers"] if name == b"transfer-encoding")
+            if given.strip().lower() not in (b"", b"chunked"):
+                raise _Refused(501, "encoding", TRANSFER_ENCODING)
 
-    @contextmanager
-    def _counted(self, path: str) -> Iterator[None]:
-        """Counts a request that may be answered, unless its path is open. Raises _Refused if there are too many."""
-        if path in OPEN_PATHS:
-            yield
-            return
-        if self._requests >= self._limits.requests:
-            raise _Refused(429, "requests", f"{self._requests:,} requests are being answered: try again in 1 s.")
-        self._requests += 1
-        try:
-            yield
-        finally:
-            self._requests -= 1
-
-    def _check_size(self, size: int, more: int, *, unread: bool = True) -> None:
-        """Raises _Refused for a body of `size` bytes, of which `more` are not in memory yet, if it is too large or if
-        all bodies together would be."""
+    def _check_size(self, size: int, *, unread: bool = True) -> None:
+        """Raises _Refused for a body of so many bytes if it is too large."""
         if size > self._limits.body_bytes:
             message = f"The body is larger than {self._limits.body_bytes:,} bytes: send less."
             raise _Refused(413, "body", message, unread=unread)
-        if self._bytes + more > _PLACES * self._limits.body_bytes:
-            message = f"{self._bytes:,} bytes of bodies are in memory: try again in 1 s."
-            raise _Refused(429, "bodies", message, unread=unread)
 
-    async def _read(self, body: bytearray, receive: Receive) -> bool:
-        """Appends the body; False if the client has left. Raises _Refused if the body becomes too large, or all bodies
-        together would."""
+    def _check_load(self, refusal: Refusal | None, *, unread: bool = True) -> None:
+        """Raises _Refused if the admission refuses a request."""
+        if refusal is not None:
+            raise _Refused(429, refusal.reason, refusal.message, unread=unread, retry=refusal.seconds)
+
+    async def _read(self, accepted: Accepted, receive: Receive) -> bytes | None:
+        """Returns the body; None if the client has left. Raises _Refused if it becomes too large, if all bodies
+        together would, or if it was slow and others have come meanwhile for which it would wait too long."""
+        body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return False
+                return None
             part, more = message.get("body", b""), message.get("more_body", False)
-            self._check_size(len(body) + len(part), len(part), unread=more)
+            self._check_size(len(body) + len(part), unread=more)
+            self._check_load(self.admission.too_many_bytes(len(part)), unread=more)
             body += part
-            self._bytes += len(part)
+            accepted.read(len(part))
             if not more:
-                return True
+                self._check_load(self.admission.too_long(len(body)), unread=False)
+                return bytes(body)
 
-    def _release(self, body: bytearray) -> None:
-        self._bytes -= len(body)
-        body.clear()
-
-    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send, end: float) -> None:
+    async def _run(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send, end: float) -> None:
         """Runs the application until it has answered, the client has left, or the time is over before the answer
         begins."""
         given, begun = False, False
@@ -183,7 +200,7 @@ class Gate:
             begun = True
             await send(message)
 
-        task = asyncio.ensure_future(self._app(scope, replay, watched))
+        task = asyncio.ensure_future(app(scope, replay, watched))
         left = asyncio.ensure_future(_disconnected(receive))
         try:
             in_time = max(0.0, end - asyncio.get_running_loop().time())
@@ -194,34 +211,38 @@ class Gate:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             left.cancel()
-        if not done and not begun:
-            message = TOO_LATE.replace("30", f"{self._limits.seconds:g}")
-            await self._refuse(None, send, 503, "expired", message)
-        elif not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             self._report(error)
+        if not begun and not done:
+            message = TOO_LATE.replace("30", f"{self._limits.seconds:g}")
+            await self._refuse(None, send, _Refused(503, "expired", message, retry=1))
+        elif not begun and error is not None:  # a panic of a library in Rust is no Exception, which the routes answer
+            await self._refuse(None, send, _Refused(500, "bug", BUG, unread=False))
 
-    async def _refuse(self, receive: Receive | None, send: Send, status: int, reason: str, message: str) -> None:
-        """Answers with an error, and closes the connection. If the client may still be sending (`receive`), what it
-        sends is read before, within limits: it would not see the answer otherwise."""
-        self._metrics.refused(reason)
-        if receive is not None:
-            await self._drain(receive)
-        content = json.dumps({"error": message}).encode()
-        headers: list[tuple[bytes, bytes]] = [
-            (b"content-type", b"application/json"), (b"content-length", str(len(content)).encode()),
-            (b"connection", b"close"),
-        ]  # fmt: skip
-        if status == 401:
+    async def _refuse(self, receive: Receive | None, send: Send, refused: _Refused) -> None:
+        """Answers with an error. What the client is still sending is read before, within limits, because it would not
+        see the answer otherwise; without `receive`, or beyond the limits, the connection is closed."""
+        self._metrics.refused(refused.reason)
+        complete = not refused.unread
+        if receive is not None and refused.unread:
+            complete = await self._drain(receive)
+        content = json.dumps({"error": str(refused)}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+        if not complete or refused.status != 429:  # a client that is to try again keeps its connection
+            headers.append((b"connection", b"close"))
+        if refused.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        if status in (429, 503):
-            headers.append((b"retry-after", b"1"))
-        start: dict[str, Any] = {"type": "http.response.start", "status": status, "headers": headers}
+        if refused.retry:
+            headers.append((b"retry-after", str(refused.retry).encode()))
+        start: dict[str, Any] = {"type": "http.response.start", "status": refused.status, "headers": headers}
         await send(start)
         await send({"type": "http.response.body", "body": content})
 
-    async def _drain(self, receive: Receive) -> None:
+    async def _drain(self, receive: Receive) -> bool:
+        """Reads the rest of a body; False if it was not read to its end."""
         if self._drains >= _DRAINS:
-            return
+            return False
         self._drains += 1
         left = _DRAINED
         try:
@@ -230,11 +251,12 @@ class Gate:
                     message = await receive()
                     left -= len(message.get("body", b""))
                     if not message.get("more_body", False):
-                        return
+                        return True
         except TimeoutError:
             pass
         finally:
             self._drains -= 1
+        return False
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -132,7 +132,7 @@ class Models:
                 if version_of(served.path) != served.version:
                     self._served[name] = self._load(name, served.path)
                     changed.append(name)
-            except Exception as error:
+            except BaseException as error:  # a panic of a library in Rust is no Exception
                 kind = "" if isinstance(error, LambertError) else f"{type(error).__name__}: "
                 failed.append(f"{name} was not loaded again: {kind}{error}")
         return changed, failed

@@ -10,23 +10,25 @@ from starlette.exceptions import HTTPException
 
 from lambert.core.errors import DataError, LambertError, UsageError
 from lambert.core.registry import nearest
-from lambert.inference.scheduler import OverloadedError
 from lambert.serving.bodies import Failure
-from lambert.serving.gate import OVERLOADED, TOO_LATE
+from lambert.serving.gate import BUG, OVERLOADED, TOO_LATE, TRANSFER_ENCODING
 from lambert.serving.metrics import Metrics
 
-BUG = "The service has a bug, which its operator can read about."
 _DESCRIBED = {
     400: ("The body is not JSON, or the Host header is foreign.", "The body is not JSON: see line 1, column 12."),
     401: ("The API key is missing or wrong.", "Send the API key as `Authorization: Bearer KEY`."),
     404: ("There is no model of this name.", "There is no model of this name; there are: names, topics."),
     408: ("The request did not arrive in time.", "The body was not complete after 30 s."),
     413: ("The body or the number of texts is too large.", "2,000 texts are more than 1,024: send fewer."),
-    415: ("The content type is not application/json.", "The content type must be application/json."),
+    415: (
+        "The content type is not application/json, or the body is compressed.",
+        "The content type must be application/json.",
+    ),
     422: ("A field is missing, unknown or wrong.", "'inputs' is missing."),
     429: ("Too much work is waiting; Retry-After says when to try again.", OVERLOADED),
     431: ("The headers are too large or too many.", "The headers are larger than 32,768 bytes: send less."),
     500: ("The service has a bug.", BUG),
+    501: ("The body has another Transfer-Encoding than chunked.", TRANSFER_ENCODING),
     503: ("The request was not computed in time.", TOO_LATE),
 }
 _SENT = {
@@ -106,11 +108,6 @@ def add_handlers(app: FastAPI, metrics: Metrics) -> None:
         headers = dict(error.headers or {})
         allowed = f"This path has another method: send {headers.get('allow', headers.get('Allow', 'another'))}."
         return failure(error.status_code, allowed if error.status_code == 405 else str(error.detail), headers=headers)
-
-    @app.exception_handler(OverloadedError)
-    async def overloaded(request: Request, error: OverloadedError) -> JSONResponse:
-        metrics.refused("overloaded")
-        return failure(429, str(error), headers={"Retry-After": str(min(3600, max(1, round(error.seconds))))})
 
     @app.exception_handler(LambertError)
     async def wrong(request: Request, error: LambertError) -> JSONResponse:

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from lambert.core.errors import LambertError, MachineError, UsageError
+from lambert.core.errors import LambertError, MachineError, UsageError, printable_line
+from lambert.core.signals import block_hangups, unblock_hangups
 from lambert.serving.config import ServeConfig
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -27,9 +27,19 @@ Say = Callable[[str], None]
 _FILES = 65_536
 """Open files that the process asks for; each connection is one."""
 _RESERVED_FILES = 128
+_KEY_BYTES = 4096
+_SEND_BYTES = 262_144
+"""Bytes of an answer that the system keeps for a client that does not read; Linux takes twice as many. Without this,
+they are 4 MB on Linux, and a smaller answer would count as read."""
 _HEADER_SECONDS = 10.0
+_STALLED_SECONDS = 10.0
+_UNREAD_BODIES = 8
+"""All answers that clients have not read yet have at most the size of this number of largest bodies."""
 _ACCEPT_SECONDS = 1.0
 """When the service ends, the longest time in which it accepts the connections that wait in the queue of the socket."""
+_ACCEPTED = 16
+"""New connections that are accepted between two rounds of the event loop. Of each listening socket libuv accepts one
+(since 1.45, `uv__server_io`), and thousands that are new at once would wait for seconds."""
 _SO_ATTACH_FILTER, _BPF_RETURN = 26, 0x06
 """Of Linux: asm-generic/socket.h, linux/bpf_common.h (BPF_RET | BPF_K: return a constant, the bytes to keep)."""
 _NEW_OBJECTS = 50_000
@@ -88,20 +98,23 @@ def serve(config: ServeConfig, say: Say) -> None:
             "--api-key-file."
         )
     listener = _bound(config)
+    block_hangups()
     service = built(config, say)
     limits = ConnectionLimits(
         header_seconds=min(_HEADER_SECONDS, config.seconds), answer_seconds=2 * config.seconds,
-        ending_seconds=config.seconds, connections=_connections(),
+        ending_seconds=config.seconds, connections=_connections(), body_bytes=config.body_bytes,
+        stalled_seconds=min(_STALLED_SECONDS, config.seconds), unread_bytes=_UNREAD_BODIES * config.body_bytes,
     )  # fmt: skip
     settings = uvicorn.Config(
-        service.app, http=protocol_class(limits, service.metrics.refused), ws="none", log_level="error",
+        service.app, http=protocol_class(limits, service.app.admission, service.metrics), ws="none", log_level="error",
         access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
     _listen(listener, config)
     host, port = listener.getsockname()[:2]
     for served in service.models:
-        say(f"model    {served.name} ({served.task or 'no task'}, {served.model.precision})  {served.path}")
+        what = f"{served.name} ({served.task or 'no task'}, {served.model.precision})"
+        say(printable_line(f"model    {what}  {served.path}"))
     say(f"serving  http://{f'[{host}]' if ':' in host else host}:{port}")
     ended = [0, 0]
     try:
@@ -159,9 +172,9 @@ class _Reload:
             changed, failed = self._service.models.reload()
             self._service.metrics.reloaded("failed" if failed else "changed" if changed else "unchanged")
             for message in failed:
-                self._say(f"warning: {' '.join(message.split())}")
+                self._say(printable_line(f"warning: {' '.join(message.split())}"))
             if changed or not failed:
-                self._say(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}")
+                self._say(printable_line(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}"))
 
 
 async def _run(server: Any, listener: socket.socket, service: Built, reload: _Reload, ended: list[int]) -> None:
@@ -198,11 +211,15 @@ async def _run(server: Any, listener: socket.socket, service: Built, reload: _Re
         loop.add_signal_handler(number, end, number)
     if hasattr(signal, "SIGHUP"):
         loop.add_signal_handler(signal.SIGHUP, reload.ask)
+    unblock_hangups()
     try:
-        await server._serve([listener])  # `serve` would raise the signals again at the end
+        listeners = [listener, *(listener.dup() for _ in range(1, _ACCEPTED))]
+        await server._serve(listeners)  # `serve` would raise the signals again at the end
     except asyncio.CancelledError:
         if not ended[1]:
             raise
+    finally:
+        block_hangups()  # the handlers go with the event loop
 
 
 def _drop_new_connections(listener: socket.socket) -> None:
@@ -221,17 +238,25 @@ def _missing(error: ImportError) -> UsageError:
 
 
 def api_key(config: ServeConfig) -> str:
-    """Returns the API key, empty if none was given. Raises UsageError for a file that has none or cannot be read."""
-    if config.api_key_file is None:
-        return os.environ.get("LAMBERT_API_KEY", "").strip()
-    try:
-        key = Path(config.api_key_file).read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        key = ""
-    except OSError as error:
-        raise UsageError(f"api_key_file = {config.api_key_file} cannot be read: {error.strerror}.") from error
-    if not key or not key.isascii() or not key.isprintable():
-        raise UsageError(f"{config.api_key_file} has no API key: write one line of letters and digits to it.")
+    """Returns the API key, empty if none was given. Raises UsageError for one that no header can have, and for a file
+    that has none or cannot be read."""
+    path = config.api_key_file
+    place = "LAMBERT_API_KEY" if path is None else str(path)
+    if path is None:
+        key = os.environ.get("LAMBERT_API_KEY", "").strip()
+        if not key:
+            return ""
+    else:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, and a device may have no end
+            raise UsageError(f"api_key_file = {path} is no file: write the key to a file.")
+        try:
+            with path.open("rb") as file:
+                key = file.read(_KEY_BYTES + 1).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise UsageError(f"api_key_file = {path} cannot be read: {error.strerror}.") from error
+    if not key or len(key) > _KEY_BYTES or not key.isascii() or not key.isprintable():
+        what = f"of at most {_KEY_BYTES:,} letters and digits"
+        raise UsageError(f"{place} has no API key: {'set it to one' if path is None else 'write one line'} {what}.")
     return key
 
 
@@ -245,6 +270,7 @@ def _bound(config: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)  # connections inherit it
     try:
         listener.bind((config.host, config.port))
     except OSError as error:

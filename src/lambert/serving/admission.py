@@ -1,0 +1,177 @@
+"""Which requests are accepted, and when each begins: overload is refused before anything is parsed or tokenized.
+
+A request that was accepted waits for a turn, is parsed and tokenized, and gives the turn back when its tokens are
+submitted to the scheduler. There are few turns, so what waits is a body of known size and not work that has begun. The
+time that a new request would wait is estimated from the sizes before it, the speed at which turns have been given back,
+and the tokens that wait in the scheduler. A request that would wait too long is refused; one that was accepted is
+answered.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from lambert.inference.scheduler import OverloadedError, Scheduler
+
+_REQUEST = 256
+"""Bytes that take as long to parse and tokenize as a request takes besides its bytes."""
+_WINDOW = 0.1
+"""Seconds of full turns after which the speed is estimated anew."""
+_NEW = 0.2
+"""Weight of a new estimate, or of the tokens of one request, in its average."""
+_PLACES = 32
+"""All bodies in memory together have at most the size of this number of largest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not accepted now."""
+
+    reason: str
+    """Its name in the metrics."""
+    message: str
+    seconds: int
+    """When to try again."""
+
+
+class Admission:
+    """The requests that a service has accepted.
+
+    Args:
+        scheduler: Computes their tokens, and knows how long they wait for that.
+        turns: Most requests that are parsed and tokenized at once.
+        requests: Most requests at once.
+        body_bytes: Largest body.
+    """
+
+    def __init__(self, scheduler: Scheduler, turns: int, requests: int, body_bytes: int) -> None:
+        self.scheduler, self._most_requests, self._most_bytes = scheduler, requests, _PLACES * body_bytes
+        self.requests, self.bytes = 0, 0
+        """Requests that have not been answered, and the bytes of their bodies."""
+        self._free_turns = turns
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._size = 0
+        """Bytes that are waiting for a turn or have one; _REQUEST more for each request."""
+        self._speed = 0.0
+        """Such bytes per second, while requests wait for turns; 0 before it is known."""
+        self._tokens_per_byte = 0.0
+        self._window, self._window_bytes, self._since = 0.0, 0, 0.0
+
+    def expect(self, bytes_per_second: float, tokens_per_byte: float) -> None:
+        """Sets the speed and the number of tokens that are assumed until they are measured."""
+        self._speed = self._speed or bytes_per_second
+        self._tokens_per_byte = self._tokens_per_byte or tokens_per_byte
+
+    def refusal(self, more: int) -> Refusal | None:
+        """Returns why a request whose body has so many bytes that are not in memory yet cannot be accepted; None if it
+        can be."""
+        if self.requests >= self._most_requests:
+            return Refusal("requests", f"{self.requests:,} requests are being answered: try again in 1 s.", 1)
+        return self.too_many_bytes(more) or self.too_long(more)
+
+    def too_many_bytes(self, more: int) -> Refusal | None:
+        """Returns the refusal if all bodies together would be too large with so many more bytes."""
+        if self.bytes + more > self._most_bytes:
+            return Refusal("bodies", f"{self.bytes:,} bytes of bodies are in memory: try again in 1 s.", 1)
+        return None
+
+    def too_long(self, size: int) -> Refusal | None:
+        """Returns the refusal if a body of so many bytes would wait too long."""
+        seconds = self._size / self._speed if self._speed else 0.0
+        coming, own = self._size * self._tokens_per_byte, (size + _REQUEST) * self._tokens_per_byte
+        try:
+            self.scheduler.check(math.ceil(own), coming=math.ceil(coming), seconds=seconds)
+        except OverloadedError as error:
+            return Refusal("overloaded", str(error), min(3600, max(1, math.ceil(error.seconds))))
+        return None
+
+    async def _turn(self, size: int) -> None:
+        """Waits for a turn of a request of this size."""
+        self._size += size
+        if self._free_turns:
+            self._free_turns -= 1
+            return
+        if not self._since:
+            self._since = time.monotonic()
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(given)
+        try:
+            await given
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():
+                self._give_back(size, measured=False)
+            else:
+                self._size -= size
+            raise
+
+    def _give_back(self, size: int, *, measured: bool = True) -> None:
+        self._size -= size
+        if self._since and measured:
+            self._window_bytes += size
+            now = time.monotonic()
+            self._window, self._since = self._window + now - self._since, now
+            if self._window >= _WINDOW:
+                speed = self._window_bytes / self._window
+                self._speed += (_NEW if self._speed else 1.0) * (speed - self._speed)
+                self._window, self._window_bytes = 0.0, 0
+        # Not at once: the event loop reads other requests, and refuses them, between two turns.
+        asyncio.get_running_loop().call_soon(self._give)
+
+    def _give(self) -> None:
+        """Gives a turn to the first request in the line."""
+        while self._line:
+            given = self._line.popleft()
+            if not given.done():
+                given.set_result(None)
+                return
+        self._free_turns += 1
+        self._since = 0.0
+
+    def _learn(self, size: int, tokens: int) -> None:
+        self._tokens_per_byte += (_NEW if self._tokens_per_byte else 1.0) * (tokens / size - self._tokens_per_byte)
+
+
+class Accepted:
+    """A request that was accepted, from its headers to its answer."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission, self._size, self._bytes, self._has_turn = admission, _REQUEST, 0, False
+        self._tokens = 0
+        admission.requests += 1
+
+    def read(self, count: int) -> None:
+        """So many bytes more of its body are in memory."""
+        self._bytes += count
+        self._size += count
+        self._admission.bytes += count
+
+    async def turn(self) -> None:
+        """Waits until it may be parsed and tokenized."""
+        if not self._has_turn:
+            await self._admission._turn(self._size)
+            self._has_turn = True
+
+    def submitted(self, tokens: int) -> None:
+        """Its tokens are in the scheduler: it gives back its turn."""
+        self._tokens += tokens
+        self._end_turn()
+
+    def end(self) -> None:
+        """It was answered, or nobody waits for the answer."""
+        self._end_turn()
+        if self._tokens:
+            self._admission._learn(self._size, self._tokens)
+        self._admission.bytes -= self._bytes
+        self._admission.requests -= 1
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._admission._give_back(self._size)
+
+
+CURRENT: ContextVar[Accepted | None] = ContextVar("CURRENT", default=None)
+"""The accepted request that is being answered."""
