@@ -46,12 +46,12 @@ def json_rows(stream: Any, lines: bool, offset: int = 0, line: int = 0) -> Itera
 
 
 def _lines(stream: Any, offset: int, number: int) -> Iterator[ReadRow]:
-    while data := stream.readline(LINE + 1):
+    while data := stream.readline(LINE):
         first = not offset
         offset, number = offset + len(data), number + 1
         if not data.strip():
             continue
-        if len(data) > LINE:
+        if len(data) == LINE and not data.endswith(b"\n"):
             part = data
             damage: OSError | None = None
             try:

@@ -90,7 +90,8 @@ def recognised(beginning: bytes, suffix: str) -> Table:
         return Table(given or own, begin=(begin, number), second=(begin, number))
     text = [line.decode(UTF8, "replace") for line in lines[: _JUDGED * 20]]
     forms = [_form(text, separator, whole) for separator in ([given] if given else _SEPARATORS)]
-    fit = [form for form in forms if len(form.rows[0]) > 1 and (form.share >= 0.5 or form.separator == own)]
+    several = [form for form in forms if len(form.rows[0]) > 1]
+    fit = [form for form in several if form.share >= 0.5 or form.separator == own or _are_names(form.rows[0])]
     best = next((form for form in forms if form.separator == own), forms[0])
     if fit:
         best = max(fit, key=lambda form: (form.share, form.tight, not form.decimal))
@@ -188,10 +189,15 @@ def _enclosed(cell: str) -> bool:
     return len(cell) > 1 and cell[0] == cell[-1] == '"'
 
 
+def _are_names(cells: Sequence[str]) -> bool:
+    """Returns whether the cells of a row have the form of names of columns; some may be empty."""
+    names = [cell for cell in map(visible, cells) if cell]
+    return bool(names) and len(set(names)) == len(names) and all(map(_COLUMN_NAME.fullmatch, names))
+
+
 def _looks_named(first: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns why the first row seems to have names of columns, as part of a sentence, or ""."""
-    names = [cell for cell in first if cell]
-    if not names or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
+    if not _are_names(first):
         return ""
     below = [{row[column] for row in rows} for column in range(len(first))]
     usual = [
