@@ -339,6 +339,13 @@ def test_refused(tmp_path: Path, name: str) -> None:
         tk.load(write(tmp_path, files, "bert"))
 
 
+def test_a_vocabulary_is_enough_where_the_usual_class_needs_a_json(tmp_path: Path) -> None:
+    """transformers cannot read such a folder of ModernBERT; nothing contradicts BERT's pieces."""
+    found = tk.load(write(tmp_path / "modern", {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER}, "modernbert"))
+    usual = tk.load(write(tmp_path / "bert", {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER}, "bert"))
+    assert found.encode("ann Anna").ids == usual.encode("ann Anna").ids
+
+
 def test_the_templates_own_tokens_are_text_and_markers_are_not(tmp_path: Path) -> None:
     files = {tk.VOCABULARY: VOCABULARY, tk.CONFIG: {**LOWER, "additional_special_tokens": ["[E1]"]}}
     ours = tk.load(write(tmp_path, files, "bert"))

@@ -56,6 +56,8 @@ def read(path: Path, lowercase: bool | None) -> Tokenizer:
                 "Lambert does not have this algorithm. Take a model with another tokenizer."
             )
         return _from_json(path, config, CLASSES.get(name))
+    if name in classes.GENERIC and not config.get("tokenizer_class"):
+        name = ""  # the model's usual class reads tokenizer.json, which is missing; this file says what it is by itself
     kind = CLASSES.get(name) if name else CLASSES["BertTokenizer" if path.name != PIECES else "RobertaTokenizer"]
     if kind is None or not kind.files:
         raise DataError(_needs_json(path, name))
