@@ -298,3 +298,15 @@ def test_the_limit_of_the_tokenizer_is_kept(tmp_path: Path) -> None:
     result = library.import_model(folder, out=tmp_path / "out", check=tmp_path / "pairs.jsonl")
     assert "token ids, cut at 24" in [one.what for one in result.checks]
     assert check(folder, tmp_path / "out", tmp_path / "pairs.jsonl").problem() == ""
+
+
+@pytest.mark.parametrize("head", ["", "vector"])
+@pytest.mark.usefixtures("here")
+def test_a_head_that_is_named_and_not_there(head: str, texts: Path, tmp_path: Path) -> None:
+    """all-mpnet-base-v2 names MPNetForMaskedLM, and has no such head: transformers would draw a random one."""
+    folder = saved("bert", head, tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "architectures": ["BertForMaskedLM"]}))
+    found = check(folder, folder, texts, "transformers")
+    assert found.problem() == ""
+    assert [one.what for one in found.table] == ["token ids", "states"]

@@ -210,7 +210,10 @@ class _Comparing:
         self.tokenizer, self.config = model.tokenizer, model.model.config
         name = model._task.config.name  # also of a folder without a head
         architecture = str((settings.get("architectures") or [""])[0])
-        self.architecture = architecture or layout.architecture(self.config, model.model.labels)[0]
+        if not architecture or name == "embed" or model._missing:  # the folder may name a head that it does not have
+            bare = name == "embed" or bool(model._missing)
+            architecture = layout.architecture(self.config, {} if bare else model.model.labels)[0]
+        self.architecture = architecture
         self.by_vectors = found.library == "sentence-transformers" and name == "embed"
         self.crosses = found.library == "sentence-transformers" and not self.by_vectors
         self.task = name if name in _SENTENCES and (self.crosses or found.library == "transformers") else ""
