@@ -1,7 +1,7 @@
 """SIGHUP waits until a service has a handler for it."""
 
-import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -27,11 +27,20 @@ def test_hangups_wait_only_at_the_start_of_a_service(verb: str, held: bool, monk
     assert (signal.SIGHUP in signal.pthread_sigmask(0, ())) == held
 
 
+DELIVERED = """
+import os, signal
+from lambert.core import signals
+
+found = []
+signals.block_hangups()
+os.kill(os.getpid(), signal.SIGHUP)  # would end this process
+signal.signal(signal.SIGHUP, lambda number, frame: found.append(number))
+assert found == []
+signals.unblock_hangups()
+assert found == [signal.SIGHUP]
+"""
+
+
 def test_a_hangup_that_waits_is_delivered() -> None:
-    found: list[int] = []
-    signals.block_hangups()
-    os.kill(os.getpid(), signal.SIGHUP)  # would end this process
-    signal.signal(signal.SIGHUP, lambda number, frame: found.append(number))
-    assert found == []
-    signals.unblock_hangups()
-    assert found == [signal.SIGHUP]
+    """In a process with one thread: a thread without the mask would receive the signal."""
+    subprocess.run([sys.executable, "-c", DELIVERED], check=True)

@@ -164,7 +164,8 @@ def test_unreadable_documents_up_to_a_share(texts: Path, config: Make) -> None:
     manifest = prepare(config(texts, max_bad=0.1))
     assert manifest["documents"]["kept"] == 11
     assert manifest["documents"]["dropped"]["unreadable"] == 1
-    assert manifest["documents"]["unreadable"] == [f"{texts / '05.txt'}, line 2, is not UTF-8 text (byte 0xff)"]
+    (named,) = manifest["documents"]["unreadable"]
+    assert named.startswith(f"{texts / '05.txt'}, line 2, is not UTF-8 text (byte 0xff): it may be in Windows-1252")
 
 
 def test_a_truncated_gzip_is_counted_and_named(tmp_path: Path, texts: Path, config: Make, story: Story) -> None:

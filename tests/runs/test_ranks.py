@@ -246,7 +246,7 @@ def test_predict(ran: Any, tuned: Callable[[str], Path], pretrained: Path, lambe
 
 def test_a_bad_line_is_told_once_after_the_answers_before(ran: Any) -> None:
     first, second = ran("a bad line")
-    one_line(first, 3, "line 7 is not JSON")
+    one_line(first, 3, "line 7 is not UTF-8 text (byte 0xed)")
     *answers, bad = map(json.loads, first.out.splitlines())
     assert [row["id"] for row in answers] == [0, 1, 2, 3, 4, 5]
     assert [*bad] == ["error"]

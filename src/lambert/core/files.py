@@ -53,15 +53,19 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
         return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:
     """Returns the value of a JSON text.
+
+    Args:
+        surrogates: Whether halves of surrogate pairs are accepted. They stand for the bytes of file names that are not
+            UTF-8.
 
     Raises ValueError if it is not standard JSON, is nested too deeply to be read, or has a number beyond float64 or
     half of a surrogate pair.
     """
     try:
         value = json.loads(text, parse_constant=_parse_number, parse_float=_parse_number, parse_int=_parse_integer)
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass" if surrogates else "strict")
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value

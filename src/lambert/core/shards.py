@@ -323,7 +323,7 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
             hint = f" Run `lambert prepare --input {corpus} --out {out}` first."
         raise DataError(f"No prepared corpus at {corpus} (no manifest.json).{hint}")
     try:
-        manifest: dict[str, Any] = parse_json(path.read_bytes())
+        manifest: dict[str, Any] = parse_json(path.read_bytes(), surrogates=True)
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}. {_REMEDY}") from error
     found = manifest.get("format_version") if isinstance(manifest, dict) else None

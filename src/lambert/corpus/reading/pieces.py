@@ -29,7 +29,7 @@ class Piece:
     """Why this is no document and no error, such as 'redirect'; counted, but not as read."""
     source: str = ""
     """The input file, of the pieces of a part."""
-    found: Mapping[str, int] = field(default_factory=dict)
+    found: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Counts of what the reader found in the document: its `sentences`, `holes` in them where a template was removed,
     and these templates, as `{{name}}`."""
 
