@@ -247,6 +247,11 @@ def test_brat(words: Tokenizer, tmp_path: Path) -> None:
         document = settled(found.documents, "b")[0][0]
         assert [text[span.start : span.end] for span in document.spans] == ["left", "arm", "right\narm"]
         assert "1 discontinuous spans, whose parts are read as spans, 1 relations, 1 notes" in found.notes[0]
+    for file in (folder / "a.txt", folder / "a.ann"):
+        file.write_bytes(file.read_text().encode("utf-16"))
+    again = read_annotated(folder)
+    assert again is not None
+    assert again.documents == found.documents
     first = digest(folder)
     (folder / "a.ann").write_text("")
     assert digest(folder) != first

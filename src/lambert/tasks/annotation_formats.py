@@ -18,7 +18,7 @@ from lambert.tasks.files import brat_pairs
 from lambert.tasks.table import read_rows
 from lambert.tasks.task import Row, keys_found, whole_text
 from lambert.text.encodings import invalid
-from lambert.text.rows import content_of, kind, opened
+from lambert.text.rows import content_of, kind
 
 _JSON = (".jsonl", ".ndjson", ".json")
 _FURTHER, _DIFFER = "further annotations of rows with several annotators ({})", "rows whose annotators differ"
@@ -442,8 +442,7 @@ def _brat_spans(line: str, place: str, left: Counter[str]) -> list[Span]:
 
 
 def _decoded(path: Path) -> str:
-    with opened(path) as (_, file):
-        content = file.read()
+    content = content_of(path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
