@@ -247,6 +247,11 @@ def test_brat(words: Tokenizer, tmp_path: Path) -> None:
         document = settled(found.documents, "b")[0][0]
         assert [text[span.start : span.end] for span in document.spans] == ["left", "arm", "right\narm"]
         assert "1 discontinuous spans, whose parts are read as spans, 1 relations, 1 notes" in found.notes[0]
+    for file in (folder / "a.txt", folder / "a.ann"):
+        file.write_bytes(file.read_text().encode("utf-16"))
+    again = read_annotated(folder)
+    assert again is not None
+    assert again.documents == found.documents
     first = digest(folder)
     (folder / "a.ann").write_text("")
     assert digest(folder) != first
@@ -264,6 +269,10 @@ def test_brat(words: Tokenizer, tmp_path: Path) -> None:
         ([ROWS["Label Studio"] | {"data": {"a": "x", "b": "y"}}], "2 texts and none is named"),
         ([{"tokenized_text": ["a"], "ner": [[0, 1, "X"]]}], "is not within 1 words"),
         ([{"text": "ab", "label": [{"start": "/p[1]", "end": "/p[1]", "hypertextlabels": ["X"]}]}], "hypertextlabels"),
+        ([ROWS["Prodigy"], 5], r"2 is 5, not a JSON object as the first row with spans \(Prodigy\)"),
+        ([ROWS["Label Studio"], {"annotations": []}], "2: 'data' is None, not an object with the text"),
+        ([ROWS["Label Studio"], ROWS["Label Studio"] | {"annotations": 5}], "2: 'annotations' is 5, not a list"),
+        ([ROWS["Label Studio"], ROWS["Label Studio"] | {"annotations": [{"result": 5}]}], "2: 'result' is 5, not a"),
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_read(rows: list[Any], message: str, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from lambert.core.errors import DataError
 from lambert.tasks import Row
-from lambert.text.encodings import BOM
-from lambert.text.json_rows import json_rows
+from lambert.text.json_rows import has_lines, json_rows
 from lambert.text.read_row import ReadRow
 
 
@@ -52,11 +51,10 @@ def input_row(read: ReadRow, place: str, file: int = 0) -> InputRow:
 
 
 def rows_of_stream(stream: Any) -> Iterator[InputRow]:
-    """Yields the rows of a stream of bytes or of text: a row in each line that is not blank, or the objects of an
-    array."""
+    """Yields the rows of a stream of bytes or of text, as `json_rows` does; those of text have a line each."""
     beginning = stream.peek(1) if hasattr(stream, "peek") else b""
     source = stream if isinstance(stream, io.BufferedIOBase) else _Encoded(stream)
-    for read in json_rows(source, lines=not beginning.removeprefix(BOM).lstrip().startswith(b"[")):
+    for read in json_rows(source, has_lines(beginning)):
         yield input_row(read, read.place)
 
 

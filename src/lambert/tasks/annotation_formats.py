@@ -18,7 +18,7 @@ from lambert.tasks.files import brat_pairs
 from lambert.tasks.table import read_rows
 from lambert.tasks.task import Row, keys_found, whole_text
 from lambert.text.encodings import invalid
-from lambert.text.rows import content_of, kind, opened
+from lambert.text.rows import content_of, kind
 
 _JSON = (".jsonl", ".ndjson", ".json")
 _FURTHER, _DIFFER = "further annotations of rows with several annotators ({})", "rows whose annotators differ"
@@ -134,7 +134,7 @@ def _read_prodigy(row: Any, place: str, left: Counter[str]) -> Document | None:
     if row.get("answer", "accept") != "accept":
         left["rows whose answer is not accept"] += 1
         return None
-    tokens = row.get("tokens") or []
+    tokens = row["tokens"] if isinstance(row.get("tokens"), list) else []
     spans = []
     for span, one in _objects(row, "spans", place, left):
         first, last = one.get("token_start"), one.get("token_end")  # token_end is inclusive
@@ -146,7 +146,13 @@ def _read_prodigy(row: Any, place: str, left: Counter[str]) -> Document | None:
                 quoted = "".join(known)  # white space is not compared
         spans.append(Span(span.start, span.end, span.label, quoted))
     _count_relations(row, left)
-    return Document(place, _text(row, "text", place), tuple(spans), source=row.get("_input_hash"))
+    return Document(place, _text(row, "text", place), tuple(spans), source=_source(row, "_input_hash"))
+
+
+def _source(row: dict[str, Any], key: str) -> str | int | None:
+    """Returns what rows of one text have in common: the number or text of a key, None for other values."""
+    value = row.get(key)
+    return value if isinstance(value, str | int) else None
 
 
 def _is_tuple(row: Any) -> bool:
@@ -175,7 +181,10 @@ _STUDIO_LABELS = ("labels", "hypertextlabels", "paragraphlabels")
 
 def _read_label_studio(row: Any, place: str, left: Counter[str]) -> Document | None:
     """Reads a task. Only annotations are gold: not predictions, and not what was cancelled."""
-    given = row.get("annotations", row.get("completions")) or []
+    if not isinstance(row.get("data"), dict):
+        raise DataError(f"{place}: 'data' is {shown(row.get('data'))}, not an object with the text of a task.")
+    key = "annotations" if "annotations" in row else "completions"
+    given = _list_of(row, key, place)
     kept = [one for one in given if isinstance(one, dict) and not one.get("was_cancelled")]
     left["cancelled annotations"] += len(given) - len(kept)
     if not kept:
@@ -185,14 +194,23 @@ def _read_label_studio(row: Any, place: str, left: Counter[str]) -> Document | N
     texts = {key: value for key, value in row["data"].items() if isinstance(value, str)}
     counted = [left, *(Counter[str]() for _ in kept[1:])]
     found = [
-        tuple(_studio_spans(one.get("result") or [], place, count)) for one, count in zip(kept, counted, strict=True)
+        tuple(_studio_spans(_list_of(one, "result", place), place, count))
+        for one, count in zip(kept, counted, strict=True)
     ]
     left[_FURTHER.format("the first, or the ground truth, is read")] += len(kept) - 1
     left[_DIFFER] += len({frozenset(spans) for spans in found}) > 1
     return Document(place, _studio_text(texts, place), found[0])
 
 
-def _studio_spans(result: Any, place: str, left: Counter[str]) -> Iterator[Span]:
+def _list_of(row: dict[str, Any], key: str, place: str) -> list[Any]:
+    """Returns the list of a key, empty if there is none. Raises DataError for another value."""
+    value = row.get(key) or []
+    if not isinstance(value, list):
+        raise DataError(f"{place}: {key!r} is {shown(value)}, not a list.")
+    return value
+
+
+def _studio_spans(result: Sequence[Any], place: str, left: Counter[str]) -> Iterator[Span]:
     for one in result:
         value = one.get("value") if isinstance(one, dict) else None
         if not isinstance(value, dict) or not any(key in value for key in _STUDIO_LABELS):
@@ -243,7 +261,7 @@ def _read_minimal(row: Any, place: str, left: Counter[str]) -> Document | None:
     keys = _minimal_keys(row)
     spans = tuple(chain.from_iterable(_studio_value(value, place, left) for key in keys for value in row[key]))
     texts = {key: value for key, value in row.items() if isinstance(value, str) and key not in (*_MINIMAL, *keys)}
-    return Document(place, _studio_text(texts, place), spans, source=row.get("id"))
+    return Document(place, _studio_text(texts, place), spans, source=_source(row, "id"))
 
 
 def _is_gliner(row: Any) -> bool:
@@ -304,8 +322,11 @@ def read_annotated(path: Path) -> Annotated | None:
     left: Counter[str] = Counter()
     documents: list[Document] = []
     sources: dict[Any, Document] = {}
+    read = FORMATS[name].read
     for place, row in rows:
-        document = FORMATS[name].read(row, place, left)
+        if not isinstance(row, dict) and read is not _read_tuple:
+            raise DataError(f"{place} is {shown(row)}, not a JSON object as the first row with spans ({name}).")
+        document = read(row, place, left)
         if document is None:
             continue
         first = document if document.source is None else sources.setdefault((document.source, document.text), document)
@@ -421,8 +442,7 @@ def _brat_spans(line: str, place: str, left: Counter[str]) -> list[Span]:
 
 
 def _decoded(path: Path) -> str:
-    with opened(path) as (_, file):
-        content = file.read()
+    content = content_of(path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

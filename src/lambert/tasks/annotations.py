@@ -129,10 +129,10 @@ def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], l
         kept.append(fitting)
         rows[used] += bool(document.spans)
     if bad:
-        lines = f"{bad[0].place}: {_misfit(bad[0])}"
+        line = f"{bad[0].place}: {_misfit(bad[0])}"
         if not rows:
-            raise DataError(f"{lines}. No row of {name} has spans that fit its text: correct the offsets.")
-    return kept, [*_report(rows, found, name), *([_left_out(bad, len(found), lines)] if bad else [])]
+            raise DataError(f"{line}. No row of {name} has spans that fit its text: correct the offsets.")
+    return kept, [*_report(rows, found, name), *([_left_out(bad, len(found), line)] if bad else [])]
 
 
 def _convention(document: Document) -> str:

@@ -180,8 +180,8 @@ class Embed:
         ranked = self._ranked(data, predictions)
         rows = []
         for query, order, relevant in zip(data.search.queries, ranked, data.search.relevant, strict=True):
-            shown = {"relevant": self._text(data, min(relevant)), "prediction": self._text(data, int(order[0]))}
-            rows.append({**self._shown(data, query), **shown, **retrieval.of_query(order, relevant)})
+            texts = {"relevant": self._text(data, min(relevant)), "prediction": self._text(data, int(order[0]))}
+            rows.append({**self._shown(data, query), **texts, **retrieval.of_query(order, relevant)})
         names = retrieval.of_query(ranked[0], data.search.relevant[0])
         return ScoredExamples(rows, {name: Formula("mean", (name,)) for name in names})
 

@@ -287,8 +287,8 @@ def _check_transformer(module: Module) -> None:
         given = module.settings.get(name)
         used += [f"{name}.{key}" for key in given if key not in _HARMLESS] if isinstance(given, Mapping) else []
     processing = module.settings.get("processing_kwargs") or {}
-    texts = processing.get("text", {}) if isinstance(processing, Mapping) else {}
-    if processing and (set(processing) != {"text"} or set(texts) - {"max_length", "truncation", "padding"}):
+    texts = (processing.get("text") or {}) if isinstance(processing, Mapping) and {*processing} <= {"text"} else None
+    if not isinstance(texts, Mapping) or {*texts} - {"max_length", "truncation", "padding"}:
         used.append("processing_kwargs")
     modality = module.settings.get("modality_config") or {}
     text = modality.get("text") if isinstance(modality, Mapping) else None

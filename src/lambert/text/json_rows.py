@@ -36,7 +36,7 @@ def has_lines(beginning: bytes) -> bool:
     try:
         return "\n" not in text[: _DECODER.raw_decode(text)[1]]
     except (ValueError, RecursionError):  # damaged, or the beginning ends within the object
-        return not line.rstrip().endswith(("{", "[", ","))
+        return "\n" not in text or not line.rstrip().endswith(("{", "[", ","))
 
 
 def json_rows(stream: Any, lines: bool, offset: int = 0, line: int = 0) -> Iterator[ReadRow]:

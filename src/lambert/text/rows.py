@@ -263,8 +263,8 @@ class RowFile:
             self._say_alias(name, wanted)
         self.names = [self._aliases.get(name, name) for name in names]
         count = Counter(self.names)
-        if twice := next((name for name in self._wanted if count[name] > 1), None):
-            raise DataError(f"{self.path}{place}: two columns have the name {twice!r}. Rename one of them.")
+        if repeated := next((name for name in self._wanted if count[name] > 1), None):
+            raise DataError(f"{self.path}{place}: two columns have the name {repeated!r}. Rename one of them.")
 
     def _renamed(self, row: Row) -> Row:
         return {self._aliases.get(name, name): value for name, value in row.items()} if self._aliases else row

@@ -1,0 +1,26 @@
+"""Rows from standard input."""
+
+import io
+
+import pytest
+
+from lambert.inference.input_rows import rows_of_stream
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b'{"text": "a"}\n\n{"text": "b"}', [1, 3]),
+        (b'[{"text": "a"},\n{"text": "b"}]', [1, 2]),
+        (b'{\n "text": "a"\n}\n{\n "text": "b"\n}\n', [1, 4]),
+    ],
+)
+def test_rows_in_lines_and_over_lines(content: bytes, lines: list[int]) -> None:
+    found = [(row.place, row.row) for row in rows_of_stream(io.BufferedReader(io.BytesIO(content)))]
+    assert found == [(f"line {line}", {"text": text}) for line, text in zip(lines, "ab", strict=True)]
+
+
+def test_a_line_longer_than_what_is_looked_at_is_one_row() -> None:
+    content = b'{"text": "' + b"," * 20_000 + b'"}\nx\n{"text": "b"}'
+    found = [row.error is None for row in rows_of_stream(io.BufferedReader(io.BytesIO(content)))]
+    assert found == [True, False, True]
