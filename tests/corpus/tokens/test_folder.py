@@ -329,6 +329,9 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "a token of another type": (
         {tk.VOCABULARY: VOCABULARY, tk.CONFIG: {**LOWER, "additional_special_tokens": [5]}}, "5 for a token"
     ),
+    "a file beside it of another kind": (
+        {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER, "sentence_bert_config.json": [1]}, "not a JSON object"
+    ),
 }  # fmt: skip
 
 

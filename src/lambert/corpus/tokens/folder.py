@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models
 
 from lambert.core.errors import DataError, shown
+from lambert.core.files import json_object
 from lambert.corpus.tokens import classes
 from lambert.corpus.tokens.classes import CLASSES, TokenizerClass
 from lambert.corpus.tokens.declared import ROLES, Declared, declare
@@ -97,7 +98,7 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
         raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    values = _object(path)
+    values = json.loads(path.read_bytes())  # the library has read it
     own = {token["id"]: _added(token, path) for token in values["added_tokens"]}
     tokens = _tokens(path, config, kind, own)
     if kind is None:
@@ -309,15 +310,7 @@ def _number(value: Any, path: Path) -> int:
 
 def _object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file, empty if there is no file. Raises DataError for other content."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not a JSON object: {error}.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is not a JSON object.")
-    return found
+    return json_object(path) if path.is_file() else {}
 
 
 def lines(path: Path) -> list[str]:
