@@ -41,20 +41,33 @@ _ALONE = ("out", "output only", "number", "output number only")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
+    """A row of `units.tsv`, or such a unit with a power of ten."""
+
     code: str
     dimension: str
+    """What it measures, such as length. Units of one dimension can be converted to each other."""
     symbol: str
     one: str
+    """Its name in full after 1."""
     many: str
     scale: float
+    """The unit in the base unit of its dimension."""
     out: str
+    """Codes of the units that are shown in brackets without another choice, with spaces between them."""
     power: str = ""
     """The word for a power of ten before the unit, such as million."""
 
     def shown(
         self, number: str, full: bool = False, single: bool = False, american: bool = False, adjective: bool = False
     ) -> str:
-        """Returns a number with this unit."""
+        """Returns a number with this unit.
+
+        Args:
+            full: Whether its name is shown, not its symbol.
+            single: Whether the name is that after 1.
+            american: Whether the name has American spelling.
+            adjective: Whether hyphens join the words, as in 2-kilometre.
+        """
         between = "-" if adjective else " "
         if not full:
             power = {"thousand": "×10^3", "million": "×10^6", "billion": "×10^9", "trillion": "×10^12"}.get(
@@ -96,6 +109,8 @@ def unit_of(code: str) -> Unit | None:
 
 @dataclass(frozen=True, slots=True)
 class _Quantity:
+    """A number in the arguments."""
+
     text: str
     """As it is shown."""
     value: float
@@ -160,7 +175,7 @@ def convert(call: Call, wiki: Wiki) -> str:
     return _simple(call, wiki, known, between, unit, rest)
 
 
-def _joined(between: str, quantity: "_Quantity") -> str:
+def _joined(between: str, quantity: _Quantity) -> str:
     return f"{RANGES[between]}{quantity.text}"
 
 

@@ -262,7 +262,7 @@ def quantity(call: Call, wiki: Wiki) -> str:
 
 def french_century(call: Call, wiki: Wiki) -> str:
     """Returns centuries: s, s2, sp and s mini with hyphens for those before Christ and those without a link."""
-    kind = call.name.lower().strip("-").replace("siècle", "s").rstrip("-")
+    kind = call.name.lower().strip("-").replace("siècle", "s")
     given = [clean(entry) for entry in call.given()]
     before = " av. J.-C." if call.name.startswith("-") else ""
     if kind == "s mini":
@@ -270,8 +270,7 @@ def french_century(call: Call, wiki: Wiki) -> str:
     if kind == "sp":
         first, second, many = "".join(given[:2]), "".join(given[3:5]), "s" in given[5:6]
         word = given[2] if len(given) > 2 else ""
-        joint = word if word in ("-", "–", "/") else f" {word} "
-        joint = f" {word} " if word in ("-", "–") else joint
+        joint = word if word == "/" else f" {word} "
         return f"{first}{joint}{second} siècle{'s' if many else ''}{before}" if second else ""
     numerals = ["".join(given[at : at + 2]) for at in range(0, len(given), 2) if given[at]]
     if not numerals:
@@ -375,7 +374,7 @@ FUNCTIONS: dict[str, Rule] = {
     "nihongo": nihongo, "chinese": chinese, "korean": korean, "class": ship_class, "ship": ship, "quote": quote,
     "zitat": german_quote, "music": music, "sic": sic, "quantity": quantity, "siècle": french_century,
     "siglo": spanish_century, "heure": french_time, "bd": lifetime, "formatnum": formatted, "plural": plural,
-    "country": country, "name": own_name, "last": last,
-    "ayd": days_old, "percentage": percentage, "duration": duration,
+    "country": country, "name": own_name, "last": last, "ayd": days_old,
+    "percentage": percentage, "duration": duration,
 }  # fmt: skip
 """Functions that a row of `templates.tsv` names after `@`."""
