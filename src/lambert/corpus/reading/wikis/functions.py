@@ -5,6 +5,7 @@ one. Source: the documentation of the templates, at https://CODE.wikipedia.org/w
 """
 
 import datetime
+import math
 import re
 
 from lambert.corpus.reading.wikis.convert import convert
@@ -38,11 +39,13 @@ def age(call: Call, wiki: Wiki) -> str:
 
 
 def _years(start: list[str], end: list[str]) -> int | None:
+    """Returns the whole years between two dates [year, month, day]; None if one is no date, or the end is before the
+    start."""
     try:
         begin, last = (datetime.date(*(int(clean(value)) for value in parts[:3])) for parts in (start, end))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
-    return last.year - begin.year - ((last.month, last.day) < (begin.month, begin.day))
+    return None if last < begin else last.year - begin.year - ((last.month, last.day) < (begin.month, begin.day))
 
 
 def day_date(call: Call, wiki: Wiki) -> str:
@@ -338,7 +341,7 @@ def percentage(call: Call, wiki: Wiki) -> str:
     """Returns a share in per cent."""
     try:
         part, whole, decimals = float(wiki.plain(call["1"])), float(wiki.plain(call["2"])), int(clean(call["3"]) or 0)
-        return f"{100 * part / whole:.{min(decimals, 9)}f}%"
+        return f"{100 * part / whole:.{min(decimals, 9)}f}%" if math.isfinite(part / whole) else ""
     except (ValueError, ZeroDivisionError):
         return ""
 

@@ -60,8 +60,9 @@ class Wiki:
         if not (found := _NUMBER.fullmatch(plain)) or not self.code:
             return text
         sign, whole, fraction = found.groups()
-        if len(whole) >= self.least:
-            whole = f"{int(whole):,}".replace(",", self.group) if whole[0] != "0" else whole
+        if len(whole) >= self.least and whole[0] != "0":
+            first = len(whole) % 3 or 3
+            whole = self.group.join([whole[:first], *(whole[at : at + 3] for at in range(first, len(whole), 3))])
         shown = sign.translate(_MINUS) + whole + (f"{self.decimal}{fraction}" if fraction else "")
         return self.numerals(shown)
 
