@@ -117,8 +117,8 @@ def test_temporary_files_go_where_there_is_room(tmp_path: Path, monkeypatch: pyt
     ("text", "reason"),
     [
         ("NaN", "not a finite"), ("[-Infinity]", "not a finite"), ("1e999", "not a finite"),
-        ("9" * 400, "not a finite"),
-        ("[" * 99_999, "nested too deeply"), ('"\\udc00"', "surrogates"), ("{", "Expecting"), (b"\xff", "decode"),
+        ("9" * 400, "not a finite"), ("[" * 99_999, "nested too deeply"), ('"\\udc00"', "half of a surrogate pair"),
+        ("{", "Expecting"), (b"\xff", "decode"),
     ],
 )  # fmt: skip
 def test_json_that_is_not_standard_is_a_value_error(text: str | bytes, reason: str) -> None:

@@ -119,14 +119,16 @@ def test_whole_numbers_are_no_weights(folder: Path) -> None:
         weights.load(folder)
 
 
-def test_a_decoder_that_is_not_the_embeddings_is_told(folder: Path) -> None:
+def test_a_decoder_that_is_not_the_embeddings_is_told_or_refused(folder: Path) -> None:
     tensors, decoder = stored(folder), "cls.predictions.decoder.weight"
     for value, told in ((tensors[WORDS].clone(), ()), (tensors[WORDS] + 1, ((decoder, WORDS),))):
         safetensors.torch.save_file(tensors | {decoder: value}, folder / files.WEIGHTS)
-        model, report = weights.load(folder)
-        assert report == weights.Report((), (), told)
+        model, report = weights.load(folder, {})
+        assert report.untied == told
         assert torch.equal(model.encoder.words.weight, tensors[WORDS])
         assert [line.split()[1] for line in report.warnings()] == [copy for copy, _ in told]
+    with pytest.raises(DataError, match=f"{decoder} that differs from {WORDS}: a decoder of its own"):
+        weights.load(folder)  # with the head that predicts masked pieces
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,21 @@ def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:
         json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass" if surrogates else "strict")
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it has half of a surrogate pair, which is no character") from None
     return value
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file. Raises DataError if the path names anything else than a file, or the file
+    contains anything else than such an object (`parse_json`)."""
+    try:
+        found = parse_json(check_regular(path).read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is not a JSON object.")
+    return found
 
 
 def _parse_number(text: str) -> float:

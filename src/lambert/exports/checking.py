@@ -30,7 +30,7 @@ from lambert.inference.text_model import TextModel
 from lambert.inference.text_model import load as load_model
 from lambert.model import folder as layout
 from lambert.model.families import reads_segments
-from lambert.model.publish import TOLERANCE, scaled
+from lambert.model.publish import NOISE, TOLERANCE, scaled
 from lambert.tasks.config import Columns
 from lambert.tasks.sentence_transformers import MODULES, activation_of, root
 from lambert.tasks.table import read_rows
@@ -38,9 +38,6 @@ from lambert.text.rows import lines
 
 MOST = 1000
 """Rows that are compared of a file (ours): on a CPU, a BERT-Base computes them in about two minutes."""
-_NOISE = 4
-"""Maximum difference as a multiple of the rounding error of the library, its difference from itself in float64 (ours,
-as in `model.publish`)."""
 _ROWS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _SENTENCES = ("classify", "multilabel", "regress")
 """Tasks that compute one sequence for a row."""
@@ -112,12 +109,12 @@ class Check:
         """
         if not compared:
             return
-        largest = max((float(np.abs(theirs).max(initial=0.0)) for _, theirs, _ in compared), default=0.0)
+        largest = max((float(np.abs(theirs).max(initial=0.0)) for _, theirs, _ in compared))
         differences = [_difference(theirs, ours) for _, theirs, ours in compared]
         bound, worst = TOLERANCE * max(1.0, largest), max(differences)
         if not scaled(worst, largest) <= TOLERANCE:
             noise = max(_difference(theirs, exact(row)) for row, (_, theirs, _) in enumerate(compared))
-            bound = max(bound, _NOISE * noise) if np.isfinite(noise) else bound
+            bound = max(bound, NOISE * noise) if np.isfinite(noise) else bound
         problem = ""
         if wrong := [row for row, one in enumerate(differences) if not one <= bound]:
             place, theirs, ours = compared[wrong[0]]
@@ -223,11 +220,7 @@ class _Comparing:
 
     def _arranged(self, rows: list[CheckRow], pairs: bool, texts: Path) -> list[CheckRow]:
         """Returns the rows that can be compared, for pairs as pairs, with one longer than every limit."""
-        special = {roles.piece(self.tokenizer, role) for role in ("cls", "sep")}
-        special |= {
-            str(self.tokenizer.id_to_token(number))
-            for role in ("pad", "unk", "mask") if (number := roles.named(self.tokenizer, role)) is not None
-        }  # fmt: skip
+        special = {roles.content(self.tokenizer, number) for number in roles.own(self.tokenizer)}
         plain = [row for row in rows if not any(name in text for name in special for text in row.texts)]
         if len(plain) < len(rows):
             self.found.notes.append(

@@ -47,16 +47,16 @@ def _write_aoti(padded: PaddedModel, original: Original, folder: Path, config: E
 
 
 def _opened_torch(folder: Path) -> Runtime:
-    return _runtime(torch.export.load(folder / FILE).module(), folder)
+    return _runtime(torch.export.load(folder / FILE).module())
 
 
 def _opened_aoti(folder: Path) -> Runtime:
     import torch._inductor
 
-    return _runtime(torch._inductor.aoti_load_package(str(folder / FILE)), folder)
+    return _runtime(torch._inductor.aoti_load_package(str(folder / FILE)))
 
 
-def _runtime(call: Any, folder: Path) -> Runtime:
+def _runtime(call: Any) -> Runtime:
     """Returns a function that calls the program with tensors; its outputs are named by their places."""
 
     def run(inputs: Arrays) -> Arrays:

@@ -16,8 +16,6 @@ import numpy as np
 
 _FEW = 32
 """Texts whose vectors are computed with each prompt of the folder."""
-_LARGEST_LIMIT = 2**31
-"""transformers' tokenizers without a limit have one of 10^30."""
 
 
 def by_transformers(job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -38,7 +36,7 @@ def by_transformers(job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
     kind = getattr(transformers, name)
     net = kind.from_pretrained(folder, local_files_only=True, dtype=getattr(torch, job["dtype"])).eval()
-    limit = min(tokenizer.model_max_length, job["positions"])
+    limit = int(min(tokenizer.model_max_length, job["positions"]))  # a tokenizer without a limit has one of 10^30
     reads = inspect.signature(net.forward).parameters
     whole, cut, types, arrays = [], [], [], {}
     labels = net.config.id2label
@@ -55,8 +53,8 @@ def by_transformers(job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         for key, values in _outputs(found, name, inputs["input_ids"][0]).items():
             arrays[f"{number}/{key}"] = values.numpy()
     facts = {
-        "whole": whole, "cut": cut, "types": types, "limit": int(limit),
-        "labels": [labels[number] for number in sorted(labels)], "problem": net.config.problem_type,
+        "whole": whole, "cut": cut, "types": types, "limit": limit,
+        "labels": [labels[number] for number in sorted(labels)],
     }  # fmt: skip
     return facts, arrays
 

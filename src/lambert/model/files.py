@@ -12,7 +12,6 @@ import warnings
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
-from lambert.core.files import check_regular
+from lambert.core.files import json_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -82,24 +81,6 @@ def fingerprint(folder: Path) -> str:
     shards = [path.with_name(name) for name in sorted(names)]
     hashes = [sha256(file) for file in (path, *shards)]
     return hashlib.sha256("".join(hashes).encode()).hexdigest() if shards else hashes[0]
-
-
-def json_object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file. Raises DataError that names the file if it contains anything else, or half
-    of a surrogate pair."""
-    check_regular(path)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{path} holds half of a surrogate pair, which is no character.") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}.") from error
-    except RecursionError as error:
-        raise DataError(f"{path} is nested too deeply to be read.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} does not hold a JSON object.")
-    return found
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.files import json_object
 from lambert.core.registry import check_named, nearest
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
-from lambert.model.files import encoder_path, json_object
+from lambert.model.files import encoder_path
 from lambert.model.heads import Model
 from lambert.model.labels import check_rows, default_names, ids_left_aside, label_keys, label_names
 from lambert.model.tensorflow import checkpoint

@@ -118,9 +118,11 @@ def rows_of(labels: Sequence[str], names: Sequence[str]) -> tuple[int | None, ..
     if not has_names(names) and tuple(labels) == tuple(str(number) for number in range(len(names))):
         return tuple(range(len(names)))
     numbers = {name: number for number, name in enumerate(names)}
-    found = [numbers.get(label) for label in labels]
-    for number, label in enumerate(labels):
-        alike = equal_but_for_case(label, names)
-        if found[number] is None and len(alike) == 1 and len(equal_but_for_case(label, labels)) == 1:
-            found[number] = numbers[alike[0]]
-    return tuple(found)
+    folded = {name.casefold(): number for name, number in numbers.items()}
+    times = [Counter(text.casefold() for text in texts) for texts in (labels, names)]
+
+    def row_of(label: str) -> int | None:
+        unique = all(count[label.casefold()] == 1 for count in times)
+        return numbers.get(label, folded[label.casefold()] if unique else None)
+
+    return tuple(map(row_of, labels))

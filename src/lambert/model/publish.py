@@ -22,9 +22,9 @@ from lambert.model.heads import Model
 
 TOLERANCE = 2e-5
 """Maximum of `scaled` for outputs in float32: four times the rounding noise of float32 for BERT-Base (ours)."""
-_NOISE = 4
-"""Maximum difference from transformers as a multiple of its own rounding error: either program may be off by as much,
-and the largest of a few thousand errors varies by about 2 (ours)."""
+NOISE = 4
+"""Maximum difference from another program as a multiple of its own rounding error, its difference from itself in
+float64: either program may be off by as much, and the largest of a few thousand errors varies by about 2 (ours)."""
 
 
 class NotFinite(DataError):
@@ -117,7 +117,7 @@ def _compare(model: Model, folder: Path, batch: Batch, expected: Mapping[str, Te
     large = [name for name, one in differences.items() if not scaled(one, largest[name]) <= TOLERANCE]
     exact = _by_transformers(model, folder, batch, large, torch.float64) if large else {}
     for name in large:
-        if not differences[name] <= _NOISE * _difference(found[name].double(), exact[name]):
+        if not differences[name] <= NOISE * _difference(found[name].double(), exact[name]):
             raise DataError(
                 f"transformers computes other outputs ({name}) from the folder: they differ by up to "
                 f"{differences[name]:.1e}, and the largest is {largest[name]:.1e}; nothing was written."

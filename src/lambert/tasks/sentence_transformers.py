@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.core.files import check_regular, json_text
+from lambert.core.files import check_regular, json_object, json_text
 from lambert.model import files as tensor_files
 from lambert.model.pooling import modes_of
 from lambert.model.vector_layers import ACTIVATIONS, Dense, Unit, activation_named
@@ -402,8 +402,7 @@ def _filled(layer: nn.Module, module: Module, prefix: str = "") -> nn.Module:
 
 def _settings(path: Path) -> Mapping[str, Any]:
     """Returns the object in a JSON file; an empty one if there is no file."""
-    found = _json(path) if path.is_file() else {}
-    return found if isinstance(found, Mapping) else {}
+    return json_object(path) if path.is_file() else {}
 
 
 def _json(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """Templates inside sentences, by rows of tests/golden/wikitemplates.tsv, which says where they are from."""
 
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -64,6 +65,45 @@ def test_any_call_of_any_row_is_expanded() -> None:
                     plain = re.sub(r"[/*]", "", name)
                     for given in arguments:
                         assert "\0" not in own.plain(f"a {{{{{plain}{given}}}}} b")
+
+
+_LONG = "9" * 5000
+_ODD = (
+    "", "0", "-5", "nan", "1e999", _LONG, "9" * 29, f"{'9' * 29}e60", "1e-60", f"1e{_LONG}", f"{'9' * 50} 1/2",
+    f"1/{_LONG}", "\u00b2", "\u0663", "29", "30", "2", "1", "2000", "C", "F", "AU", "nm", "km", "mi", "ft", "in",
+    "ftin", "999", "-99", "to", "x", "sigfig=40", f"sigfig={_LONG}", "sigfig=0", "round=25", "round=0.5", "abbr=on",
+    "disp=flip", "adj=mid",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wiki", ["en", "fr", "fa", "ru", "ja"])
+def test_no_arguments_end_the_reading_of_a_dump(wiki: str) -> None:
+    own, draw = Wikitext((), wiki), random.Random(1)
+    computed = [
+        row for row in rows("wikis/templates.tsv") if row["wiki"] in (wiki, "*") and re.search("[@:]", row["text"])
+    ]
+    names = ["convert", "ayd", *(name for row in computed for name in row["names"].split("\u00a6")[:2])]
+    for number in range(20 * len(names)):
+        given = "|".join(draw.choices(_ODD, k=draw.randint(1, 6)))
+        name = re.sub(r"[/*]", "", names[number % len(names)])
+        text = own.plain(f"a {{{{{name}|{given}}}}} b {{{{formatnum:{given}}}}}")
+        assert "\0" not in text, given[:99]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("convert|5|km|mi|20", "5 kilometres (3.10685596119000 mi)"),
+        ("convert|100000000000000000000000000000|km|mi|0", None),
+        ("ayd|2000|2|29|2001|3|1", "1 years, 0 days"),
+        ("age|2000|1|1|1990|1|1", ""),
+        ("formatnum:1234567", "1,234,567"),
+        ("formatnum:0012", "0012"),
+    ],
+)  # fmt: skip
+def test_numbers_at_the_bounds(call: str, text: str | None) -> None:
+    found = Wikitext((), "en").plain(f"a {{{{{call}}}}} b")
+    assert text is None or found == f"a {text} b".replace("  ", " ")
 
 
 def test_unknown_templates_in_sentences_are_counted() -> None:

@@ -329,6 +329,12 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "a token of another type": (
         {tk.VOCABULARY: VOCABULARY, tk.CONFIG: {**LOWER, "additional_special_tokens": [5]}}, "5 for a token"
     ),
+    "special tokens of another type": (
+        {tk.VOCABULARY: VOCABULARY, tk.CONFIG: {**LOWER, "extra_special_tokens": 5}}, "extra_special_tokens = 5"
+    ),
+    "a file beside it of another kind": (
+        {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER, "sentence_bert_config.json": [1]}, "not a JSON object"
+    ),
 }  # fmt: skip
 
 
@@ -337,6 +343,15 @@ def test_refused(tmp_path: Path, name: str) -> None:
     files, message = REFUSED[name]
     with pytest.raises(DataError, match=message):
         tk.load(write(tmp_path, files, "bert"))
+
+
+def test_a_json_without_added_tokens_is_read(tmp_path: Path) -> None:
+    bare = {key: value for key, value in wordpiece().items() if key != "added_tokens"}
+    whole, found = (
+        tk.load(write(tmp_path / name, {tk.JSON: content, tk.CONFIG: LOWER}, "bert"))
+        for name, content in (("whole", wordpiece()), ("bare", bare))
+    )
+    assert [found.encode(text).ids for text in TEXTS] == [whole.encode(text).ids for text in TEXTS]
 
 
 def test_a_vocabulary_is_enough_where_the_usual_class_needs_a_json(tmp_path: Path) -> None:

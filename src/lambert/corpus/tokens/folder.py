@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models
 
 from lambert.core.errors import DataError, shown
+from lambert.core.files import json_object
 from lambert.corpus.tokens import classes
 from lambert.corpus.tokens.classes import CLASSES, TokenizerClass
 from lambert.corpus.tokens.declared import ROLES, Declared, declare
@@ -97,8 +98,8 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
         raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    values = _object(path)
-    own = {token["id"]: _added(token, path) for token in values["added_tokens"]}
+    values = json.loads(path.read_bytes())  # the library has read it
+    own = {token["id"]: _added(token, path) for token in values.get("added_tokens") or ()}
     tokens = _tokens(path, config, kind, own)
     if kind is None:
         _check_unknown(tokenizer, values["model"], path)
@@ -214,10 +215,10 @@ def _tokens(
     else:
         special = _object(path.with_name(SPECIAL))
         if isinstance(more := special.get("extra_special_tokens"), list):
-            special["extra_special_tokens"] = [*(config.get("extra_special_tokens") or []), *more]
+            special["extra_special_tokens"] = [*(_extra(config, place) or []), *more]
         config |= special
         names = {_content(config[f"{role}_token"], place) for role in ROLES if config.get(f"{role}_token")}
-        names |= {_content(token, place) for token in config.get("extra_special_tokens") or []}
+        names |= {_content(token, place) for token in _extra(config, place) or []}
         beside = path.with_name(ADDED)
         numbered = {
             _number(number, beside): AddedToken(token, normalized=token not in names, special=token in names)
@@ -226,11 +227,9 @@ def _tokens(
         numbered |= own
     further = {key[:-6]: value for key, value in config.items() if key.endswith("_token") and key[:-6] not in ROLES}
     further = {role: value for role, value in further.items() if isinstance(value, str | dict)}
-    extra = config.get("extra_special_tokens", config.get("additional_special_tokens"))
+    extra = _extra(config, place)
     if isinstance(extra, dict):
         further, extra = further | extra, []
-    if not isinstance(extra, list | None):
-        raise DataError(f"{place} has extra_special_tokens = {shown(extra)}; it must be a list or a table of tokens.")
     usual: Mapping[str, str | AddedToken] = {} if kind is None else kind.names
     by_content = {token.content: token for token in numbered.values()}
     found: dict[str, AddedToken] = {}
@@ -301,6 +300,14 @@ def _content(value: Any, path: Path) -> str:
     return content
 
 
+def _extra(config: Mapping[str, Any], path: Path) -> list[Any] | dict[str, Any] | None:
+    """Returns the further special tokens of a tokenizer_config.json: a list, or a table by role."""
+    found = config.get("extra_special_tokens", config.get("additional_special_tokens"))
+    if not isinstance(found, list | dict | None):
+        raise DataError(f"{path} has extra_special_tokens = {shown(found)}; it must be a list or a table of tokens.")
+    return found
+
+
 def _number(value: Any, path: Path) -> int:
     if not str(value).isascii() or not str(value).isdecimal():
         raise DataError(f"{path} has {shown(value)} for the id of an added token; it must be a whole number.")
@@ -309,15 +316,7 @@ def _number(value: Any, path: Path) -> int:
 
 def _object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file, empty if there is no file. Raises DataError for other content."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not a JSON object: {error}.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is not a JSON object.")
-    return found
+    return json_object(path) if path.is_file() else {}
 
 
 def lines(path: Path) -> list[str]:

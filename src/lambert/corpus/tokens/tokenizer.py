@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.files import json_object
 from lambert.corpus.tokens import classes, folder, roles
 from lambert.corpus.tokens.classes import CONTINUATION
 from lambert.corpus.tokens.declared import ROLES, Declared, declare, declared
@@ -135,14 +136,7 @@ def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 def _lowercases_first(folder: Path) -> bool:
     """Returns whether texts are lower-cased before the tokenizer's own normalizer, as older folders of
     sentence-transformers may say in a file beside it."""
-    for path in sorted(folder.glob("sentence_*_config.json")):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{path} is not JSON: {error}.") from error
-        if isinstance(found, dict) and found.get("do_lower_case") is True:
-            return True
-    return False
+    return any(json_object(path).get("do_lower_case") is True for path in folder.glob("sentence_*_config.json"))
 
 
 def described(tokenizer: Any) -> dict[str, Any]:

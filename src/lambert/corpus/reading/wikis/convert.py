@@ -9,7 +9,7 @@ A number of four digits is written as in the page, without a comma.
 import math
 import re
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cache
 
 from lambert.corpus.reading.wikis.locale import Wiki, clean, rows
@@ -36,25 +36,44 @@ _PAIRS = {
 }
 """Units of one quantity, as in 5 ft 11 in."""
 _JOINED = {"ftin": ("ft", "in"), "stlb": ("st", "lb"), "lboz": ("lb", "oz")}
+_LONGEST = 60
+"""Maximum characters of a number (ours); a longer one is shown as it is written."""
+_MOST_DIGITS = 14
+"""Maximum of the decimals and of the significant digits that a call may ask for (ours): a float64 has no more."""
+_EXACT = Context(prec=500, rounding=ROUND_HALF_UP)
+"""Holds every digit of the numbers that _LONGEST allows."""
 _ALONE = ("out", "output only", "number", "output number only")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
+    """A row of `units.tsv`, or such a unit with a power of ten."""
+
     code: str
     dimension: str
+    """What it measures, such as length. Units of one dimension can be converted to each other."""
     symbol: str
     one: str
+    """Its name in full after 1."""
     many: str
     scale: float
+    """The unit in the base unit of its dimension."""
     out: str
+    """Codes of the units that are shown in brackets without another choice, with spaces between them."""
     power: str = ""
     """The word for a power of ten before the unit, such as million."""
 
     def shown(
         self, number: str, full: bool = False, single: bool = False, american: bool = False, adjective: bool = False
     ) -> str:
-        """Returns a number with this unit."""
+        """Returns a number with this unit.
+
+        Args:
+            full: Whether its name is shown, not its symbol.
+            single: Whether the name is that after 1.
+            american: Whether the name has American spelling.
+            adjective: Whether hyphens join the words, as in 2-kilometre.
+        """
         between = "-" if adjective else " "
         if not full:
             power = {"thousand": "×10^3", "million": "×10^6", "billion": "×10^9", "trillion": "×10^12"}.get(
@@ -96,6 +115,8 @@ def unit_of(code: str) -> Unit | None:
 
 @dataclass(frozen=True, slots=True)
 class _Quantity:
+    """A number in the arguments."""
+
     text: str
     """As it is shown."""
     value: float
@@ -106,12 +127,12 @@ class _Quantity:
 def _quantity(text: str, wiki: Wiki) -> _Quantity | None:
     plain = clean(text).replace("\u00a0", " ")
     match = _VALUE.fullmatch(plain)
-    if not match:
+    if not match or len(plain) > _LONGEST:
         return None
     sign, whole, digits, below, power = match.groups()
     digits = digits.rstrip(".,")
     number = digits.replace(",", "")
-    if number.count(".") > 1 or len(number) > 30 or abs(int(power or 0)) > 60 or (below and not 0 < int(below) < 10**6):
+    if number.count(".") > 1 or abs(int(power or 0)) > 60 or (below and not 0 < int(below) < 10**6):
         return None
     value, decimals = float(number), _decimals(number)
     if below:
@@ -160,7 +181,7 @@ def convert(call: Call, wiki: Wiki) -> str:
     return _simple(call, wiki, known, between, unit, rest)
 
 
-def _joined(between: str, quantity: "_Quantity") -> str:
+def _joined(between: str, quantity: _Quantity) -> str:
     return f"{RANGES[between]}{quantity.text}"
 
 
@@ -213,7 +234,7 @@ def _is_one(text: str, value: float) -> bool:
 def _targets(rest: list[str], unit: Unit) -> tuple[list[str], str]:
     """Returns the codes of the units to convert to, and the number of decimals if it is given."""
     target = rest[0] if rest and not re.fullmatch(r"-?[0-9]+", rest[0]) else ""
-    rounding = next((word for word in rest[:2] if re.fullmatch(r"-?[0-9]+", word)), "")
+    rounding = next((word for word in rest[:2] if re.fullmatch(r"-?[0-9]{1,2}", word)), "")
     if unit_of(target) or target in _JOINED:
         return [target], rounding
     words = [word for word in target.replace("+", " ").split() if unit_of(word) or word in _JOINED]
@@ -258,10 +279,10 @@ def _precision(
     call: Call, quantity: _Quantity, value: float, source: Unit, target: Unit, rounding: str
 ) -> int:  # fmt: skip
     if rounding:
-        return int(rounding)
+        return min(int(rounding), _MOST_DIGITS)
     size = abs(value)
-    if (digits := call["sigfig"]).isdecimal() and size:
-        return int(digits) - 1 - math.floor(math.log10(size))
+    if re.fullmatch("[0-9]{1,2}", digits := call["sigfig"]) and size:
+        return min(int(digits), _MOST_DIGITS) - 1 - math.floor(math.log10(size))
     if source.dimension == target.dimension == "temperature":
         kelvins = abs(_base(quantity.value, source))
         least = 2 if kelvins < 1e-8 else 2 - math.floor(math.log10(kelvins))
@@ -275,9 +296,10 @@ def _precision(
 def _rounded(value: float, decimals: int, step: str, wiki: Wiki) -> str:
     if step in ("5", "10", "25", "50", "0.5"):
         unit = Decimal(step)
-        exact = (Decimal(repr(value)) / unit).quantize(Decimal(1), ROUND_HALF_UP) * unit
+        steps = _EXACT.divide(Decimal(repr(value)), unit).quantize(Decimal(1), context=_EXACT)
+        exact = _EXACT.multiply(steps, unit)
     else:
-        exact = Decimal(f"{value:.12g}").quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+        exact = Decimal(f"{value:.12g}").quantize(Decimal(1).scaleb(-decimals), context=_EXACT)
     text = f"{exact:f}"
     if not exact:
         text = text.lstrip("-")

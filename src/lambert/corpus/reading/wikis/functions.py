@@ -5,6 +5,7 @@ one. Source: the documentation of the templates, at https://CODE.wikipedia.org/w
 """
 
 import datetime
+import math
 import re
 
 from lambert.corpus.reading.wikis.convert import convert
@@ -38,11 +39,13 @@ def age(call: Call, wiki: Wiki) -> str:
 
 
 def _years(start: list[str], end: list[str]) -> int | None:
+    """Returns the whole years between two dates [year, month, day]; None if one is no date, or the end is before the
+    start."""
     try:
         begin, last = (datetime.date(*(int(clean(value)) for value in parts[:3])) for parts in (start, end))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
-    return last.year - begin.year - ((last.month, last.day) < (begin.month, begin.day))
+    return None if last < begin else last.year - begin.year - ((last.month, last.day) < (begin.month, begin.day))
 
 
 def day_date(call: Call, wiki: Wiki) -> str:
@@ -262,7 +265,7 @@ def quantity(call: Call, wiki: Wiki) -> str:
 
 def french_century(call: Call, wiki: Wiki) -> str:
     """Returns centuries: s, s2, sp and s mini with hyphens for those before Christ and those without a link."""
-    kind = call.name.lower().strip("-").replace("siècle", "s").rstrip("-")
+    kind = call.name.lower().strip("-").replace("siècle", "s")
     given = [clean(entry) for entry in call.given()]
     before = " av. J.-C." if call.name.startswith("-") else ""
     if kind == "s mini":
@@ -270,8 +273,7 @@ def french_century(call: Call, wiki: Wiki) -> str:
     if kind == "sp":
         first, second, many = "".join(given[:2]), "".join(given[3:5]), "s" in given[5:6]
         word = given[2] if len(given) > 2 else ""
-        joint = word if word in ("-", "–", "/") else f" {word} "
-        joint = f" {word} " if word in ("-", "–") else joint
+        joint = word if word == "/" else f" {word} "
         return f"{first}{joint}{second} siècle{'s' if many else ''}{before}" if second else ""
     numerals = ["".join(given[at : at + 2]) for at in range(0, len(given), 2) if given[at]]
     if not numerals:
@@ -339,7 +341,7 @@ def percentage(call: Call, wiki: Wiki) -> str:
     """Returns a share in per cent."""
     try:
         part, whole, decimals = float(wiki.plain(call["1"])), float(wiki.plain(call["2"])), int(clean(call["3"]) or 0)
-        return f"{100 * part / whole:.{min(decimals, 9)}f}%"
+        return f"{100 * part / whole:.{min(decimals, 9)}f}%" if math.isfinite(part / whole) else ""
     except (ValueError, ZeroDivisionError):
         return ""
 
@@ -375,7 +377,7 @@ FUNCTIONS: dict[str, Rule] = {
     "nihongo": nihongo, "chinese": chinese, "korean": korean, "class": ship_class, "ship": ship, "quote": quote,
     "zitat": german_quote, "music": music, "sic": sic, "quantity": quantity, "siècle": french_century,
     "siglo": spanish_century, "heure": french_time, "bd": lifetime, "formatnum": formatted, "plural": plural,
-    "country": country, "name": own_name, "last": last,
-    "ayd": days_old, "percentage": percentage, "duration": duration,
+    "country": country, "name": own_name, "last": last, "ayd": days_old,
+    "percentage": percentage, "duration": duration,
 }  # fmt: skip
 """Functions that a row of `templates.tsv` names after `@`."""

@@ -26,14 +26,19 @@ class Wiki:
     code: str = ""
     """ISO 639 code of its language."""
     group: str = ""
+    """What divides groups of three digits."""
     decimal: str = "."
+    """The decimal mark."""
     least: int = 4
     """Numbers with fewer digits are not grouped."""
     digits: str = ""
+    """The digits 0 to 9 of its script; empty: 0123456789."""
     date_form: str = "{d} {m} {y}"
+    """A date from its day {d}, month {m} and year {y}; below without its day, and without its year."""
     month_form: str = "{m} {y}"
     day_form: str = "{d} {m}"
     months: tuple[str, ...] = ()
+    """Names of the months, as in a date."""
     languages: Mapping[str, str] = field(default_factory=dict)
     """Names of other languages by their codes, as the wiki's templates label words of them."""
     countries: Mapping[str, str] = field(default_factory=dict)
@@ -55,8 +60,9 @@ class Wiki:
         if not (found := _NUMBER.fullmatch(plain)) or not self.code:
             return text
         sign, whole, fraction = found.groups()
-        if len(whole) >= self.least:
-            whole = f"{int(whole):,}".replace(",", self.group) if whole[0] != "0" else whole
+        if len(whole) >= self.least and whole[0] != "0":
+            first = len(whole) % 3 or 3
+            whole = self.group.join([whole[:first], *(whole[at : at + 3] for at in range(first, len(whole), 3))])
         shown = sign.translate(_MINUS) + whole + (f"{self.decimal}{fraction}" if fraction else "")
         return self.numerals(shown)
 

@@ -77,7 +77,6 @@ def raised(text: str) -> str:
 
 FILTERS: dict[str, Callable[[str, Wiki], str]] = {
     "number": lambda text, wiki: wiki.number(text),
-    "digits": lambda text, wiki: wiki.plain(text),
     "ordinal": lambda text, wiki: ordinal(clean(text)),
     "roman": lambda text, wiki: roman(clean(text)),
     "raised": lambda text, wiki: raised(clean(text)),
@@ -85,7 +84,6 @@ FILTERS: dict[str, Callable[[str, Wiki], str]] = {
     "upper": lambda text, wiki: text.upper(),
     "capital": lambda text, wiki: text[:1].upper() + text[1:],
     "small": lambda text, wiki: text[:1].lower() + text[1:],
-    "month": lambda text, wiki: wiki.month_name(clean(text)),
     "language": lambda text, wiki: wiki.language(clean(text)),
     "shortlanguage": lambda text, wiki: wiki.language(clean(text), short=True),
     "country": lambda text, wiki: wiki.countries.get(clean(text), ""),
@@ -93,7 +91,6 @@ FILTERS: dict[str, Callable[[str, Wiki], str]] = {
     "gauge": lambda text, wiki: re.sub(r"(?<=[0-9])(?=[a-z])", " ", clean(text)),
     "dotted": lambda text, wiki: f"{text.rstrip('.')}.",
     "bare": lambda text, wiki: text.partition("://")[2].rstrip("/") or text,
-    "date": lambda text, wiki: wiki.date(*clean(text).split("-")[:3]),
     "page": lambda text, wiki: text.partition("#")[0].replace("_", " ").removeprefix(":"),
 }
 
