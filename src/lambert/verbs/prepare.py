@@ -100,7 +100,7 @@ def to_corpus(config: PrepareConfig, say: Say) -> None:
 
 
 def _row_notes(config: PrepareConfig, inputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields the notes about the first files of rows."""
+    """Yields the notes about those of the first inputs that have rows."""
     suffixes = (".csv", ".tsv", *JSON, ".parquet", ".arrow") if config.format in ("auto", "csv", "jsonl") else ()
     for path in [Path(entry["file"]) for entry in inputs[:_NOTED]]:
         if kind(path) in suffixes:
@@ -202,7 +202,7 @@ def _normalization(manifest: dict[str, Any]) -> str:
     if tokens := sum(split["tokens"] for split in manifest["splits"].values()):
         unknown = sum(split["tokens"] * split["unknown_rate"] for split in manifest["splits"].values())
         words.append(f"{unknown / tokens:.2%} of the tokens are [UNK]")
-    return "".join(f"; {word}" if number == 0 else f", {word}" for number, word in enumerate(words))
+    return f"; {', '.join(words)}" if words else ""
 
 
 def notes(manifest: dict[str, Any]) -> list[str]:
