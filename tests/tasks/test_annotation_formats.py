@@ -308,6 +308,13 @@ def test_a_model_of_single_labels_reads_spans(words: Tokenizer, tmp_path: Path) 
     assert [task.config.labels[number][:1] for number in data.truth_W] == [tag[-3:][:1] for tag in TAGS]
 
 
+def test_a_file_without_any_span_is_scored(words: Tokenizer, tmp_path: Path) -> None:
+    task = create(TaskConfig(name="tag", labels=("B-X", "O")), words)
+    data = task.read(write(tmp_path / "x.jsonl", {"text": "a b", "spans": []}))
+    assert data.truth_W.tolist() == [1, 1]
+    assert "0 spans of characters" in data.notes[0]
+
+
 def test_classification_rows_are_no_spans(words: Tokenizer, tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", {"text": "a", "label": "x"}, {"text": "b", "label": "y"})
     assert read_annotated(path) is None

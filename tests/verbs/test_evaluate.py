@@ -39,6 +39,14 @@ def test_the_table_has_every_score_with_its_error(
     assert "16.0" not in shown
 
 
+def test_the_json_has_the_notes_about_rows(tuned: Callable[[str], Path], tmp_path: Path, lambert: Lambert) -> None:
+    rows = [{"text": "the river", "spans": []}, {"text": "a", "spans": [{"start": 0, "end": 9, "label": "X"}]}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = lambert("evaluate", "--json", model=tuned("tag"), data=tmp_path / "x.jsonl")
+    assert done.code == 0, done.err
+    assert any("1 of 2 rows left out" in note for note in json.loads(done.out)["notes"])
+
+
 @pytest.mark.parametrize("flag", ["columns", "task.columns"])
 def test_a_file_may_have_other_columns(
     flag: str, tuned: Callable[[str], Path], labelled: Labelled, tmp_path: Path, lambert: Lambert

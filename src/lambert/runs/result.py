@@ -30,7 +30,8 @@ class Result:
     scores: Mapping[str, float] = field(default_factory=dict)
     """Held-out scores by name; losses in nats."""
     notes: tuple[str, ...] = ()
-    """Lines of `evaluate` about the labels of the file, such as how numbers were read."""
+    """Lines of `evaluate` about the model and the file, such as how numbers of labels were read, and which rows were
+    left out."""
 
     @classmethod
     def of_run(cls, folder: Path) -> "Result":

@@ -203,7 +203,7 @@ def tagged(
     notes = [
         f"note: {_counted(counts.pop(what), 'span')} {what} (first {first[what]})" for what in _LOSSES if counts[what]
     ]
-    return sentences, dict(+counts), [*notes, *_other_conventions(doubtful)]
+    return sentences, {"spans": counts["spans"], **+counts}, [*notes, *_other_conventions(doubtful)]
 
 
 def _are_whole(document: Document, offsets: Offsets) -> bool:

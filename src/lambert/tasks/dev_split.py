@@ -50,15 +50,11 @@ def divided(path: Path, share: float, config: TaskConfig, folder: Path) -> tuple
         try:
             parts["dev" if is_dev(text, share) else "train"].append(json_text(row) + "\n")
         except TypeError as error:
-            raise DataError(
-                f"{path} has a value that JSON does not have ({error}): {_INSTEAD}"
-            ) from error
+            raise DataError(f"{path} has a value that JSON does not have ({error}): {_INSTEAD}") from error
     for name, rows in parts.items():
         if not rows:
             total = sum(map(len, parts.values()))
-            raise DataError(
-                f"dev = {share:g} leaves no {name} rows of the {total:,} in {path}: {_INSTEAD}"
-            )
+            raise DataError(f"dev = {share:g} leaves no {name} rows of the {total:,} in {path}: {_INSTEAD}")
     of = f"{digest(path)} {share:g} {config.name} {config.columns}"
     folder = folder / f"dev-{share:g}-{hashlib.sha256(of.encode()).hexdigest()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -141,20 +141,22 @@ def root(folder: Path) -> Path | None:
 
 def is_cross_encoder(folder: Path) -> bool:
     """Returns whether a model folder is one of sentence-transformers' CrossEncoder, which scores pairs of texts. Raises
-    DataError if it has modules that Lambert does not have."""
+    DataError if it has modules that Lambert does not have, or a prompt before pairs."""
     top = root(folder)
     if top is None:
         return False
-    kinds, kind = [module.kind for module in _modules(top)], _settings(top / SETTINGS).get("model_type")
+    settings = _settings(top / SETTINGS)
+    kinds, kind = [module.kind for module in _modules(top)], settings.get("model_type")
     if kind == "CrossEncoder" and kinds != ["Transformer"]:
         raise DataError(
             f"{top / MODULES} has the modules {', '.join(kinds)}: of a CrossEncoder, only Transformer is read."
         )
-    prompts, default = _prompts(_settings(top / SETTINGS), top / SETTINGS), _settings(top / SETTINGS).get(_DEFAULT)
-    if kinds == ["Transformer"] and prompts.get(str(default)):
+    if kinds != ["Transformer"]:
+        return False
+    default = settings.get(_DEFAULT)
+    if _prompts(settings, top / SETTINGS).get(str(default)):
         raise DataError(f"{top / SETTINGS} has {_DEFAULT} = {shown(default)}: prompts before pairs are not supported.")
-    task = _transformer(folder).get("transformer_task")
-    return kinds == ["Transformer"] and (kind == "CrossEncoder" or task == "sequence-classification")
+    return kind == "CrossEncoder" or _transformer(folder).get("transformer_task") == "sequence-classification"
 
 
 def activation_of(folder: Path, settings: Mapping[str, Any]) -> str:

@@ -40,7 +40,8 @@ def run(config: EvaluateConfig, say: Say = silent) -> Result:
 
 
 def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Returns the scores, and lines for the user about the labels. With several ranks, only the first has them."""
+    """Returns the scores, and lines for the user about the model and the data. With several ranks, only the first has
+    them."""
     with detect(config.inference.device) as world:
         with world.together("reading the model and the data"):
             name, columns = named.evaluated(config.task, config.columns, config.data)
@@ -54,15 +55,13 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
                     raise UsageError(f"The task {task.config.name!r} has no method `examples`: leave examples out.")
             data = model.read(config.data)
         compare_ranks(world, config.model, config.data)
+        notes = (
+            *filter(None, [model.note]), *data.label_notes, *data.notes, *unknown_notes([(config.data, data)])
+        )  # fmt: skip
         if world.is_first and not config.json:
             if unknown_of(data).count or any(data.counts.get(name) for name in _TOLD):
                 say(counted(config.data, data, task.config))
-            for line in (
-                *filter(None, [model.note]),
-                *data.label_notes,
-                *data.notes,
-                *unknown_notes([(config.data, data)]),
-            ):
+            for line in notes:
                 say(line)
         quiet = config.json or say is silent or not world.is_first
         with progress(data.size(0), "evaluate", unit="sequences", quiet=quiet) as bar:
@@ -80,7 +79,7 @@ def _score(config: EvaluateConfig, say: Say) -> tuple[dict[str, float], tuple[st
         path = write(config.examples, examples)
         if not config.json:
             say(f"examples  {path}")
-    return scores, tuple(data.label_notes)
+    return scores, notes
 
 
 def _then(found: Outputs, end: Callable[[], None]) -> Outputs:
