@@ -42,7 +42,7 @@ def label_names(settings: Mapping[str, Any], source: object) -> tuple[str, ...]:
         )
     if names is None:
         return default_names(_DEFAULT_LABELS if count is None else count)
-    if not isinstance(names, dict) or not all(key.isdecimal() for key in names):
+    if not isinstance(names, dict) or not all(key.isdecimal() and len(key) < 10 for key in names):
         raise DataError(f'{source} has id2label = {shown(names)}; it must be an object such as {{"0": "a", "1": "b"}}.')
     found = {int(key): name for key, name in names.items()}
     if count not in (None, len(found)):

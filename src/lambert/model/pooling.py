@@ -31,21 +31,24 @@ def first_vectors(states_TD: Tensor, batch: Batch) -> Tensor:
 
 
 def _last_vectors(states_TD: Tensor, batch: Batch) -> Tensor:
+    """Returns the state of the last token of each sequence, float32 [S, D]."""
     return states_TD[batch.bounds_S1[1:].long() - 1].float()
 
 
 def _largest(states_TD: Tensor, batch: Batch) -> Tensor:
+    """Returns the largest value of each component in each sequence, float32 [S, D]."""
     return _reduced(states_TD.float(), batch, "max")
 
 
 def _sum_by_root(states_TD: Tensor, batch: Batch) -> Tensor:
-    """Returns the sum of the states of each sequence over the square root of their number."""
+    """Returns the sum of the states of each sequence over the square root of their number, float32 [S, D]."""
     counts_S = batch.bounds_S1[1:].long() - first_tokens(batch)
     return _reduced(states_TD.float(), batch, "sum") / counts_S[:, None].sqrt()
 
 
 def _mean_by_position(states_TD: Tensor, batch: Batch) -> Tensor:
-    """Returns the mean of the states, weighted by the position of the token in its sequence, from 1."""
+    """Returns the mean of the states, weighted by the position of the token in its sequence, from 1, float32
+    [S, D]."""
     weights_T1 = (batch.positions_T + 1)[:, None].float()
     return _reduced(states_TD.float() * weights_T1, batch, "sum") / _reduced(weights_T1, batch, "sum")
 

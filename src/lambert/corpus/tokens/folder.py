@@ -198,6 +198,7 @@ class _Tokens:
     usual: frozenset[str]
     """Special tokens that the class has by default, of which a vocabulary may lack some."""
     truncation_side: str
+    """As in `Declared`."""
 
 
 def _tokens(
