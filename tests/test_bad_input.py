@@ -63,7 +63,7 @@ def without(key: str) -> dict[str, Any]:
         ),
         ("train.txt", b"text\tlabel\n" + b"the king\ta\n" * 9, 3, ["train.txt looks like a table (TSV)"]),
         ("train.TSV.bz2", bz2.compress(b"the king\ta\n"), 3, ["train.TSV.bz2 has no column 'text'", "a table (TSV)"]),
-        ("wide.txt", SENTENCE.encode("utf-16"), 3, ["wide.txt looks like UTF-16", "iconv -f UTF-16 -t UTF-8"]),
+        ("wide.txt", SENTENCE.encode("utf-16-le"), 3, ["wide.txt looks like UTF-16LE", "iconv -f UTF-16LE -t UTF-8"]),
         ("dump.xml.bz2", bz2.compress(b"<mediawiki><page/></mediawiki>"), 3, ["dump.xml.bz2", "0 usable documents"]),
         ("dump.xml.bz2", bz2.compress(b"<mediawiki><page><title>"), 3, ["dump.xml.bz2, page 1, has no </page>"]),
         (

@@ -136,8 +136,8 @@ def test_the_default_length_adapts_to_the_encoder(
             3,
             ["dev.tsv:2", "'c'", "a, b"],
         ),
-        ("text\tlabel\nthe stone\ta\nthe river\n", "", {}, 3, ["data.tsv:3", "1 column,", "2"]),
-        ("text\tlabel\nthe stone\ta\tx\n", "", {}, 3, ["data.tsv:2", "3 columns", "2"]),
+        ("text\tlabel\nthe stone\ta\nthe river\n", "", {}, 3, ["data.tsv:3", "has 1 cell where the first line has 2"]),
+        ("text\tlabel\nthe stone\ta\tx\n", "", {}, 3, ["data.tsv:2", "has 3 cells where the first line has 2"]),
         ("text\tlable\nthe stone\ta\n", "", {}, 3, ["data.tsv:1", "task.columns.label", "Did you mean 'lable'?"]),
         (
             "sentence\tclass\nthe stone\ta\n",

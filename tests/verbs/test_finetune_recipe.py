@@ -36,9 +36,11 @@ def task(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(task: str, tuned: Callable[[str], Path], pretrained: Path, tmp_path: Path) -> Path:
-    """A model folder of the pre-trained encoder, without dropout, with a new head for the labels of the task."""
-    labels = json.loads((tuned(task) / "model/config.json").read_text()).get("id2label", {0: "", 1: ""})
-    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": len(labels)}
+    """A model folder of the pre-trained encoder, without dropout, with a new head for the labels of the task. Its
+    rows are kept by the names of the labels."""
+    found = json.loads((tuned(task) / "model/config.json").read_text())
+    names = {key: found[key] for key in ("id2label", "label2id") if key in found} or {"num_labels": 2}
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **names}
     torch.manual_seed(1)
     MODELS[task].from_pretrained(pretrained / "model", **off).save_pretrained(tmp_path / "start")
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -295,8 +295,10 @@ def recognised(inner: str, beginning: bytes, text_field: str, encoding: str = UT
         return "", problem
     if not is_dump(beginning):
         beginning = plain_beginning(beginning)
+        if kind in _LINES and encoding == UTF8 and (problem := unmarked(beginning)):
+            return "", problem
     if kind == "csv" and not markup(beginning):
-        if problem := unmarked(beginning) or binary(beginning):
+        if problem := binary(beginning):
             return "", problem
         _, problem = _columns(table_of(beginning, inner), Layout(text_field=text_field))
         return (kind, "") if not problem else ("", f"{problem}; it {labelled(inner)}")
