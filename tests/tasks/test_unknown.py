@@ -37,10 +37,13 @@ def test_every_task_counts_them(name: str, words: Tokenizer) -> None:
 
 def test_the_note(words: Tokenizer) -> None:
     task = create(TaskConfig(labels=("a", "b"), max_length=96), words)
-    few, many = (task.parse([{"text": text}], ["line 1"]) for text in ("ann " * 40 + "ж", "ж ж ж ann"))
+    few, some, many = (
+        task.parse([{"text": text}], ["line 1"]) for text in ("ann " * 40 + "ж", "ж ann ann ann", "ж ж ж ann")
+    )
+    assert unknown_notes([("some", some)]) == []
     assert unknown_notes([("few", few), ("many", many), ("other", object())]) == [
         "note: 75.0% of the words of many (3 of 4) are [UNK], so the model cannot tell them apart: the vocabulary "
-        "lacks 'ж'. A model for this language and script would read them."
+        "lacks 'ж'. Take a model whose vocabulary has them."
     ]
     assert unknown_of(few) + unknown_of(many) == Unknown(45, 4, ("ж",))
 

@@ -15,8 +15,9 @@ from lambert.core.errors import shown
 from lambert.corpus.tokens import roles
 from lambert.tasks.texts import Numbers
 
-_MANY = 0.05
-"""Share of words from which a note is printed; ours. In English text that a vocabulary fits it is below 0.001."""
+_MANY, _MOST, _SEVERAL = 0.05, 0.5, 20
+"""A note is printed if more than this share of the words is [UNK] and these are several, or if more than half of the
+words are; ours. In English text that a vocabulary fits the share is below 0.001."""
 _SEEN = 1 << 22
 """Characters of the texts that are looked at to name those that the vocabulary lacks; ours."""
 _LISTED = 8
@@ -38,12 +39,12 @@ class Unknown:
 
     def note(self, where: object) -> str:
         """Returns a note if many words are [UNK], else an empty text."""
-        if self.count <= _MANY * self.words:
+        if self.count <= (_MANY if self.count >= _SEVERAL else _MOST) * self.words:
             return ""
         listed = f": the vocabulary lacks {' '.join(map(shown, self.characters))}" if self.characters else ""
         return (
             f"note: {self.count / self.words:.1%} of the words of {where} ({self.count:,} of {self.words:,}) are "
-            f"[UNK], so the model cannot tell them apart{listed}. A model for this language and script would read them."
+            f"[UNK], so the model cannot tell them apart{listed}. Take a model whose vocabulary has them."
         )
 
 
