@@ -48,12 +48,17 @@ def test_json(content: str, places: list[int], encoding: str, tmp_path: Path) ->
     assert read(path)[0] == [(f"line {line}", row) for line, row in zip(places, ROWS, strict=True)]
 
 
-def test_json_goes_on_from_every_position() -> None:
+def test_json_goes_on_from_every_position(tmp_path: Path) -> None:
     for data in (json.dumps(ROWS, indent=1).encode(), "\n".join(map(json.dumps, ROWS)).encode()):
         first, *rest = json_rows(io.BytesIO(data), has_lines(data))
         stream = io.BytesIO(data)
         stream.seek(first.offset)
         assert list(json_rows(stream, has_lines(data), first.offset, first.line)) == rest
+        path = tmp_path / "rows.json"
+        path.write_bytes(data)
+        with opened(path) as (_, found):
+            file = RowFile(path, found, ".json", ())
+            assert [*file.rows()][1:] == [*file.rows(first.offset, first.line)] == rest
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,19 @@ def test_answers_come_before_the_input_ends(
 ) -> None:
     seen = []
 
-    def lines() -> Any:
-        for number in range(4):
-            seen.append(len(capsys.readouterr().out.splitlines()))
-            yield json.dumps({"text": "the bird found a garden", "id": number})
+    class Lines(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
 
-    monkeypatch.setattr("sys.stdin", lines())
+        def readinto(self, buffer: Any) -> int:
+            if len(seen) == 4:
+                return 0
+            seen.append(len(capsys.readouterr().out.splitlines()))
+            line = json.dumps({"text": "the bird found a garden", "id": len(seen)}).encode() + b"\n"
+            buffer[: len(line)] = line
+            return len(line)
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Lines())))
     predict.run(predict.PredictConfig(tuned("classify"), chunk=1), say=print)
     assert seen == [0, 1, 1, 1]
 

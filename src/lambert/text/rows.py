@@ -157,7 +157,7 @@ class RowFile:
         if suffix in TABLES:
             self._open_table(recognised(beginning, suffix), header, numbered)
         elif suffix in JSON:
-            self._read = partial(json_rows, self._stream, has_lines(beginning))
+            self._read = partial(self._objects, has_lines(beginning))
         elif suffix == ".parquet":
             with self._explained():
                 self._rename(parquet_names(stream))
@@ -207,6 +207,10 @@ class RowFile:
             self.names = [str(number) for number in range(1, len(table.first) + 1)]
         start = table.second if headed else table.begin
         self._read = partial(self._table, start)
+
+    def _objects(self, lines: bool, offset: int, line: int) -> Iterator[ReadRow]:
+        self._stream.seek(offset)
+        yield from json_rows(self._stream, lines, offset, line)
 
     def _table(self, start: tuple[int, int], offset: int, line: int) -> Iterator[ReadRow]:
         offset, line = max(start, (offset, line))
