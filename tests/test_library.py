@@ -24,8 +24,8 @@ Labelled = Callable[[str, str], Path]
 
 
 ROOT = Path(__file__).parents[1]
-FOREIGN = ("PYTEST",)
-"""Variables that pytest sets."""
+FOREIGN = ("PYTEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest sets, and one that torch sets when a process first asks for deterministic algorithms."""
 
 
 def state() -> dict[str, Any]:
