@@ -108,7 +108,8 @@ def test_the_corpus_is_that_of_the_single_pass(inputs: Path, workers: int, monke
     stepped = config(inputs, "stepped", steps=("extract,tokens",), workers=workers)
     prepare(stepped)
     assert content(inputs.parent / "single") == content(stepped.out)
-    assert single["documents"]["unreadable"] == [f"{inputs}/07.txt, line 1, is not UTF-8 text (byte 0xe9)"]
+    (unreadable,) = single["documents"]["unreadable"]
+    assert unreadable.startswith(f"{inputs}/07.txt, line 1, is not UTF-8 text (byte 0xe9): it may be in")
     assert 3 < len(made(stepped.work_folder / "extract")) < 25
     monkeypatch.setattr(units, "SMALL", 0)
     apart = config(inputs, "apart", steps=("extract,tokens",))

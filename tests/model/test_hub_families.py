@@ -140,7 +140,7 @@ def test_parity_and_round_trip(kind: str, head: str, tmp_path: Path) -> None:
     ours, report = weights.load(tmp_path / "theirs", heads)
     assert report.missing == ()
     assert ours.config.block == CONFIGS[kind][0]
-    assert layout.heads_of(layout.read_config(tmp_path / "theirs"), {}, tmp_path).keys() == heads.keys()
+    assert layout.heads_of(layout.read_config(tmp_path / "theirs"), {}, tmp_path / "theirs").keys() == heads.keys()
     ours = ours.float().eval()
     family = family_of(ours.config)
 

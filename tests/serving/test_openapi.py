@@ -12,8 +12,8 @@ from tests.support.services import Service, serving
 pytest.importorskip("fastapi")
 pytestmark = pytest.mark.timeout(HANGS)
 EXAMPLES = 12
-OF_THE_MODEL = ("/predict", "/v1/embeddings")
-"""Routes where right bodies depend on the model: the keys that it reads, and the width of its vectors."""
+OF_THE_MODEL = ("/predict", "/embed", "/v1/embeddings")
+"""Routes where right bodies depend on the model: the keys that it reads, its prompts, and the width of its vectors."""
 
 
 @pytest.fixture(scope="module")

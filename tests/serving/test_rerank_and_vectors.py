@@ -14,7 +14,7 @@ from patience import HANGS
 
 import lambert as library
 from lambert.serving.json_bodies import listed
-from tests.support.services import Service, post, serving
+from tests.support.services import Service, post, serving, texts
 
 pytest.importorskip("fastapi")
 pytestmark = pytest.mark.timeout(HANGS)
@@ -141,7 +141,7 @@ def test_numbers_that_are_not_finite_are_null() -> None:
 
 
 def test_a_request_is_answered_in_time_or_refused(tuned: Callable[[str], Path]) -> None:
-    long = ["the king found a river near the old road under the bright house " * 4] * 20_000
+    long = texts(20_000)
     with serving(tuned("classify"), precision="float32", workers=1, seconds=0.5, max_items=20_000) as service:
         status, answer = service.ask("/embed", {"inputs": long})
         assert (status, "0.5 s" in answer["error"]) == (503, True)
@@ -151,7 +151,7 @@ def test_a_request_is_answered_in_time_or_refused(tuned: Callable[[str], Path]) 
 
 
 def test_too_many_tokens_are_refused_with_the_time_to_wait(tuned: Callable[[str], Path]) -> None:
-    long = ["the king found a river near the old road under the bright house " * 4] * 8000
+    long = texts(8000)
     with serving(tuned("classify"), precision="float32", workers=1, max_waiting_tokens=1000, max_items=8000) as service:
         with service.connect() as connection:
             connection.sendall(post("/embed", {"inputs": long}))

@@ -9,7 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from lambert.core.errors import DataError
+from lambert.tasks.config import Columns
 from lambert.tasks.label_names import Matched, match, whole
+from lambert.tasks.labels import alike
+from lambert.tasks.table import labelled_rows
 
 NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 LOWER = ("entailment", "neutral", "contradiction")
@@ -117,3 +120,20 @@ def test_whole_numbers() -> None:
     assert [whole(label) for label in ("1.0", "10.00", "-3.0", "-0.0")] == ["1", "10", "-3", "0"]
     for label in ("1", "01.0", "1.", ".0", "1.05", "v1.0", "١.0"):
         assert whole(label) == label
+
+
+def test_labels_that_differ_in_case_only_are_told() -> None:
+    assert alike(("Yes", "no", "yes"), Path("a.csv")) == (
+        "note: labels of a.csv differ in case only and are classes of their own: 'Yes' and 'yes'.",
+    )
+    assert alike(("O", "o", "B-PER", "b-per", "x"), Path("a.csv"))[0].endswith("'O' and 'o', 'B-PER' and 'b-per'.")
+    assert alike(("a", "b"), Path("a.csv")) == ()
+
+
+def test_a_second_text_that_is_not_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("text,text_b,label\na,b,c\n")
+    for columns, said in ((Columns(), True), (Columns(text_b="text_b"), False)):
+        notes: list[str] = []
+        assert len(list(labelled_rows(path, columns, notes))) == 1
+        assert ("'text_b', which is not read" in "".join(notes)) == said

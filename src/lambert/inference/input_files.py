@@ -52,7 +52,7 @@ class InputFiles:
 
     Raises:
         UsageError: The format of a file is unknown.
-        DataError: A file does not exist.
+        DataError: A file does not exist, or is a spreadsheet.
     """
 
     def __init__(self, paths: Sequence[Path], config: TaskConfig, keep: Sequence[str] = ()) -> None:
@@ -63,7 +63,9 @@ class InputFiles:
             if not path.is_file():
                 raise DataError(f"{path} is a folder: name its files." if path.is_dir() else f"No such file: {path}.")
             if kind(path) not in (*TABLES, *JSON, ".parquet", ".arrow"):
-                raise UsageError(f"{path}{problem}." if (problem := sheet(kind(path))) else f"{path}: {KNOWN}.")
+                if problem := sheet(kind(path)):
+                    raise DataError(f"{path} {problem}.")
+                raise UsageError(f"{path}: {KNOWN}.")
         self._sizes = [path.stat().st_size for path in paths]
         self._share: Callable[[], float] = lambda: 0.0
         self._file = 0

@@ -68,6 +68,18 @@ def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ..
     return (f"note: no row of {path} has the label{'s' * (len(names) > 1)} {listed}.",)
 
 
+def alike(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Returns a note with labels that differ in case only, which are classes of their own, if there are any."""
+    forms: dict[str, list[str]] = {}
+    for label in labels:
+        forms.setdefault(label.casefold(), []).append(label)
+    found = [" and ".join(map(shown, same)) for same in forms.values() if len(same) > 1]
+    if not found:
+        return ()
+    listed = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
+    return (f"note: labels of {path} differ in case only and are classes of their own: {listed}.",)
+
+
 def check_class_weights(config: TaskConfig) -> None:
     """Raises UsageError if the number of class weights is not that of the labels."""
     if config.class_weights != "balanced":

@@ -73,6 +73,11 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
             header = kind(path) in TABLES and columns.header is not False
             if missing:
                 raise _missing(row, missing, f"{path}:1" if header else place, table=kind(path) in TABLES)
+            if notes is not None and not columns.text_b and columns.text != "text_b" and "text_b" in row:
+                notes.append(
+                    f"note: {path} has a column 'text_b', which is not read. If the rows are pairs of texts, set "
+                    "task.columns.text_b = 'text_b'."
+                )
             checked = True
         if columns.label and (odd := _changed(value_of(row, columns.label))):
             changed, first = changed + 1, first or f"{shown(odd)} in {place}"
@@ -208,7 +213,9 @@ def value_cell(row: Row, name: str, place: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"{place}: column {name!r} holds {shown(value)}, not a finite number.")
+        comma = isinstance(value, str) and value.count(",") == 1 and value.replace(",", "", 1).strip("+- ").isdigit()
+        advice = " Write decimal numbers with a point." if comma else ""
+        raise DataError(f"{place}: column {name!r} holds {shown(value)}, not a finite number.{advice}")
     return number
 
 
