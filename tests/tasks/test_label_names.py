@@ -137,3 +137,15 @@ def test_a_second_text_that_is_not_read_is_told(tmp_path: Path) -> None:
         notes: list[str] = []
         assert len(list(labelled_rows(path, columns, notes))) == 1
         assert ("'text_b', which is not read" in "".join(notes)) == said
+
+
+def test_rows_that_prodigy_calls_rejected_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": "a", "label": "x", "answer": answer} for answer in ("accept", "reject", "ignore")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    notes: list[str] = []
+    assert len(list(labelled_rows(path, Columns(), notes))) == 3
+    assert notes[0].startswith(f"note: 2 rows of {path} have the answer reject or ignore")
+    own: list[str] = []
+    assert len(list(labelled_rows(path, Columns(label="answer"), own))) == 3
+    assert own == []

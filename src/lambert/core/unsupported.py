@@ -91,7 +91,7 @@ def _table(beginning: bytes) -> str:
     text = beginning[:_TABLE_BYTES].removeprefix(_BOM).decode("utf-8", "replace")
     header = text.partition("\n")[0].rstrip("\r")
     for separator, suffix in _SEPARATORS.items():
-        names = [cell.strip('"') for cell in header.split(separator)]
+        names = [cell.strip('"' if separator == "," else ' "') for cell in header.split(separator)]
         if len(set(names)) == len(names) > 1 and all(map(_COLUMN_NAME.fullmatch, names)):
             *rows, _ = _rows(text, separator)  # the beginning may end within the last row
             equal = all(len(row) == len(names) for row in rows)

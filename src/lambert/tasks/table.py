@@ -45,6 +45,9 @@ def read_rows(path: Path, columns: Columns, notes: list[str] | None = None) -> I
         raise DataError(f"{path} holds no rows.")
 
 
+_REJECTED = ("reject", "ignore")
+
+
 def named(columns: Columns) -> list[str]:
     """Returns the names or numbers of the columns that the settings name."""
     choices = columns.choices if columns.choices != Columns().choices else ()
@@ -63,7 +66,7 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
     """Yields what `read_rows` does, and adds a note about labels that are not read as they are written. Raises
     DataError with all columns that the file lacks."""
     checked = False
-    changed, first = 0, ""
+    changed, first, rejected = 0, "", 0
     for place, row in read_rows(path, columns, notes):
         if not checked:
             given = {setting: getattr(columns, setting) for setting in ("text", "text_b", "label", "group")}
@@ -81,7 +84,13 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
             checked = True
         if columns.label and (odd := _changed(value_of(row, columns.label))):
             changed, first = changed + 1, first or f"{shown(odd)} in {place}"
+        rejected += row.get("answer") in _REJECTED
         yield place, row
+    if rejected and notes is not None and "answer" not in named(columns):
+        notes.append(
+            f"note: {rejected:,} row{'s' * (rejected > 1)} of {path} have the answer reject or ignore, as Prodigy "
+            "writes it, and are read like the others. Leave them out if their labels are wrong."
+        )
     if changed and notes is not None:
         notes.append(
             f"note: the labels of {changed:,} row{'s' * (changed > 1)} of {path} have white space or invisible "
