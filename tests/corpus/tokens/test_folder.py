@@ -386,3 +386,9 @@ def test_a_side_is_kept(tmp_path: Path) -> None:
     assert declared.declared(tk.load(tmp_path / "out")).truncation_side == "left"
     (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").truncation_side == "left"
+
+
+def test_a_body_may_have_pieces_of_another_kind(tmp_path: Path) -> None:
+    """Nothing but the type of the model names BERT's class."""
+    found = tk.load(write(tmp_path, {tk.JSON: unigram()}, "bert"))
+    assert found.encode("ann").tokens == Tokenizer.from_str(json.dumps(unigram())).encode("ann").tokens

@@ -56,7 +56,10 @@ def read(path: Path, lowercase: bool | None) -> Tokenizer:
                 f"{path.parent} has the tokenizer {name}, which {classes.WITHOUT_FILE[name]}: "
                 "Lambert does not have this algorithm. Take a model with another tokenizer."
             )
-        return _from_json(path, config, CLASSES.get(name))
+        kind = CLASSES.get(name)
+        if kind is not None and not config and "tokenizer_class" not in model and _kind_of_pieces(path) != kind.model:
+            kind = None  # the class is that of the body alone, which has another tokenizer
+        return _from_json(path, config, kind)
     if name in classes.GENERIC and not config.get("tokenizer_class"):
         name = ""  # the model's usual class reads tokenizer.json, which is missing; this file says what it is by itself
     kind = CLASSES.get(name) if name else CLASSES["BertTokenizer" if path.name != PIECES else "RobertaTokenizer"]
@@ -89,6 +92,11 @@ def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
         return "TokenizersBackend"
     name = config.get("tokenizer_class") or model.get("tokenizer_class") or classes.OF_MODEL.get(str(kind), "")
     return str(name).removesuffix("Fast")
+
+
+def _kind_of_pieces(path: Path) -> object:
+    pieces = _object(path).get("model")
+    return pieces.get("type") if isinstance(pieces, dict) else None
 
 
 def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | None) -> Tokenizer:
