@@ -41,8 +41,9 @@ def by_transformers(job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     whole, cut, types, arrays = [], [], [], {}
     labels = net.config.id2label
     for number, row in enumerate(job["rows"]):
-        whole.append(tokenizer(*row, verbose=False)["input_ids"])
-        inputs = tokenizer(*row, truncation=True, max_length=limit, return_tensors="pt")
+        texts = [[text] for text in row]  # as a batch of one: an empty second text alone would be left out
+        whole.append(tokenizer(*texts, verbose=False)["input_ids"][0])
+        inputs = tokenizer(*texts, truncation=True, max_length=limit, return_tensors="pt")
         cut.append(inputs["input_ids"][0].tolist())
         types.append(inputs["token_type_ids"][0].tolist() if "token_type_ids" in inputs else None)
         choices = "MultipleChoice" in name
