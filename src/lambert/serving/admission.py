@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from lambert.inference.scheduler import OverloadedError, Scheduler
 
 _REQUEST = 256
-"""Bytes that take as long to parse and tokenize as a request takes besides its bytes."""
+"""Bytes that take as long to parse and tokenize as a request takes besides its bytes (ours)."""
 _WINDOW = 0.1
-"""Seconds of full turns after which the speed is estimated anew."""
+"""Seconds of full turns after which the speed is estimated anew (ours)."""
 _NEW = 0.2
-"""Weight of a new estimate, or of the tokens of one request, in its average."""
+"""Weight of a new estimate, or of the tokens of one request, in its average (ours)."""
 _PLACES = 32
-"""All bodies in memory together have at most the size of this number of largest ones."""
+"""All bodies in memory together have at most the size of this number of largest ones (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
