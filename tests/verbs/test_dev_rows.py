@@ -58,9 +58,9 @@ def test_rows_on_both_sides_and_unknown_words(mine: Path, pretrained: Path, tmp_
     assert f"note: 80 of 80 dev examples ({mine}) are also in {mine}, with equal texts" in done.out + done.err
     assert "% of the words of" not in done.out + done.err
     other = tmp_path / "other.csv"
-    other.write_text("text,label\nжук жук,1\na day,0\n")
+    other.write_text("text,label\nжук жук,1\nжук жук жук,1\na day,0\na day,0\n")
     done = lambert("evaluate", model=tmp_path / "run", data=other)
-    assert f"note: 50.0% of the words of {other} (2 of 4) are [UNK]" in done.out
+    assert f"note: 55.6% of the words of {other} (5 of 9) are [UNK]" in done.out
     done = lambert("predict", model=tmp_path / "run", stdin='{"text": "жук жук"}\n')
     assert "100.0% of the words of the input (2 of 2) are [UNK]" in done.err
     assert "UNK" not in done.out
