@@ -90,4 +90,6 @@ def stray(tokens: list[str], word: str, takes: str) -> UsageError:
     if name == "--seed":
         several = " For several seeds, give the command once for each, with its own --out."
         more = f" For several seeds: --seeds {' '.join(values)}." if tokens[0] == "finetune" else several
+    if name == "--model" and tokens[0] in ("predict", "evaluate"):
+        more = f" The file to read is {'--input' if tokens[0] == 'predict' else '--data'}."
     return UsageError(f"{name} takes one value, not {len(values)} ({' '.join(values)}).{more}")

@@ -209,6 +209,22 @@ def test_offsets_without_quotes_are_doubted_not_changed(convention: str, words: 
     assert found or any("begin or end" in note for note in data.notes)
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [(1, 1, "characters from 1"), (0, -1, "characters up to the last"), (1, 0, "characters from 1 up to the last")],
+)
+def test_offsets_that_are_counted_from_1_or_to_the_last_character(
+    first: int, last: int, said: str, words: Tokenizer, tmp_path: Path
+) -> None:
+    text = "then Ann Smith went"
+    wrong = {"start": 5 + first, "end": 14 + last, "label": "PER"}
+    quoted = write(tmp_path / "x.jsonl", *[{"text": text, "spans": [wrong | {"text": "Ann Smith"}]}] * 3)
+    with pytest.raises(DataError, match=f"They would fit as {said}"):
+        settled(read_annotated(quoted).documents, "x")  # type: ignore[union-attr]
+    _, data = learn(TaskConfig(name="tag"), words, write(tmp_path / "y.jsonl", *[{"text": text, "spans": [wrong]}] * 3))
+    assert any(f"offsets may count {said}" in note for note in data.notes)
+
+
 def test_what_is_not_gold(words: Tokenizer, tmp_path: Path) -> None:
     good = ROWS["Prodigy"]
     rows = [good, good | {"answer": "reject"}, good | {"spans": []}, good | {"answer": "ignore", "_input_hash": 4}]

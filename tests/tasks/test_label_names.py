@@ -11,7 +11,7 @@ import pytest
 from lambert.core.errors import DataError
 from lambert.tasks.config import Columns
 from lambert.tasks.label_names import Matched, match, whole
-from lambert.tasks.labels import alike
+from lambert.tasks.labels import doubtful
 from lambert.tasks.table import labelled_rows
 
 NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
@@ -123,11 +123,25 @@ def test_whole_numbers() -> None:
 
 
 def test_labels_that_differ_in_case_only_are_told() -> None:
-    assert alike(("Yes", "no", "yes"), Path("a.csv")) == (
+    assert doubtful(("Yes", "no", "yes"), Path("a.csv")) == (
         "note: labels of a.csv differ in case only and are classes of their own: 'Yes' and 'yes'.",
     )
-    assert alike(("O", "o", "B-PER", "b-per", "x"), Path("a.csv"))[0].endswith("'O' and 'o', 'B-PER' and 'b-per'.")
-    assert alike(("a", "b"), Path("a.csv")) == ()
+    assert doubtful(("O", "o", "B-PER", "b-per", "x"), Path("a.csv"))[0].endswith("'O' and 'o', 'B-PER' and 'b-per'.")
+    assert doubtful(("a", "b", "none", "NA"), Path("a.csv")) == ()
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (("01", "1", "2"), "differ in leading zeros only and are classes of their own: '01' and '1'."),
+        (("1,0", "2,5", "3"), "look like numbers with a decimal comma"),
+        (("NaN", "no", "yes"), "are usual for missing values and are a class here"),
+    ],
+)
+def test_labels_that_may_mean_something_else_are_said(labels: tuple[str, ...], said: str) -> None:
+    (note,) = doubtful(labels, Path("a.csv"))
+    assert said in note
+    assert doubtful(("1,0", "x"), Path("a.csv")) == ()
 
 
 def test_a_second_text_that_is_not_read_is_told(tmp_path: Path) -> None:

@@ -180,6 +180,10 @@ def test_a_label_in_brackets_is_a_text() -> None:
         ({"tokens": ["a"], "tags": ["O"]}, "for tagging: set --task.name tag"),
         ({"body": "a", "spans": []}, "spans of characters are for tagging: set --task.name tag"),
         ({"data": {"text": "a"}, "annotations": []}, "spans of characters are for tagging: set --task.name tag"),
+        (
+            {"data": {"text": "a"}, "annotations": [{"result": [{"type": "choices", "value": {"choices": ["a"]}}]}]},
+            "classifications of Label Studio: export them as CSV or JSON-MIN",
+        ),
         ({"version": "1.1", "data": []}, "in a SQuAD file: set --task.name squad"),
         ({"question": "a", "context": "b", "answers": {}}, "set --task.name squad"),
         ({"-DOCSTART- -X- -X- O": "EU NNP B-NP B-ORG"}, "a CoNLL file, .*: set --task.name tag"),

@@ -45,6 +45,8 @@ def test_the_note(words: Tokenizer) -> None:
         "note: 75.0% of the words of many (3 of 4) are [UNK], so the model cannot tell them apart: the vocabulary "
         "lacks 'ж'. Take a model whose vocabulary has them."
     ]
+    decomposed = task.parse([{"text": "\u1112\u1161\u11ab"}], ["line 1"])
+    assert unknown_notes([("it", decomposed)])[0].endswith("in decomposed form (NFD): convert the text to NFC.")
     assert unknown_of(few) + unknown_of(many) == Unknown(45, 4, ("ж",))
 
 

@@ -163,3 +163,24 @@ def test_notes_about_quotation_marks(tmp_path: Path) -> None:
     rows, (note,) = read(written(tmp_path / "x.tsv", 'text\tlabel\n"good"\ta\nbad\tb\n'))
     assert rows[0][1] == {"text": '"good"', "label": "a"}
     assert "in 1 row. The marks are read as part of the text" in note
+
+
+def test_rows_without_text_at_the_end_of_a_table_are_left_out(tmp_path: Path) -> None:
+    rows, notes = read(written(tmp_path / "x.csv", b"text;label\na;1\n;\nb;2\n;\n;\n"))
+    assert [row["text"] for _, row in rows] == ["a", "", "b"]
+    assert notes == ["note: x.csv ends with 2 rows without text in any cell, which are left out."]
+    rows, _ = read(written(tmp_path / "one.csv", b'text\na\n""\n'))
+    assert [row["text"] for _, row in rows] == ["a", ""]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"text": {"0": "a", "1": "b"}, "label": {"0": "c", "1": "d"}}', "has an object for each column, as pandas"),
+        ('{"columns": ["text"], "index": [0], "data": [["a"]]}', "is a table in a form of pandas"),
+    ],
+)
+def test_tables_of_pandas_in_json_are_no_rows(content: str, said: str, tmp_path: Path) -> None:
+    ((_, error),), _ = read(written(tmp_path / "x.json", content))
+    assert said in error
+    assert 'orient="records"' in error

@@ -64,3 +64,10 @@ def test_rows_on_both_sides_and_unknown_words(mine: Path, pretrained: Path, tmp_
     done = lambert("predict", model=tmp_path / "run", stdin='{"text": "жук жук"}\n')
     assert "100.0% of the words of the input (2 of 2) are [UNK]" in done.err
     assert "UNK" not in done.out
+
+
+@pytest.mark.parametrize("dev", ["10%", "0,1", ",2"])
+def test_a_share_in_another_form_is_refused(dev: str, mine: Path, tmp_path: Path, lambert: Lambert) -> None:
+    done = lambert("finetune", init=tmp_path, data=mine, dev=dev, out=tmp_path / "run")
+    assert done.code == 2
+    assert f"dev = '{dev}': write a share of the rows as a decimal number, such as 0.1." in done.err

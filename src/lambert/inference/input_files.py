@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.registry import nearest
-from lambert.core.unsupported import refuse_archive
+from lambert.core.unsupported import CONLL, refuse_archive
 from lambert.inference.input_rows import START, InputRow, Position, input_row
 from lambert.tasks import TaskConfig
 from lambert.tasks.conll import word_column
@@ -65,7 +65,8 @@ class InputFiles:
             if kind(path) not in (*TABLES, *JSON, ".parquet", ".arrow"):
                 if problem := sheet(kind(path)):
                     raise DataError(f"{path} {problem}.")
-                raise UsageError(f"{path}: {KNOWN}.")
+                scored = f" `lambert evaluate --data {path} --predictions FILE` reads it with its tags."
+                raise UsageError(f"{path}: {KNOWN}.{scored if kind(path) in CONLL else ''}")
         self._sizes = [path.stat().st_size for path in paths]
         self._share: Callable[[], float] = lambda: 0.0
         self._file = 0
@@ -122,7 +123,7 @@ class InputFiles:
             how = "" if self._config.name == "squad" else " (--columns.text and the like name them)"
             near = nearest(lacking, [*names])
             raise DataError(f"{path} has no column {lacking!r}, which the model reads{how}.{near} {listed}")
-        if lacking := next((name for name in self._keep if name not in names), None):
+        if (lacking := next((name for name in self._keep if name not in names), None)) is not None:
             raise DataError(f"{path} has no column {lacking!r} to keep.{nearest(lacking, [*names])} {listed}")
         if self._columns and not required and not {*self._columns[1]} & {*names}:
             raise DataError(f"{path} has none of the columns {' and '.join(self._columns[1])}. {listed}")

@@ -6,11 +6,12 @@ A row that cannot be read is one error: the rows after it are read.
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lambert.core.errors import DataError
 from lambert.tasks import Row
+from lambert.text import encodings
 from lambert.text.json_rows import has_lines, json_rows
 from lambert.text.read_row import ReadRow
 
@@ -51,11 +52,20 @@ def input_row(read: ReadRow, place: str, file: int = 0) -> InputRow:
 
 
 def rows_of_stream(stream: Any) -> Iterator[InputRow]:
-    """Yields the rows of a stream of bytes or of text, as `json_rows` does; those of text have a line each."""
+    """Yields the rows of a stream of bytes or of text, as `json_rows` does; those of text have a line each. Bytes in
+    UTF-16 with a byte-order mark are decoded."""
     beginning = stream.peek(1) if hasattr(stream, "peek") else b""
-    source = stream if isinstance(stream, io.BufferedIOBase) else _Encoded(stream)
+    if isinstance(stream, io.BufferedIOBase):
+        source = encodings.plain(stream, beginning)
+        beginning = encodings.plain_beginning(beginning)
+    else:
+        source = _Encoded(stream)
     for read in json_rows(source, has_lines(beginning)):
-        yield input_row(read, read.place)
+        other = read.error.startswith("is not JSON") and not beginning.lstrip().startswith((b"{", b"["))
+        yield input_row(replace(read, error=f"{read.error}: {_ELSE}") if other else read, read.place)
+
+
+_ELSE = 'standard input has a JSON object like {"text": "..."} in each line; name a table as a file'
 
 
 class _Encoded:

@@ -91,7 +91,7 @@ class ExpectConfig:
                     f"expect.losses: update {after.update} follows update {before.update}; the updates must increase."
                 )
         names = [band.name for band in self.scores]
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
             raise UsageError(f"expect.scores has {twice!r} twice.")
         if self.utilisation and (len(self.utilisation) != 2 or self.utilisation[0] > self.utilisation[1]):
             raise UsageError(

@@ -76,6 +76,13 @@ CONVENTIONS: dict[str, Callable[[str], list[int]]] = {
 """What a character counts in each convention of offsets, in the order in which they are tried: UTF-16 is that of
 JavaScript (Label Studio before 2021, doccano before 1.0), graphemes are a setting of doccano's projects."""
 _CHARACTERS = "characters"
+_SHIFTS = {
+    "characters from 1": (-1, -1),
+    "characters up to the last one of a span": (0, 1),
+    "characters from 1 up to the last one of a span": (-1, 0),
+}
+"""What would have to be added to the start and the end of spans whose offsets are counted in other ways, which are not
+converted, since nothing in a format says so."""
 
 
 def converted(document: Document, convention: str) -> Document | None:
@@ -99,6 +106,13 @@ def converted(document: Document, convention: str) -> Document | None:
             return None
         spans.append(replace(span, start=start, end=end))
     return replace(document, spans=tuple(spans))
+
+
+def _shifted(document: Document, shift: str) -> Document | None:
+    """Returns what `converted` does for spans that are counted in one of the ways of `_SHIFTS`."""
+    first, last = _SHIFTS[shift]
+    spans = tuple(replace(span, start=span.start + first, end=span.end + last) for span in document.spans)
+    return converted(replace(document, spans=spans), _CHARACTERS)
 
 
 def _solid(text: str) -> str:
@@ -131,7 +145,9 @@ def settled(documents: Sequence[Document], name: str) -> tuple[list[Document], l
     if bad:
         line = f"{bad[0].place}: {_misfit(bad[0])}"
         if not rows:
-            raise DataError(f"{line}. No row of {name} has spans that fit its text: correct the offsets.")
+            shift = next((shift for shift in _SHIFTS if all(_shifted(document, shift) for document in bad)), "")
+            hint = f" They would fit as {shift}." if shift else ""
+            raise DataError(f"{line}. No row of {name} has spans that fit its text: correct the offsets.{hint}")
     return kept, [*_report(rows, found, name), *([_left_out(bad, len(found), line)] if bad else [])]
 
 
@@ -220,6 +236,9 @@ def _other_conventions(doubtful: Sequence[tuple[Document, Offsets]]) -> list[str
         for name in CONVENTIONS:
             other = converted(document, name) if name != _CHARACTERS else None
             rows[name] += other is not None and _are_whole(other, offsets)
+        for shift in _SHIFTS:
+            other = _shifted(document, shift)
+            rows[shift] += other is not None and _are_whole(other, offsets)
     name, count = max(rows.items(), key=lambda item: item[1], default=("", 0))
     if not count:
         return []

@@ -19,7 +19,7 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.formulas import Formula
 from lambert.tasks.label_names import match, unknown_label
-from lambert.tasks.labels import LabelLoss, absent, alike, check_class_weights, check_different, learnt
+from lambert.tasks.labels import LabelLoss, absent, check_class_weights, check_different, doubtful, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.sentence_transformers import config_keys
 from lambert.tasks.sentences import Sentences, SentenceTask, beginnings
@@ -60,7 +60,7 @@ class Classify(SentenceTask):
             config = replace(config, labels=found)
         task = cls(config, tokenizer)
         data = task.read(path, training=True)
-        data.notes = (*data.notes, *alike(config.labels, path))
+        data.notes = (*data.notes, *doubtful(config.labels, path))
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:

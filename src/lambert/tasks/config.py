@@ -220,7 +220,7 @@ class EmbedConfig:
         for mode in self.pooling.split("+") if self.pooling else ():
             if mode not in POOLINGS:
                 raise UsageError(f"task.embed.pooling: {mode!r} is unknown.{nearest(mode, [*POOLINGS])}")
-        if wrong := next((entry for entry in self.prompts if "=" not in entry), None):
+        if (wrong := next((entry for entry in self.prompts if "=" not in entry), None)) is not None:
             raise UsageError(f"task.embed.prompts: {wrong!r} has no =. Give NAME=TEXT.")
         if self.default_prompt and self.default_prompt not in self.named_prompts():
             known = nearest(self.default_prompt, [*self.named_prompts()])

@@ -1,7 +1,7 @@
 """The labels of a training file, and what each counts in the training loss."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -68,16 +68,44 @@ def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ..
     return (f"note: no row of {path} has the label{'s' * (len(names) > 1)} {listed}.",)
 
 
-def alike(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Returns a note with labels that differ in case only, which are classes of their own, if there are any."""
+def doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Returns notes about labels of a training file that may mean something else than classes of their own: names that
+    differ in case only, numbers that differ in leading zeros only, numbers with decimal commas, names of missing
+    values."""
     forms: dict[str, list[str]] = {}
     for label in labels:
         forms.setdefault(label.casefold(), []).append(label)
-    found = [" and ".join(map(shown, same)) for same in forms.values() if len(same) > 1]
-    if not found:
-        return ()
-    listed = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
-    return (f"note: labels of {path} differ in case only and are classes of their own: {listed}.",)
+    numbers: dict[str, list[str]] = {}
+    for label in filter(is_number, labels):
+        numbers.setdefault(label.lstrip("0") or "0", []).append(label)
+    commas = [label for label in labels if _COMMA.fullmatch(label)]
+    every = all(_COMMA.fullmatch(label) or is_number(label) for label in labels)
+    found = [
+        ("differ in case only and are classes of their own", _several(forms)),
+        ("differ in leading zeros only and are classes of their own", _several(numbers)),
+        (
+            'look like numbers with a decimal comma and are classes here (for task.name = "regress", write a point)',
+            [shown(label) for label in commas] if every else [],
+        ),
+        (
+            "are usual for missing values and are a class here; if they are, leave these rows out",
+            [shown(label) for label in labels if label in _MISSING],
+        ),
+    ]
+    return tuple(
+        f"note: labels of {path} {what}: {', '.join(names[:4])}{', ...' * (len(names) > 4)}."
+        for what, names in found
+        if names
+    )
+
+
+_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+_MISSING = frozenset({"nan", "NaN", "None", "null", "NULL", "N/A", "n/a", "#N/A", "<NA>", "NaT"})
+"""What pandas, spreadsheets and programs write for a missing value; "none" and "NA" are left out, which are names."""
+
+
+def _several(forms: Mapping[str, Sequence[str]]) -> list[str]:
+    return [" and ".join(map(shown, same)) for same in forms.values() if len(same) > 1]
 
 
 def check_class_weights(config: TaskConfig) -> None:

@@ -18,7 +18,7 @@ from lambert.tasks.config import Columns, TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.formulas import Formula
 from lambert.tasks.label_names import is_number, match, unknown_label, whole
-from lambert.tasks.labels import absent, alike, check_label_thresholds, learnt
+from lambert.tasks.labels import absent, check_label_thresholds, doubtful, learnt
 from lambert.tasks.metrics import Floats
 from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.multilabel_score import Ranking, best_threshold, best_thresholds
@@ -53,7 +53,7 @@ class MultiLabel(SentenceTask):
             config = replace(config, labels=found)
         task = cls(config, tokenizer)
         data = task.read(path, training=True)
-        data.notes = (*data.notes, *alike(config.labels, path))
+        data.notes = (*data.notes, *doubtful(config.labels, path))
         return task, data
 
     def read(self, path: Path, *, training: bool = False) -> Sentences:

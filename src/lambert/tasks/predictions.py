@@ -316,7 +316,7 @@ def _id(row: Row) -> str | None:
 def _check_unique(ids: Sequence[str], path: Path) -> None:
     """Raises DataError if an id of the file occurs twice."""
     count = Counter(ids)
-    if twice := next((name for name in ids if count[name] > 1), None):
+    if (twice := next((name for name in ids if count[name] > 1), None)) is not None:
         raise DataError(f"{path}: the id {shown(twice)} occurs twice. Give each example an id of its own.")
 
 

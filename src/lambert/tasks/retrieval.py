@@ -118,7 +118,7 @@ def read_judgements(path: Path) -> tuple[dict[str, str], dict[str, str], dict[st
     if not relevant:
         raise DataError(f"{path} has no judgement of 1 or more, so there is nothing to find.")
     queries = _texts(folder / "queries.jsonl")
-    if missing := next((query for query in relevant if query not in queries), None):
+    if (missing := next((query for query in relevant if query not in queries), None)) is not None:
         raise DataError(f"{path} judges the query {missing!r}, which queries.jsonl does not have.")
     return corpus, {query: queries[query] for query in relevant}, relevant
 

@@ -139,7 +139,7 @@ def check_tags(scheme: str, places: Mapping[str, str], counts: Mapping[str, int]
     such as B_PER. `places` has the first place of each tag, `counts` its number of words; `suffix`: marks follow
     labels."""
     if scheme == "none":
-        if OUTSIDE not in counts:
+        if not {OUTSIDE, OUTSIDE.lower()} & counts.keys():
             return
         wrong = [tag for tag in counts if _SIMILAR.fullmatch(tag)]
     else:

@@ -157,6 +157,10 @@ def other_task(row: Row, say: Advice) -> str:
     names = set(row)
     if "tokens" in names and names & {"tags", "ner_tags"}:
         return f" Rows with tokens and tags are for tagging: {say.task('tag')}."
+    if _chooses(row):
+        return (
+            " These are classifications of Label Studio: export them as CSV or JSON-MIN, which have columns for them."
+        )
     if names & _SPANS:
         return f" Rows with spans of characters are for tagging: {say.task('tag')}."
     if "data" in names or {"question", "context"} <= names:
@@ -164,6 +168,14 @@ def other_task(row: Row, say: Advice) -> str:
     if any(str(name).startswith("-DOCSTART-") for name in names):
         return f" This is a CoNLL file, which has a tag for each word: {say.task('tag')}."
     return ""
+
+
+def _chooses(row: Row) -> bool:
+    """Returns whether the annotations of a row are choices of Label Studio."""
+    found = row.get("annotations") or row.get("completions")
+    results = [one.get("result") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    kinds = [one.get("type") for part in results if isinstance(part, list) for one in part if isinstance(one, dict)]
+    return "choices" in kinds and "labels" not in kinds
 
 
 def text_cell(row: Row, name: str, setting: str, place: str) -> str:

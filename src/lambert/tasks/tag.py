@@ -25,7 +25,7 @@ from lambert.tasks.division import Division, learn
 from lambert.tasks.examples import Examples
 from lambert.tasks.files import class_names
 from lambert.tasks.label_names import Matched, match
-from lambert.tasks.labels import LabelLoss, alike, check_class_weights
+from lambert.tasks.labels import LabelLoss, check_class_weights, doubtful
 from lambert.tasks.metrics import Floats
 from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.segments import concatenated
@@ -74,7 +74,7 @@ class Tag:
         if len(labels) < 2:
             raise DataError(f"{path} has fewer than two different tags. Training needs at least two.")
         task = cls(replace(config, labels=labels, tag=tag), tokenizer)
-        return task, task._training(replace(file, notes=[*file.notes, *alike(labels, path), *notes]), path)
+        return task, task._training(replace(file, notes=[*file.notes, *doubtful(labels, path), *notes]), path)
 
     def read(self, path: Path, *, training: bool = False) -> Words:
         form = completed(self.config.tag, dict.fromkeys(self.config.labels, 1))

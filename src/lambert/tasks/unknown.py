@@ -1,5 +1,6 @@
 """The words of texts that the vocabulary lacks, which the model reads as [UNK]."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,8 +45,21 @@ class Unknown:
         listed = f": the vocabulary lacks {' '.join(map(shown, self.characters))}" if self.characters else ""
         return (
             f"note: {self.count / self.words:.1%} of the words of {where} ({self.count:,} of {self.words:,}) are "
-            f"[UNK], so the model cannot tell them apart{listed}. Take a model whose vocabulary has them."
+            f"[UNK], so the model cannot tell them apart{listed}. {_ADVICE[any(map(_is_decomposed, self.characters))]}."
         )
+
+
+_ADVICE = (
+    "Take a model whose vocabulary has them",
+    "The characters are in decomposed form (NFD): convert the text to NFC",
+)
+
+
+def _is_decomposed(character: str) -> bool:
+    """Returns whether a character is part of one that NFC writes as one: a letter of Hangul or an accent of Latin."""
+    return "\u1100" <= character <= "\u11ff" or any(
+        len(unicodedata.normalize("NFC", letter + character)) == 1 for letter in "aceinosuyzg"
+    )
 
 
 def count_unknown(tokenizer: Tokenizer, ids: Iterable[Numbers], texts: Iterable[str]) -> Unknown:

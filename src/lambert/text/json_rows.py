@@ -121,6 +121,18 @@ def _values(stream: Any, offset: int, line: int) -> Iterator[ReadRow]:
             yield ReadRow(place, {}, _NO_OBJECT, offset, line)
 
 
+def by_columns(row: Row) -> str:
+    """Returns, as the end of a sentence, that a row is a whole table with an object for each column, or ""."""
+    if len(row) > 1 and all(isinstance(column, dict) and "0" in column for column in row.values()):
+        return f"has an object for each column, as pandas writes it: {_RECORDS}"
+    return f"is a table in a form of pandas: {_RECORDS}" if {*row} in _OTHER_FORMS else ""
+
+
+_RECORDS = 'write its rows (df.to_json(path, orient="records"))'
+_OTHER_FORMS = ({"columns", "index", "data"}, {"schema", "data"})
+"""Keys of the orients "split" and "table"."""
+
+
 def wrapped(row: Row) -> str:
     """Returns, as the end of a sentence, that a row is an object whose rows are in one of its lists, or ""."""
     name = next((name for name in _WRAPPERS if isinstance(row.get(name), list)), "")

@@ -16,7 +16,7 @@ from lambert.core.errors import DataError
 from lambert.core.unsupported import markup, refuse_archive
 from lambert.text.arrow import ArrowFile, NotArrow, dataset_files, dataset_splits, is_dataset
 from lambert.text.encodings import UTF8, invalid, plain, unmarked
-from lambert.text.json_rows import has_lines, json_rows, wrapped
+from lambert.text.json_rows import by_columns, has_lines, json_rows, wrapped
 from lambert.text.parquet import NotParquet, parquet_names, parquet_rows, parquet_sizes
 from lambert.text.read_row import ReadRow, Row
 from lambert.text.streams import (
@@ -38,6 +38,8 @@ TABLES = (".csv", ".tsv", ".txt")
 """Suffixes of tables."""
 JSON = (".jsonl", ".ndjson", ".json")
 KNOWN = "rows are read from .csv, .tsv, .txt, .jsonl, .json, .parquet and .arrow, also .gz, .bz2, .xz and .zst"
+_EMPTY = 10_000
+"""Rows without a character at the end of a table that are left out, as spreadsheets leave them there; ours."""
 UNPACKED_RATIO = 200
 """How many times its size a compressed file of rows may expand to. Text has 2 to 10 times."""
 
@@ -217,10 +219,21 @@ class RowFile:
         self._stream.seek(offset)
         assert self.names is not None
         whole = 0
+        empty: list[ReadRow] = []
         for read in table_rows(self._stream, self.table, self.names, offset, line):
             if not self.table.quoted:
                 whole += any(cell[:1] == '"' == cell[-1:] and len(cell) > 1 for cell in read.row.values())
+            if len(read.row) > 1 and not any(read.row.values()) and len(empty) < _EMPTY:
+                empty.append(read)
+                continue
+            yield from empty
+            empty.clear()
             yield read
+        if empty:
+            self._notes.append(
+                f"note: {self.path} ends with {len(empty):,} row{'s' * (len(empty) > 1)} without text in any cell, "
+                "which are left out."
+            )
         if whole:
             self._notes.append(
                 f"note: {self.path} has cells that are whole in quotation marks, in {whole:,} row{'s' * (whole > 1)}. "
@@ -247,9 +260,10 @@ class RowFile:
 
     def _json(self, read: ReadRow) -> ReadRow:
         """Returns a row of JSON with the names that are wanted for keys that differ from them as said above."""
-        if all(name in read.row for name in self._wanted):
+        problem = by_columns(read.row)
+        if not problem and all(name in read.row for name in self._wanted):
             return read
-        if problem := wrapped(read.row) if not {*self._wanted} & {*read.row} else "":
+        if problem := problem or (wrapped(read.row) if not {*self._wanted} & {*read.row} else ""):
             return ReadRow(read.place, {}, problem, read.offset, read.line)
         found = aliases([*map(str, read.row)], self._wanted)
         for name, wanted in found.items():

@@ -1,5 +1,6 @@
 """The settings of `lambert finetune`."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,8 @@ COMMON = (
     "train.save_every",
 )  # fmt: skip
 """Settings that `--help` shows first."""
+_SHARE = re.compile(r"[0-9.,]+ ?%|0?,[0-9]+")
+"""How some write a share of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class FinetuneConfig:
         check_together(self)
         if isinstance(self.dev, float) and not 0 < self.dev < 1:
             raise UsageError(f"dev = {self.dev:g} must be a share of the rows between 0 and 1, or the path of a file.")
+        if isinstance(self.dev, Path) and _SHARE.fullmatch(str(self.dev)):
+            raise UsageError(f"dev = {str(self.dev)!r}: write a share of the rows as a decimal number, such as 0.1.")
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds = {' '.join(map(str, self.seeds))} names a seed twice.")
 

@@ -173,7 +173,7 @@ def _check_alike(runs: Sequence[Path], recipes: Sequence[Mapping[str, Any]]) -> 
                     "recipe that differ in the seed."
                 )
     seeds = [recipe.get("seed") for recipe in recipes]
-    if twice := next((seed for seed in seeds if seeds.count(seed) > 1), None):
+    if (twice := next((seed for seed in seeds if seeds.count(seed) > 1), None)) is not None:
         raise UsageError(f"Two of the runs have seed = {twice}: take runs of different seeds.")
 
 
