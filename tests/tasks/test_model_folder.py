@@ -69,6 +69,9 @@ def test_scores_are_those_of_a_cross_encoder(
         changed(folder / file, **named)
     wanted = CrossEncoder(str(folder), device="cpu").predict([*PAIRS])
     np.testing.assert_allclose(values_of(folder), wanted, atol=2e-6)
+    if file:
+        with pytest.raises(DataError, match="text_b"):  # a reranker has no score for one text
+            library.load(folder)([{"text": PAIRS[0][0]}])
     if file != "config.json":
         done = lambert("import", **{"from": folder, "out": tmp_path / "imported"})
         assert done.code == 0, done.err

@@ -237,6 +237,7 @@ def test_other_modules_are_named(module: str, settings: dict[str, Any], message:
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "of a SparseEncoder"),
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default_prompt = 'x' is not among"),
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "attention"]}, "has the pooling"),
+        ("sentence_bert_config.json", {"do_lower_case": "yes"}, "do_lower_case is 'yes', not true or false"),
         ("sentence_bert_config.json", {"query_length": 8}, "query_length = 8 in the module Transformer"),
         ("sentence_bert_config.json", {"processing_kwargs": 5}, "processing_kwargs = 5 in the module Transformer"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": 5}}, "'text': 5"),

@@ -40,7 +40,8 @@ def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskCo
         if config.name == "choice":
             return config
         config = replace(config, activation=_activation(config, folder, settings))
-        return replace(config, columns=replace(config.columns, text_b="text_b", text_b_optional=True))
+        scores_pairs = pairs or bool(sentence_transformers.activation_of(folder, settings))
+        return replace(config, columns=replace(config.columns, text_b="text_b", text_b_optional=not scores_pairs))
     except UsageError as error:
         raise DataError(f"{folder}: {error}") from error
 

@@ -230,5 +230,7 @@ def test_holes_in_sentences_are_counted(tmp_path: Path) -> None:
     assert two.found == {"sentences": 1}
     by_database = xml.replace(' xml:lang="de"', "").replace("<siteinfo>", "<siteinfo><dbname>dewiki</dbname>")
     assert texts(pieces(tmp_path, by_database.encode())) == [one.text, two.text]
+    of_a_region = xml.replace('xml:lang="de"', 'xml:lang="de-AT"')
+    assert texts(pieces(tmp_path, of_a_region.encode())) == [one.text, two.text]
     unknown = pieces(tmp_path, xml.replace(' xml:lang="de"', "").encode())
     assert unknown[0].found["{{enS}}"] == 1

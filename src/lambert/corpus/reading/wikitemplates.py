@@ -22,6 +22,8 @@ PIPE = "\x02"
 """Stands for a bar that divides no arguments, such as that of `{{!}}`; XML cannot contain it."""
 
 _ALL = "*"
+_REGION = re.compile(r"-[a-z]{2}$")
+"""The region of a language, such as that of en-gb."""
 _REMEMBERED = 1 << 16  # names of templates, so that memory is bounded for any page
 
 _Found = tuple[str, Rule | str, dict[str, str] | None]
@@ -60,7 +62,7 @@ class Templates:
     """
 
     def __init__(self, code: str = "") -> None:
-        code = "en" if code == "simple" else code
+        code = "en" if code == "simple" else _REGION.sub("", code)
         self.wiki = wiki_of(code)
         self._tables = [_table(code), _table(_ALL)] if code else [_table(_ALL)]
         self._found: dict[str, _Found] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
-from lambert.core.errors import DataError, UsageError
+from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.files import json_object
 from lambert.corpus.tokens import classes, folder, roles
 from lambert.corpus.tokens.classes import CONTINUATION
@@ -136,7 +136,10 @@ def _framed(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 def _lowercases_first(folder: Path) -> bool:
     """Returns whether texts are lower-cased before the tokenizer's own normalizer, as older folders of
     sentence-transformers may say in a file beside it."""
-    return any(json_object(path).get("do_lower_case") is True for path in folder.glob("sentence_*_config.json"))
+    found = {path: json_object(path).get("do_lower_case") for path in folder.glob("sentence_*_config.json")}
+    if odd := next((path for path, value in found.items() if not isinstance(value, bool | None)), None):
+        raise DataError(f"{odd}: do_lower_case is {shown(found[odd])}, not true or false.")
+    return any(found.values())
 
 
 def described(tokenizer: Any) -> dict[str, Any]:
