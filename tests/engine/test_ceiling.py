@@ -72,6 +72,17 @@ def test_a_known_ceiling_is_kept() -> None:
     assert Machine().begin(known=3e10).best == 1e11
 
 
+def test_a_second_run_of_a_process_begins_with_what_the_first_measured() -> None:
+    machine = Machine()
+    machine.begin(known=3e11)
+    first = machine.measured
+    machine.rate = 2e11
+    found = machine.begin()
+    assert (machine.measured, found.best) == (first, 1e11)
+    train(machine, found, 100)
+    assert found.best == 2e11
+
+
 HERE = {"device_name": "AMD EPYC", "threads": 2}
 
 
