@@ -80,7 +80,7 @@ def test_keys_alone_are_enough(page: Any) -> None:
     page.keyboard.press("Control+A")
     page.keyboard.type(TEXT)
     page.keyboard.press("Control+Enter")
-    page.wait_for_selector("mark.tag")
+    page.wait_for_selector("#output .text")
     assert page.evaluate(focus) == "field-0"
 
 
