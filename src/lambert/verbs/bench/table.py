@@ -36,6 +36,8 @@ def table(config: BenchConfig, result: dict[str, Any]) -> str:
         if "ratio" in side:
             low, high = side["ratio_range"]
             lines.append(f"{side['ratio']} times {name} (round by round {low} to {high})")
+            if tried := side["environments_tried"]:
+                lines.append(f"    {name}: the fastest of {len(tried)} environments is {side['environment']}")
     return "\n".join([*lines, *_ceilings(config, result)])
 
 
