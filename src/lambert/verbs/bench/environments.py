@@ -7,11 +7,13 @@ user's own environment, and the variables that may help it are tried once, befor
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from lambert.engine import allocator, process, waiting
 
 Variables = Mapping[str, str]
 """Variables that a side has beside those of the user's environment."""
+UNCHANGED: Variables = MappingProxyType({})
 BOUND = {"OMP_PROC_BIND": "close", "OMP_SCHEDULE": "static"}
 """Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html, "Utilize OpenMP"."""
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "OMP_SCHEDULE", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -28,18 +30,18 @@ class Trial:
 
     def as_json(self) -> dict[str, object]:
         """Returns the entries that a log has of it."""
-        return {"environment": described(self.variables), "environments_tried": dict(self.tried)}
+        return {"environment": dict(self.variables), "environments_tried": dict(self.tried)}
 
 
 def candidates(device: str = "cpu") -> list[Variables]:
     """Returns the variables to try for a peer, at first none: the user's environment as it is. On a GPU, only that.
     Variables that the user has set stay as they are."""
     if not device.startswith("cpu"):
-        return [{}]
+        return [UNCHANGED]
     memory, waits = allocator.settings(), waiting.settings()
     chosen = any(name.startswith(_BINDING) for name in process.STARTED)
     made: list[Variables] = []
-    for variables in ({}, memory, waits, memory | waits, {} if chosen else BOUND):
+    for variables in (UNCHANGED, memory, waits, memory | waits, UNCHANGED if chosen else BOUND):
         if variables not in made:
             made.append(variables)
     return made
@@ -51,8 +53,8 @@ def of(variables: Variables) -> dict[str, str]:
 
 
 def described(variables: Variables) -> str:
-    """Returns the variables as one writes them before a command, or that there are none."""
-    return " ".join(f"{name}={value}" for name, value in variables.items()) or "unchanged"
+    """Returns the names of the variables, or that there are none."""
+    return " ".join(variables) or "unchanged"
 
 
 def fastest(seconds: Callable[[Variables], float], tried: Sequence[Variables], rounds: int = 2) -> Trial:
