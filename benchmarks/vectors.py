@@ -214,6 +214,8 @@ def main() -> None:
         for each in parsers:
             each.add_argument(f"--{name}", type=Path, required=True)
     trained.add_argument("--peers", nargs="+", default=["plain", "cached"])
+    trained.add_argument("--tried", type=int, default=128, help="pairs of a trial of an environment")
+    encoded.add_argument("--tried", type=int, default=2000, help="texts of a trial of an environment")
     trained.add_argument("--lr", type=float, default=5e-5)
     trained.add_argument("--batch-size", type=int, default=64)
     trained.add_argument("--length", type=int, default=256)
@@ -222,7 +224,6 @@ def main() -> None:
     for each in (trained, encoded):
         each.add_argument("--rounds", type=int, default=3)
         each.add_argument("--threads", type=int, default=os.cpu_count())
-        each.add_argument("--tried", type=int, default=512, help="pairs or texts of a trial of an environment")
     args = parser.parse_args()
     {"squad": squad, "train": train, "encode": encode}[args.verb](args)
 
