@@ -97,7 +97,7 @@ def test_peers_of_a_work_inherit_nothing(mine: Path, monkeypatch: pytest.MonkeyP
             super().__init__(config, name, environment)
 
     monkeypatch.setattr(bench, "SideProcess", Recorded)
-    monkeypatch.setattr(environments, "candidates", lambda device: [{}, {"MORE": "1"}])
+    monkeypatch.setattr(environments, "candidates", lambda device: [{}, {"MORE": "1"}] if device == "cpu" else [])
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line sets it
     said: list[str] = []
     bench.run(dataclasses.replace(CONFIG, peer=peer, rounds=1, json=True), said.append)

@@ -58,7 +58,7 @@ def run(config: BenchConfig, say: Say = silent) -> None:
 
 def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
     """Returns everything that is measured, as plain values."""
-    alike = replace(config, threads=torch.get_num_threads())
+    alike = replace(config, device=str(world.device), threads=torch.get_num_threads())
     own = process.settings()
     trials = {OWN: Trial(own)} | {name: _trial(alike, name) for name in work.sides if name != OWN}
     with ExitStack() as stack:
