@@ -4,11 +4,12 @@
     python benchmarks/finetune.py classify --init MODEL --train train.tsv --dev dev.tsv --text sentence --out OUT
     python benchmarks/finetune.py tag --init MODEL --train train.jsonl --dev dev.jsonl --out OUT
 
-For each seed Lambert, then the peer (benchmarks/peers/transformers_finetune.py), each in a process of its own. Prints a
-line of JSON for each run: `process_seconds` is the whole command, from its start to its exit, with reading, training,
-scoring `--dev` and writing the model; `seconds` is training alone. At the end means, their standard errors over seeds,
-and the ratios of the times. `--limit` keeps that many training questions or rows, taken evenly. MODEL is a Hugging Face
-folder; both sides read the same. `--out` must be new.
+For each seed Lambert, then the peer (benchmarks/peers/transformers_finetune.py), each in a process of its own. Before
+them, the peer is timed in a few environments on `--tried` questions or rows, and keeps the fastest (docs/bench.md).
+Prints a line of JSON for each run: `process_seconds` is the whole command, from its start to its exit, with reading,
+training, scoring `--dev` and writing the model; `seconds` is training alone. At the end means, their standard errors
+over seeds, and the ratios of the times. `--limit` keeps that many training questions or rows, taken evenly. MODEL is a
+Hugging Face folder; both sides read the same. `--out` must be new.
 """
 
 import argparse
@@ -18,11 +19,13 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lambert.engine import allocator
 from lambert.tasks.squad_score import score_v1
+from lambert.verbs.bench import environments
+from lambert.verbs.bench.environments import UNCHANGED, Variables
 
 HERE = Path(__file__).parent
 
@@ -94,15 +97,17 @@ def ours(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[st
     command = [sys.executable, "-m", "lambert", "finetune"]
     command += [f"--{name}={value}" for name, value in flags.items() if value != ""]
     began = time.perf_counter()
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    subprocess.run(command, check=True, stdout=sys.stderr, env=environments.of({}))
     whole = time.perf_counter() - began
     seconds, done = trained(out)
     scores = json.loads((out / "scores.json").read_text())
     return {"process_seconds": round(whole, 2), "seconds": round(seconds, 2), "sequences": done, **scores}
 
 
-def theirs(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[str, Any]:
-    """The peer's run."""
+def theirs(
+    args: argparse.Namespace, train: Path, seed: int, out: Path, variables: Variables = UNCHANGED
+) -> dict[str, Any]:
+    """The peer's run, with these variables beside the user's environment."""
     command = [sys.executable, str(HERE / "peers/transformers_finetune.py"), args.task, "--init", str(args.init)]
     command += ["--train", str(train), "--dev", str(args.dev), "--out", str(out), "--seed", str(seed)]
     command += ["--lr", str(args.lr), "--batch-size", str(args.batch_size), "--epochs", str(args.epochs)]
@@ -111,9 +116,7 @@ def theirs(args: argparse.Namespace, train: Path, seed: int, out: Path) -> dict[
     command += ["--without-padding"] if args.without_padding else []
     command += ["--threads", str(args.threads), "--group", str(args.group)]
     began = time.perf_counter()
-    done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **allocator.settings()}
-    )
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environments.of(variables))
     result: dict[str, Any] = {"process_seconds": round(time.perf_counter() - began, 2)}
     result |= json.loads(done.stdout.splitlines()[-1])
     if args.task != "classify":
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--tried", type=int, default=320, help="questions or rows of a trial of an environment")
     parser.add_argument("--group", type=int, default=50, help="batches that the peer sorts by length together")
     parser.add_argument("--without-padding", action="store_true", help="squad: the peer's loss is over real tokens")
     parser.add_argument("--text", default="sentence")
@@ -143,9 +147,14 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     train = thinned(args.train, args.limit, args.out / "train.json") if args.limit else args.train
+    few = thinned(args.train, args.tried, args.out / "few.json")
+    trial = environments.fastest(
+        lambda variables: theirs(args, few, 0, args.out / "trial", variables)["seconds"], environments.candidates()
+    )
+    print(json.dumps({"side": "transformers", **trial.as_json()}), flush=True)
     runs: dict[str, list[dict[str, Any]]] = {"lambert": [], "transformers": []}
     for seed in range(1, args.seeds + 1):
-        for side, take in (("lambert", ours), ("transformers", theirs)):
+        for side, take in (("lambert", ours), ("transformers", partial(theirs, variables=trial.variables))):
             result = take(args, train, seed, args.out / f"{side}-{seed}")
             runs[side].append(result)
             print(json.dumps({"side": side, "seed": seed, **result}), flush=True)

@@ -6,7 +6,8 @@
 MODEL is a folder of a fine-tuned model that `lambert finetune` wrote (all sides read its weights and tokenizer). The
 lines are those of `--data`, `--limit` of them taken evenly. In each round `lambert predict` in each `--precision`, then
 every peer (benchmarks/peers/predictions.py), each as a whole process: start, reading, tokenizing, computing, decoding
-and writing. Prints a line of JSON for each process and at the end the medians, and the ratios of the times round by
+and writing. Before the rounds, each peer is timed in a few environments on `--tried` lines, and keeps the fastest
+(docs/bench.md). Prints a line of JSON for each process and at the end the medians, and the ratios of the times round by
 round. `right` is the share of the lines with a true answer (not normalised as in the official scores), `same` that with
 the answer of the first side.
 """
@@ -20,10 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lambert.engine import allocator
+from lambert.verbs.bench import environments
+from lambert.verbs.bench.environments import Variables
 
 PEER = Path(__file__).parent / "peers/predictions.py"
 
@@ -44,16 +47,22 @@ def lines(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [found[number * len(found) // count] for number in range(min(count, len(found)))]
 
 
-def timed(command: list[str], given: Path, out: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Runs the command over the file `given`: its seconds and its peak memory."""
+def timed(command: list[str], given: Path, out: Path, variables: Variables) -> dict[str, Any]:
+    """Runs the command over the file `given`, with these variables beside the user's environment: its seconds and its
+    peak memory."""
     began = time.perf_counter()
     with given.open("rb") as source, out.open("wb") as target:
-        process = subprocess.Popen(command, stdin=source, stdout=target, env={**os.environ, **environment})
+        process = subprocess.Popen(command, stdin=source, stdout=target, env=environments.of(variables))
         _, status, used = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     if os.waitstatus_to_exitcode(status):
         sys.exit(f"{' '.join(command)} failed")
     return {"seconds": round(seconds, 2), "memory_mb": used.ru_maxrss // 1024}
+
+
+def seconds_of(command: list[str], given: Path, out: Path, variables: Variables) -> float:
+    found: float = timed(command, given, out, variables)["seconds"]
+    return found
 
 
 def main() -> None:
@@ -68,6 +77,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--length", type=int, default=384)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--tried", type=int, default=200, help="lines of a trial of an environment")
     parser.add_argument("--text", default="sentence")
     parser.add_argument("--text-b", default="")
     parser.add_argument("--label", default="label")
@@ -75,21 +85,29 @@ def main() -> None:
     asked, key = lines(args), "answer" if args.task == "squad" else "label"
     threads = {"OMP_NUM_THREADS": str(args.threads)}
     own = [sys.executable, "-m", "lambert", "predict", f"--model={args.model}"]
-    commands = {f"lambert-{name}": ([*own, f"--inference.precision={name}"], threads) for name in args.precision}
+    commands = {f"lambert-{name}": [*own, f"--inference.precision={name}"] for name in args.precision}
+    variables: dict[str, Variables] = dict.fromkeys(commands, threads)
     for peer in args.peers:
         command = [sys.executable, str(PEER), args.task, str(args.model), "--engine", peer]
         command += ["--threads", str(args.threads), "--length", str(args.length)]
         command += ["--text", args.text, "--text-b", args.text_b]
-        commands[peer] = (command, threads | allocator.settings())
+        commands[peer] = command
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
         given, out = Path(folder) / "lines.jsonl", Path(folder) / "out.jsonl"
         plain = [{key: value for key, value in line.items() if key != "truth"} for line in asked]
         given.write_text("".join(json.dumps(line) + "\n" for line in plain), encoding="utf-8")
+        few = Path(folder) / "few.jsonl"
+        few.write_text("".join(json.dumps(line) + "\n" for line in plain[: args.tried]), encoding="utf-8")
+        for peer in args.peers:
+            tried = [{**threads, **added} for added in environments.candidates()]
+            trial = environments.fastest(partial(seconds_of, commands[peer], few, out), tried)
+            variables[peer] = trial.variables
+            print(json.dumps({"side": peer, **trial.as_json()}), flush=True)
         for number in range(args.rounds):
             first: list[str] = []
-            for name, (command, environment) in commands.items():
-                result = timed(command, given, out, environment)
+            for name, command in commands.items():
+                result = timed(command, given, out, variables[name])
                 answers = [json.loads(line)[key] for line in out.read_text(encoding="utf-8").splitlines()]
                 first = first or answers
                 right = sum(a in line["truth"] for a, line in zip(answers, asked, strict=True))

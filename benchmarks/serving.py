@@ -10,7 +10,7 @@ and a request has one text, or `--items` of them. Rates of all works but `direct
 direct    predictions of `--limit` texts in one call of the library, then the service saturated by `--connections`
           connections with the same texts: answers per second of both, and the latencies at 70% of them
 peers     the largest rate at which 99% of the answers of a side take at most `--bound` ms, found by bisection; the
-          sides in turn, `--rounds` times
+          sides in turn, `--rounds` times. Peers run in the fastest of a few environments (docs/bench.md)
 overload  requests at 5 times the capacity for `--overload-seconds`: statuses, latencies, and the memory before, in the
           middle and after
 
@@ -28,11 +28,15 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import experiment
 import psutil
+
+from lambert.verbs.bench import environments
+from lambert.verbs.bench.environments import UNCHANGED, Variables
 
 HERE = Path(__file__).parent
 SIDES = {
@@ -75,8 +79,10 @@ def bodies(args: argparse.Namespace) -> list[bytes]:
 
 
 @contextmanager
-def server(args: argparse.Namespace, side: str) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL and the process of a server that answers."""
+def server(
+    args: argparse.Namespace, side: str, variables: Variables = UNCHANGED
+) -> Iterator[tuple[str, psutil.Process]]:
+    """The URL and the process of a server that answers, with these variables beside the user's environment."""
     system, setting = SIDES[side]
     if system == "lambert":
         command = ["-P", "-m", "lambert", "serve", f"--model={args.model}", f"--precision={setting}"]
@@ -85,7 +91,9 @@ def server(args: argparse.Namespace, side: str) -> Iterator[tuple[str, psutil.Pr
         command = [str(HERE / "peers/fastapi_server.py"), system, str(args.model), f"--batch={setting}"]
         command += [] if args.task == "embed" else [f"--task={args.task}"]
         path = "/predict"
-    process = subprocess.Popen([sys.executable, *command, f"--port={args.port}"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *command, f"--port={args.port}"], stdout=subprocess.DEVNULL, env=environments.of(variables)
+    )
     url = f"http://127.0.0.1:{args.port}{path}"
     try:
         asked = urllib.request.Request(url, bodies(args)[0], {"Content-Type": "application/json"})
@@ -142,11 +150,23 @@ def largest_rate(args: argparse.Namespace, url: str) -> dict[str, Any]:
     return {"saturated": most, "rate": round(low, 2), "run": kept}
 
 
+def seconds_of_answer(args: argparse.Namespace, side: str, variables: Variables) -> float:
+    """Seconds in which a saturated server gives an answer."""
+    with server(args, side, variables) as (url, _):
+        found = load(args, url, connections=args.connections, seconds=args.seconds)
+    return 1 / float(found["answers_per_second"])
+
+
 def peers(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The largest rate of each side."""
+    """The environment of each peer, and the largest rate of each side."""
+    chosen: dict[str, Variables] = dict.fromkeys(args.sides, UNCHANGED)
+    for side in (side for side in args.sides if SIDES[side][0] != "lambert"):
+        trial = environments.fastest(partial(seconds_of_answer, args, side), environments.candidates(), rounds=1)
+        chosen[side] = trial.variables
+        yield {"work": "environment", "side": side, **trial.as_json()}
     for number in range(args.rounds):
         for side in args.sides:
-            with server(args, side) as (url, _):
+            with server(args, side, chosen[side]) as (url, _):
                 yield {
                     "work": "peers",
                     "side": side,

@@ -8,7 +8,9 @@
 layout of BEIR: the questions of the dev file among its paragraphs (beir/). `train` alternates whole commands that train
 by multiple negatives, and scores both models by the search; `encode` alternates encoding the texts ({"text": ...} a
 line) in each precision. Each side is a process of its own, with the same threads; MB is its peak memory. The peer is
-benchmarks/peers/sentence_transformers_vectors.py. A line of JSON each run, and a last one with the ratios.
+benchmarks/peers/sentence_transformers_vectors.py. Before the rounds, every side but `lambert finetune`, which chooses
+by itself, is timed in a few environments on `--tried` of the pairs or texts, and keeps the fastest (docs/bench.md). A
+line of JSON each trial and each run, and a last one with the ratios.
 """
 
 import argparse
@@ -20,17 +22,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from finetune import trained
 
-from lambert.engine import process
+from lambert.verbs.bench import environments
+from lambert.verbs.bench.environments import UNCHANGED, Trial, Variables
 
 HERE = Path(__file__).parent
 PEER = HERE / "peers" / "sentence_transformers_vectors.py"
 ENCODE = """
-import json, sys, time, numpy, lambert
+import json, sys, time, numpy, torch, lambert
+torch.set_num_threads(int(sys.argv[5]))
 texts = [json.loads(line)["text"] for line in open(sys.argv[2])]
 model = lambert.load(sys.argv[1], precision=sys.argv[3])
 model.encode(texts[:64])
@@ -69,10 +75,11 @@ def write(path: Path, texts: list[str]) -> None:
     path.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
 
 
-def measured(command: list[str]) -> dict[str, Any]:
-    """Runs a command, and returns its seconds, its peak memory in MB, and the JSON object of its last line."""
+def measured(command: list[str], variables: Variables = UNCHANGED) -> dict[str, Any]:
+    """Runs a command with these variables beside the user's environment. Returns its seconds, its peak memory in MB,
+    and the JSON object of its last line."""
     began = time.perf_counter()
-    done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **process.settings()})
+    done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environments.of(variables))
     assert done.stdout is not None
     lines = done.stdout.read().splitlines()
     _, status, used = os.wait4(done.pid, 0)
@@ -82,12 +89,32 @@ def measured(command: list[str]) -> dict[str, Any]:
     return {"process_seconds": round(time.perf_counter() - began, 2), "mb": used.ru_maxrss // 1024, **last}
 
 
+def part(path: Path, lines: int, out: Path) -> Path:
+    """A file with the first lines of another one."""
+    out.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]), encoding="utf-8")
+    return out
+
+
+def tried(side: str, seconds: Callable[[Variables], float]) -> Trial:
+    """The fastest environment of a side."""
+    trial = environments.fastest(seconds, environments.candidates())
+    print(json.dumps({"side": side, **trial.as_json()}), flush=True)
+    return trial
+
+
 def train(args: argparse.Namespace) -> None:
     runs: dict[str, list[dict[str, Any]]] = {"lambert": [], **{f"sentence-transformers {m}": [] for m in args.peers}}
+    with tempfile.TemporaryDirectory() as folder:
+        few, out = part(args.data / "pairs.jsonl", args.tried, Path(folder, "pairs.jsonl")), Path(folder, "model")
+        trials = {loss: tried(loss, partial(trained_in, args, out, loss, few)) for loss in args.peers}
     for round_ in range(1, args.rounds + 1):
         for side, results in runs.items():
             out = args.out / f"{side.replace(' ', '-')}-{round_}"
-            result = ours(args, out, round_) if side == "lambert" else theirs(args, out, round_, side.split()[1])
+            if side == "lambert":
+                result = ours(args, out, round_)
+            else:
+                loss = side.split()[1]
+                result = theirs(args, out, round_, loss, trials[loss].variables)
             model = out / "model" if side == "lambert" else out
             scored = [sys.executable, "-m", "lambert", "evaluate", "--model", model, "--task", "embed", "--json"]
             scored += ["--data", args.data / "beir" / "qrels" / "test.tsv"]
@@ -110,11 +137,25 @@ def ours(args: argparse.Namespace, out: Path, seed: int) -> dict[str, Any]:
     return {**result, "seconds": round(seconds, 2), "pairs": done}
 
 
-def theirs(args: argparse.Namespace, out: Path, seed: int, loss: str) -> dict[str, Any]:
-    command = [sys.executable, PEER, "train", "--model", args.init, "--texts", args.data / "pairs.jsonl", "--out", out]
+def trained_in(args: argparse.Namespace, out: Path, loss: str, pairs: Path, variables: Variables) -> float:
+    found: float = theirs(args, out, 0, loss, variables, pairs)["seconds"]
+    return found
+
+
+def theirs(
+    args: argparse.Namespace,
+    out: Path,
+    seed: int,
+    loss: str,
+    variables: Variables = UNCHANGED,
+    few: Path | None = None,
+) -> dict[str, Any]:
+    """The peer's run on the pairs, or on a few of them."""
+    texts = few or args.data / "pairs.jsonl"
+    command = [sys.executable, PEER, "train", "--model", args.init, "--texts", texts, "--out", out]
     command += ["--seed", seed, "--lr", args.lr, "--batch-size", args.batch_size, "--length", args.length]
     command += ["--precision", args.precision, "--threads", args.threads, "--loss", loss]
-    return measured([*map(str, command)])
+    return measured([*map(str, command)], variables)
 
 
 def encode(args: argparse.Namespace) -> None:
@@ -122,14 +163,24 @@ def encode(args: argparse.Namespace) -> None:
     sides += [("sentence-transformers", "bfloat16")] if "bfloat16" in args.precisions else []
     runs: dict[str, list[dict[str, Any]]] = {" ".join(side): [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
+
+        def encoded(side: str, precision: str, texts: Path, variables: Variables) -> dict[str, Any]:
+            out = Path(folder, f"{side}-{precision}.npy")
+            command = [sys.executable, "-c", ENCODE, args.model, texts, precision, out, args.threads]
+            if side != "lambert":
+                command = [sys.executable, PEER, "encode", "--model", args.model, "--texts", texts]
+                command += ["--precision", precision, "--threads", args.threads, "--out", out]
+            return measured([*map(str, command)], variables)
+
+        def seconds(side: str, precision: str, variables: Variables) -> float:
+            found: float = encoded(side, precision, few, variables)["seconds"]
+            return found
+
+        few = part(args.texts, args.tried, Path(folder, "texts.jsonl"))
+        trials = {side: tried(" ".join(side), partial(seconds, *side)) for side in sides}
         for round_ in range(1, args.rounds + 1):
             for side, precision in sides:
-                out = Path(folder, f"{side}-{precision}.npy")
-                command = [sys.executable, "-c", ENCODE, args.model, args.texts, precision, out]
-                if side != "lambert":
-                    command = [sys.executable, PEER, "encode", "--model", args.model, "--texts", args.texts]
-                    command += ["--precision", precision, "--threads", args.threads, "--out", out]
-                result = measured([*map(str, command)])
+                result = encoded(side, precision, args.texts, trials[side, precision].variables)
                 runs[f"{side} {precision}"].append(result)
                 print(json.dumps({"side": f"{side} {precision}", "round": round_, **result}), flush=True)
     summarize(args, runs)
@@ -163,6 +214,8 @@ def main() -> None:
         for each in parsers:
             each.add_argument(f"--{name}", type=Path, required=True)
     trained.add_argument("--peers", nargs="+", default=["plain", "cached"])
+    trained.add_argument("--tried", type=int, default=128, help="pairs of a trial of an environment")
+    encoded.add_argument("--tried", type=int, default=2000, help="texts of a trial of an environment")
     trained.add_argument("--lr", type=float, default=5e-5)
     trained.add_argument("--batch-size", type=int, default=64)
     trained.add_argument("--length", type=int, default=256)

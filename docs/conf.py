@@ -32,7 +32,7 @@ exclude_patterns = [".*", "build", "dist", "runs"]
 STUDIES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("benchmarks/**/*.md"))
 DESIGN = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("docs/design/0*.md"))
 NAVIGATION = {
-    "Begin": ["docs/install", "docs/demo", "docs/tour", "docs/recipes", "docs/README"],
+    "Begin": ["docs/first-csv", "docs/install", "docs/demo", "docs/tour", "docs/recipes", "docs/README"],
     "Commands": [
         f"docs/{name}"
         for name in (

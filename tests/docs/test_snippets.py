@@ -31,6 +31,9 @@ WALKTHROUGHS = {
     "Margins of a teacher": "vectors",
 }  # fmt: skip
 """The pages of sections."""
+FIRST = ROOT / "docs" / "first-csv.md"
+"""A page whose commands and Python blocks run together."""
+MODULES = ("Transformer", "Pooling", "Normalize")
 COLUMNS = ("query", "passage", "label")
 SHORT = ["--train.steps", "2", "--task.max-length", "48"]
 KINDS = {"python", "sh", "json", "toml", "diff"}
@@ -86,7 +89,9 @@ def test_blocks_are_of_known_kinds() -> None:
     assert {"python", "sh"} <= kinds <= KINDS
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page != FIRST], ids=lambda page: page.stem
+)
 def test_python_runs(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder / "modules")
     if page.stem == "library":
@@ -118,6 +123,53 @@ def test_commands_have_flags_that_exist(page: Path, folder: Path) -> None:
         assert cli.settings(words) is not None, words
 
 
+def run_blocks(text: str, page: str, names: dict[str, Any], lambert: Callable[..., Any]) -> str:
+    """Runs the Python blocks and commands of a text in order, with short training. Returns what the commands wrote."""
+    written = ""
+    for block in BLOCK.finditer(text):
+        if NOT_RUN.fullmatch(block["above"].strip()):
+            continue
+        if block["kind"] == "python":
+            exec(compile(block["code"], page, "exec"), names)
+            continue
+        for line in block["code"].splitlines():
+            given, _, command = line.rpartition("lambert ")
+            words, _, read = command.replace("1 2 3", "1 2").partition(" < ")
+            arguments = shlex.split(words, comments=True)
+            stdin = Path(read).read_text() if read else given.removeprefix("echo '").removesuffix("' | ")
+            done = lambert(*arguments, *(SHORT if arguments[0] == "finetune" else ()), stdin=stdin)
+            assert done.code == 0, (line, done.err)
+            written += done.out + done.err
+    return written
+
+
+def test_the_first_page(folder: Path, lambert: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """From a downloaded folder of sentence-transformers and a table of semicolons to predictions and vectors."""
+    page = FIRST.read_text(encoding="utf-8")
+    assert len(page.split()) <= 600
+    shutil.copytree("runs/mine/model", "MiniLM")
+    kinds = [(number, name, f"{number}_{name}" if number else "") for number, name in enumerate(MODULES)]
+    listed = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for n, name, path in kinds
+    ]
+    Path("MiniLM/modules.json").write_text(json.dumps(listed))
+    Path("MiniLM/1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    Path("MiniLM/1_Pooling/config.json").write_text(json.dumps(pooling))
+    rows = [line.rpartition("\t") for line in Path("train.tsv").read_text().splitlines()]
+    Path("tickets.csv").write_text("".join(f"{text};{label}\n" for text, _, label in rows), encoding="utf-16")
+    Path("new.csv").write_text("text\nthe boat is old\nthe king slept\n")
+    names: dict[str, Any] = {}
+    written = run_blocks(page, FIRST.name, names, lambert)
+    for shown in ("held out after 2 updates: accuracy ", "f1_macro ", "examples ", "model  runs/tickets/model"):
+        assert shown in written
+    header, *predicted = Path("predictions.csv").read_text().splitlines()
+    assert (header, len(predicted)) == ("text,label,probability", 2)
+    assert capsys.readouterr().out.splitlines()[0] in {label for *_, label in rows}
+    assert np.diag(names["vectors"] @ names["vectors"].T) == pytest.approx([1, 1], abs=1e-5)
+
+
 @pytest.mark.parametrize("title", WALKTHROUGHS)
 def test_walkthroughs(title: str, folder: Path, lambert: Callable[..., Any]) -> None:
     """All blocks of a section, in order, with short training and two seeds."""
@@ -130,17 +182,7 @@ def test_walkthroughs(title: str, folder: Path, lambert: Callable[..., Any]) -> 
     shutil.copytree("runs/mine", "runs/large")
     triplets = [{"query": query, "positive": text, "negative": "the river"} for query, text, right in judged if right]
     (folder / "triplets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in triplets))
-    for block in BLOCK.finditer(section):
-        if block["kind"] == "python":
-            exec(compile(block["code"], page, "exec"), names)
-            continue
-        for line in block["code"].splitlines():
-            given, _, command = line.rpartition("lambert ")
-            words, _, read = command.replace("1 2 3", "1 2").partition(" < ")
-            arguments = shlex.split(words, comments=True)
-            stdin = Path(read).read_text() if read else given.removeprefix("echo '").removesuffix("' | ")
-            done = lambert(*arguments, *(SHORT if arguments[0] == "finetune" else ()), stdin=stdin)
-            assert done.code == 0, (line, done.err)
+    run_blocks(section, page, names, lambert)
     if title == "Margins of a teacher":
         teacher, pair = lambert_library.load("runs/teacher"), {"query": "a boat", "passage": "the river"}
         values = [teacher({**pair, "passage": passage})["value"] for passage in ("the boat is old", "the river")]

@@ -1,9 +1,6 @@
 """Every kind of work through the command line, alone and beside its peers, on sizes that take no time."""
 
-import contextlib
-import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +10,22 @@ import numpy as np
 import pytest
 import torch
 from commands import one_line
+from sides import SideHere
 
-from lambert import cli
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import UsageError
 from lambert.core.shards import Split
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
-from lambert.verbs.bench import BenchConfig, batches, ceilings, memory
+from lambert.verbs import bench
+from lambert.verbs.bench import BenchConfig, batches, ceilings, environments
 from lambert.verbs.bench.ceilings import Ceilings
 
 Lambert = Callable[..., Any]
 SIDE = {
     "sequences_per_second", "share_of_ceiling", "share_of_shaped_ceiling", "build_seconds", "compile_seconds", "check",
-    "seconds", "memory_mb",
+    "seconds", "memory_mb", "environment", "environments_tried",
 }  # fmt: skip
 WHOLE = {
     "settings", "unit", "sequences", "gflop", "threads", "torch", "machine", "device", "ceiling_gflops",
@@ -38,26 +36,13 @@ WIDTH = 100
 
 
 @pytest.fixture(autouse=True)
-def sides_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Peak memory is measured in a process of its own: here its command line is called instead. Gives the sides that
-    were asked for."""
-    original, asked = subprocess.run, []
-
-    def run(command: list[str], **settings: Any) -> Any:
-        if command[1:5] != ["-P", "-m", "lambert", "bench"]:
-            return original(command, **settings)
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            cli.call(command[4:])
-        recipe = Path(command[5]).read_text()
-        asked.append(recipe.split('only_memory = "')[1].split('"')[0])
-        return subprocess.CompletedProcess(command, 0, out.getvalue())
-
-    monkeypatch.setattr(memory.subprocess, "run", run)
+def sides_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every side is in a process of its own: here they are in this one. Peers have one environment."""
+    monkeypatch.setattr(bench, "SideProcess", SideHere)
+    monkeypatch.setattr(environments, "candidates", lambda device: [{}])
     monkeypatch.setattr(ceilings, "product_ceiling", lambda *_, **__: 1e10)  # half a second each
     monkeypatch.setattr(ceilings, "SUSTAINED", 0.01)
     monkeypatch.setattr(ceilings, "COPIED", 2**20)
-    return asked
 
 
 def measured(lambert: Lambert, *peers: str, unit: str = "tokens", more: tuple[str, ...] = (), **settings: Any) -> Any:
@@ -86,13 +71,12 @@ def test_pretraining_alone(lambert: Lambert) -> None:
     assert found["shaped_ceiling_gflops"] > 0
 
 
-def test_pretraining_beside_peers(lambert: Lambert, monkeypatch: pytest.MonkeyPatch, sides_asked: list[str]) -> None:
+def test_pretraining_beside_peers(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)  # a minute of compiling
     peers = ("transformers", "transformers-compiled")
     found = measured(lambert, *peers, **TINY, optimizer=True, precision="float32")
-    assert sides_asked == ["lambert", *peers]
-    assert [type(model).__name__ for model in compiled] == ["BertForPreTraining"] * 2
+    assert [type(model).__name__ for model in compiled] == ["BertForPreTraining"]
     assert found["padded_tokens"] < 2 * 24  # to the longest of the batch
     # All sides have the same weights and data.
     for peer in peers:
@@ -180,7 +164,6 @@ def test_works_and_peers_from_outside(lambert: Lambert, tmp_path: Path, monkeypa
 
 
 def test_tables_fit_a_terminal(lambert: Lambert, corpus: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lambert.verbs.bench.peak_of", lambda *_: 100)
     works: list[dict[str, Any]] = [
         {"peer": "transformers", "sequences": 64, "length": 16, "size": "tiny"},
         {"work": "optimizer", "peer": "adamw-foreach", "size": "tiny"},
@@ -198,13 +181,6 @@ def test_tables_fit_a_terminal(lambert: Lambert, corpus: Path, texts: Path, monk
     assert "2 sequences of up to 24 tokens, 100% full" in shown
 
 
-def test_memory_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess([], 9, "", "warning\nlambert: no room\n")
-    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(MachineError, match=r"The memory of lambert could not be measured: lambert: no room\."):
-        memory.peak_of(BenchConfig(), "lambert")
-
-
 def test_ceilings_keep_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([3.0, 5.0, 4.0])
     monkeypatch.setattr(ceilings, "product_ceiling", lambda *_, **__: next(found))
@@ -213,13 +189,12 @@ def test_ceilings_keep_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "sustained", lambda *_: next(rates))
     seen = []
     for _ in range(3):
-        best.measure()
-        seen.append((best.product, best.shaped, best.copy))
+        rates_now = best.measure()
+        seen.append((rates_now.product, rates_now.shaped, rates_now.copy))
     assert [product for product, _, _ in seen] == [3, 5, 5]
     assert [shaped for _, shaped, _ in seen] == [2, 5.5, 4]
     assert 0 < seen[0][2] <= seen[1][2] <= seen[2][2]
-    without = Ceilings(torch.device("cpu"), torch.float32, (), products=False)
-    without.measure()
+    without = Ceilings(torch.device("cpu"), torch.float32, (), products=False).measure()
     assert (without.product, without.shaped) == (0, 0)
 
 
@@ -248,7 +223,6 @@ def test_products_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"work": "loader", "corpus": "nowhere"}, 3, "No prepared corpus at nowhere"),
         ({"work": "tokenizer"}, 2, "needs --tokenizer"),
         ({"work": "tokenizer", "tokenizer": "vocab.txt", "text": "nowhere.txt"}, 3, "nowhere.txt"),
-        ({"only_memory": "lambrt", **TINY}, 2, "Did you mean 'lambert'?"),
         ({"lengths": "squat"}, 2, "Did you mean 'squad'?"),
         ({"device": "gpu"}, 2, "device"),
         ({"rounds": 0}, 2, "rounds = 0 must be at least 1"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from processors import needs_fast
+from sides import SideHere
 
 from lambert.core.errors import MachineError, UsageError
 from lambert.core.world import World
@@ -23,7 +24,13 @@ OTHERS = ("onnxruntime", "openvino", "openvino-latency")
 def checks(precision: str, peers: tuple[str, ...]) -> dict[str, float]:
     config = BenchConfig(**TINY, precision=precision, peer=",".join(peers)).resolved()  # type: ignore[arg-type]
     torch.manual_seed(0)
-    return {name: side()() for name, side in inference.inference(config, World()).sides.items()}
+    found = {}
+    for name, side in inference.inference(config, World()).sides.items():
+        step = side()
+        assert isinstance(step, work.Checked)
+        step.compare()
+        found[name] = step()
+    return found
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.02), ("int8", 0.05)])
@@ -86,7 +93,7 @@ def test_a_side_that_computes_something_else_is_refused(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_the_command(precision: str, lambert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_fast(precision)
-    monkeypatch.setattr("lambert.verbs.bench.peak_of", lambda *_: 1)
+    monkeypatch.setattr("lambert.verbs.bench.SideProcess", SideHere)
     done = lambert("bench", "--json", rounds=1, precision=precision, **TINY)
     assert done.code == 0, done.err
     result = json.loads(done.out)

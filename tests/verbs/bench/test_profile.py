@@ -7,10 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sides import SideHere
 
 from lambert.verbs.bench.profile import grouped, kind_of
 
 Lambert = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def sides_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lambert.verbs.bench.SideProcess", SideHere)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sides import SideHere
 
 from lambert.core.errors import MachineError
-from lambert.verbs.bench import BenchConfig, ceilings, peer_run, runs
+from lambert.verbs.bench import BenchConfig, ceilings, environments, peer_run, runs
 from lambert.verbs.bench.processes import ended
 
 Lambert = Callable[..., Any]
@@ -22,6 +23,8 @@ SMALL = {"work": "run", "size": "tiny", "length": 48, "sequences": 4, "updates":
 
 @pytest.fixture(autouse=True)
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "SideProcess", SideHere)
+    monkeypatch.setattr(environments, "candidates", lambda device: [{}])
     monkeypatch.setattr(ceilings, "product_ceiling", lambda *_, **__: 1e10)  # half a second each
     monkeypatch.setattr(ceilings, "SUSTAINED", 0.01)
     monkeypatch.setattr(ceilings, "COPIED", 2**20)
@@ -101,7 +104,7 @@ def test_the_fastest_micro_batches_are_taken(config: BenchConfig, tmp_path: Path
     config = dataclasses.replace(config, length=512, sequences=64)
     seconds = {2048: 3.0, 4096: 1.0, 8192: 2.0}
 
-    def trial(config: BenchConfig, name: str, command: Any, tokens: int, side: runs.Side, folder: Path) -> None:
+    def trial(config: BenchConfig, name: str, command: Any, tokens: int, side: runs.Side, *rest: object) -> None:
         assert config.updates == 3
         side.seconds.append(seconds[tokens])
 

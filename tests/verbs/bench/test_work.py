@@ -1,59 +1,48 @@
-"""Turns, times and ratios, on sides that move a clock of their own."""
-
-from collections.abc import Callable
+"""Turns, times and ratios, on sides whose seconds are given."""
 
 import pytest
 
 from lambert.core.errors import UsageError
 from lambert.verbs.bench import BenchConfig
-from lambert.verbs.bench.work import Step, Times, Work, figures, needed, sides, timed
+from lambert.verbs.bench.work import Times, Work, figures, needed, sides, timed
 
 
-class Clock:
-    """Seconds that pass only when a side says so, and what was done in which order."""
+class Given:
+    """A side whose seconds are given, and what was done in which order."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.done: list[str] = []
+    def __init__(self, name: str, times: tuple[float, float], rounds: list[float], done: list[str]) -> None:
+        self._name, self._times, self._rounds, self._done = name, times, iter(rounds), done
 
-    def side(self, name: str, build: float, rounds: list[float]) -> Callable[[], Step]:
-        left = list(rounds)
+    def build(self) -> Times:
+        self._done.append(f"build {self._name}")
+        return Times(*self._times, check=4, memory_mb=100)
 
-        def made() -> Step:
-            self.now += build
-            self.done.append(f"build {name}")
-
-            def step() -> float:
-                self.now += left.pop(0)
-                self.done.append(name)
-                return len(left)
-
-            return step
-
-        return made
-
-    def __call__(self) -> float:
-        return self.now
+    def round(self) -> float:
+        self._done.append(self._name)
+        return next(self._rounds)
 
 
-def work(clock: Clock, **more: object) -> Work:
-    made = {"lambert": clock.side("lambert", 1, [5, 2, 1, 2, 3]), "peer": clock.side("peer", 7, [10, 2, 2, 2, 9])}
-    return Work(made, **{"tokens": 600, "sequences": 6, "padded": 900, "operations": 1200, **more})  # type: ignore[arg-type]
+def given(done: list[str]) -> dict[str, Given]:
+    return {
+        "lambert": Given("lambert", (1, 5), [1, 2, 3], done),
+        "peer": Given("peer", (7, 10), [2, 2, 9], done),
+    }
+
+
+def work(**more: object) -> Work:
+    return Work({}, **{"tokens": 600, "sequences": 6, "padded": 900, "operations": 1200, **more})  # type: ignore[arg-type]
 
 
 def test_rounds_interleave_and_start_up_is_apart() -> None:
-    clock = Clock()
-    times = timed(work(clock), 3, between=lambda: clock.done.append("ceilings"), clock=clock)
-    start = ["build lambert", "lambert", "lambert", "build peer", "peer", "peer"]
-    assert clock.done == [*start, "ceilings", *["lambert", "peer", "ceilings"] * 3]
-    assert times["lambert"] == Times(build=1, first=5, check=4, rounds=[1, 2, 3])
-    assert times["peer"] == Times(build=7, first=10, check=4, rounds=[2, 2, 9])
+    done: list[str] = []
+    times = timed(given(done), 3, between=lambda: done.append("ceilings"))
+    assert done == ["build lambert", "build peer", "ceilings", *["lambert", "peer", "ceilings"] * 3]
+    assert times["lambert"] == Times(build=1, first=5, check=4, memory_mb=100, rounds=[1, 2, 3])
+    assert times["peer"] == Times(build=7, first=10, check=4, memory_mb=100, rounds=[2, 2, 9])
 
 
 def test_ratios_are_those_of_each_round() -> None:
-    clock = Clock()
-    made = work(clock)
-    found = figures(made, timed(made, 3, clock=clock), best=2000.0, shaped=1000.0)
+    found = figures(work(), timed(given([]), 3), best=2000.0, shaped=1000.0)
     own, peer = found["lambert"], found["peer"]
     assert own["seconds"] == [1, 2, 3]
     assert (own["sequences_per_second"], own["tokens_per_second"], own["padded_tokens_per_second"]) == (3, 300, 450)
@@ -67,24 +56,13 @@ def test_ratios_are_those_of_each_round() -> None:
 
 
 def test_what_a_work_does_not_have_is_null() -> None:
-    clock = Clock()
-    made = work(
-        clock, sequences=0, padded=0, operations=0, unit="parameters", more=lambda side, seconds: {side: seconds}
-    )
-    own = figures(made, timed(made, 3, clock=clock), best=0.0, shaped=0.0)["lambert"]
+    made = work(sequences=0, padded=0, operations=0, unit="parameters", more=lambda side, seconds: {side: seconds})
+    own = figures(made, timed(given([]), 3), best=0.0, shaped=0.0)["lambert"]
     assert own["parameters_per_second"] == 300
     assert own["lambert"] == 2
     for figure in ("sequences", "padded_parameters"):
         assert own[f"{figure}_per_second"] is None
     assert own["share_of_ceiling"] is own["share_of_shaped_ceiling"] is None
-
-
-def test_a_side_that_learns_is_built_anew() -> None:
-    clock = Clock()
-    times = timed(work(clock, anew=True), 3, clock=clock)
-    assert clock.done.count("build lambert") == 4
-    assert times["lambert"].rounds == [1, 2, 3]
-    assert times["peer"].rounds == [2, 2, 9]
 
 
 def test_peers_are_chosen_by_name() -> None:

@@ -1,50 +1,36 @@
 """`lambert bench`: the speed of each kind of work, its share of this device's ceilings, and the speed of its peers.
 
-Read in this order: config, work, batches, then a kind of work, such as training.
+Read in this order: config, work, batches, then a kind of work, such as training; then side_process and environments.
 """
 
 import platform
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from lambert.core.files import check_replaceable, json_text
-from lambert.core.registry import Kind, choose, lookup
 from lambert.core.settings import as_dict
 from lambert.core.world import World
 from lambert.distributed.detection import detect
-from lambert.engine.precision import PRECISIONS, resolved
+from lambert.engine import process
+from lambert.engine.precision import resolved
 from lambert.runs.result import Say, silent
-from lambert.verbs.bench.ceilings import Ceilings
-from lambert.verbs.bench.data import loader, tokenizer
-from lambert.verbs.bench.memory import peak_mb, peak_of
-from lambert.verbs.bench.optimizer import optimizer
-from lambert.verbs.bench.profile import costs_table, profile
+from lambert.verbs.bench import environments
+from lambert.verbs.bench.ceilings import Rates
+from lambert.verbs.bench.environments import Trial
+from lambert.verbs.bench.profile import costs_table
+from lambert.verbs.bench.side_process import CEILINGS, SideProcess
 from lambert.verbs.bench.table import table
-from lambert.verbs.bench.training import finetune, pretrain
 from lambert.verbs.bench.work import OWN, Work, figures, timed
+from lambert.verbs.bench.works import WORKS, work_of
 from lambert.verbs.settings.bench import BenchConfig, BenchPrecision
 
 __all__ = ["WORKS", "BenchConfig", "run"]
 
-
-def _inference(config: BenchConfig, world: World) -> Work:
-    from lambert.verbs.bench.inference import inference
-
-    return inference(config, world)
-
-
-WORKS: dict[str, Callable[[BenchConfig, World], Work]] = {
-    "pretrain": pretrain,
-    "finetune": finetune,
-    "inference": _inference,
-    "loader": loader,
-    "tokenizer": tokenizer,
-    "optimizer": optimizer,
-}
-KIND = Kind((BenchConfig, World))
+TRIAL_ROUNDS = 3
+"""Rounds of a peer in each of the environments that are tried."""
 
 
 def run(config: BenchConfig, say: Say = silent) -> None:
@@ -56,35 +42,37 @@ def run(config: BenchConfig, say: Say = silent) -> None:
         torch.set_num_threads(config.threads)
     world = detect(config.device)
     config = replace(config, precision=cast(BenchPrecision, resolved(config.precision, world)))
-    torch.manual_seed(config.seed)
+    if config.profile:
+        with SideProcess(config, OWN, environments.of(process.settings())) as side:
+            costs = side.ask("profile")
+        say(json_text(costs) if config.json else costs_table(costs))
+        return
     if config.work == "run":
         from lambert.verbs.bench import runs
 
         result = runs.measured(config, world)
-        say(json_text(result) if config.json else table(config, result))
-        return
-    work = lookup(WORKS, config.work, "work", KIND)(config, world)
-    if config.only_memory:
-        step = choose(work.sides, config.only_memory, "only_memory")()
-        step(), step()
-        say(str(peak_mb(world.device)))
-    elif config.profile:
-        costs = profile(config, work, world)
-        say(json_text(costs) if config.json else costs_table(costs))
     else:
-        result = measured(config, work, world)
-        say(json_text(result) if config.json else table(config, result))
+        result = measured(config, work_of(config, world), world)
+    say(json_text(result) if config.json else table(config, result))
 
 
 def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
     """Returns everything that is measured, as plain values."""
-    ceilings = Ceilings(
-        world.device, PRECISIONS.get(config.precision, torch.bfloat16), work.shapes, products=work.operations > 0
-    )
-    times = timed(work, config.rounds, between=ceilings.measure, device=world.device)
+    alike = replace(config, device=str(world.device), threads=torch.get_num_threads())
+    own = process.settings()
+    trials = {OWN: Trial(own)} | {name: _trial(alike, name) for name in work.sides if name != OWN}
+    with ExitStack() as stack:
+        measuring = stack.enter_context(SideProcess(alike, CEILINGS, environments.of(own)))
+        started = {
+            name: stack.enter_context(SideProcess(alike, name, environments.of(trial.variables)))
+            for name, trial in trials.items()
+        }
+        rates: list[Rates] = []
+        times = timed(started, config.rounds, between=lambda: rates.append(measuring.ceilings()))
+    ceilings = rates[-1]
     found = figures(work, times, ceilings.product, ceilings.shaped)
     for name, side in found.items():
-        side["memory_mb"] = times[name].memory_mb or peak_of(config, name)
+        side |= {"memory_mb": times[name].memory_mb, **trials[name].as_json()}
     return {
         "settings": as_dict(config),
         "unit": work.unit,
@@ -99,5 +87,16 @@ def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:
         "ceiling_gflops": round(ceilings.product / 1e9, 1) if ceilings.product else None,
         "shaped_ceiling_gflops": round(ceilings.shaped / 1e9, 1) if ceilings.shaped else None,
         "copy_gb_per_second": round(ceilings.copy / 1e9, 1),
-        "sides": {OWN: found.pop(OWN), **found},
+        "sides": found,
     }
+
+
+def _trial(config: BenchConfig, name: str) -> Trial:
+    """Returns the environment in which rounds of a peer take the least time."""
+
+    def seconds(variables: environments.Variables) -> float:
+        with SideProcess(config, name, environments.of(variables)) as side:
+            side.build()
+            return min(side.round() for _ in range(TRIAL_ROUNDS))
+
+    return environments.fastest(seconds, environments.candidates(config.device), rounds=1)

@@ -1,6 +1,7 @@
 """The current ceilings of this device: the rates of matrix products and of memory copies."""
 
 import statistics
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,32 +16,37 @@ COPIED = 2**27
 """Bytes of a copy: more than the caches of a CPU hold. A GPU copies eight times as much."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The ceilings so far."""
+
+    product: float
+    """Operations per second of the best matrix product in the shapes of BERT; 0 if not measured."""
+    shaped: float
+    """Operations per second of this work's matrix products alone, the median over rounds: the rate of a step in which
+    everything else is free. 0 if the work has none."""
+    copy: float
+    """Bytes per second, read and written, of a copy."""
+
+
 class Ceilings:
     """Ceilings measured between the rounds; each `measure` takes a fraction of a second."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, shapes: tuple[Shape, ...], products: bool) -> None:
-        self.product = 0.0
-        """Operations per second of the best matrix product in the shapes of BERT; 0 if not measured."""
-        self.copy = 0.0
-        """Bytes per second, read and written, of a copy."""
+        self._product = self._copy = 0.0
         self._rates: list[float] = []
         self._device, self._dtype, self._shapes, self._products = device, dtype, shapes, products
         self._source = torch.zeros(COPIED << (3 if device.type == "cuda" else 0), dtype=torch.uint8, device=device)
         self._target = torch.zeros_like(self._source)
 
-    def measure(self) -> None:
-        """Measures every ceiling once more."""
+    def measure(self) -> Rates:
+        """Measures every ceiling once more, and returns the ceilings of all calls."""
         if self._products:
-            self.product = max(self.product, product_ceiling(self._device, self._dtype, repeats=1))
+            self._product = max(self._product, product_ceiling(self._device, self._dtype, repeats=1))
             self._rates.append(sustained(self._device, self._dtype, self._shapes))
         seconds = seconds_of(partial(self._target.copy_, self._source), self._device)
-        self.copy = max(self.copy, 2 * len(self._source) / seconds)
-
-    @property
-    def shaped(self) -> float:
-        """Operations per second of this work's matrix products alone, the median over rounds: the rate of a step in
-        which everything else is free. 0 if the work has none."""
-        return statistics.median(self._rates) if self._rates else 0.0
+        self._copy = max(self._copy, 2 * len(self._source) / seconds)
+        return Rates(self._product, statistics.median(self._rates) if self._rates else 0.0, self._copy)
 
 
 def sustained(device: torch.device, dtype: torch.dtype, shapes: tuple[Shape, ...]) -> float:

@@ -1,7 +1,7 @@
 """Inference: answer spans of a batch beside transformers, onnxruntime and OpenVINO, each in its fastest mode.
 
-All sides have the same weights and sequences and compute two logits for each real token. When a side is built, its
-logits are compared with Lambert's in float32. A round returns the sum of the absolute values of the logits.
+All sides have the same weights and sequences and compute two logits for each real token. Before the rounds, the logits
+of a side are compared with Lambert's in float32. A round returns the sum of the absolute values of the logits.
 """
 
 import sys
@@ -30,7 +30,7 @@ from lambert.model.families import family_of
 from lambert.planning import operations as flops
 from lambert.verbs.bench import batches
 from lambert.verbs.bench.training import compiled, peer_model
-from lambert.verbs.bench.work import Step, Work, needed, sides
+from lambert.verbs.bench.work import Checked, Step, Work, needed, sides
 from lambert.verbs.settings.bench import BenchConfig
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -85,7 +85,7 @@ def _own(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World
     def logits() -> Tensor:
         return torch.cat([found["span"].float() for found in outputs(model, source, precision, world, micro_tokens)])
 
-    return _checked(config, "lambert", config.precision, logits, encoder, batch)
+    return _checked("lambert", config.precision, logits, encoder, batch)
 
 
 def _float_precision(config: BenchConfig) -> str:
@@ -108,7 +108,7 @@ def _transformers(
             found = called(**inputs)
             return torch.stack([found.start_logits[inside], found.end_logits[inside]], 1).float()
 
-    return _checked(config, "transformers", name, logits, encoder, batch)
+    return _checked("transformers", name, logits, encoder, batch)
 
 
 def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, world: World) -> Step:
@@ -141,7 +141,7 @@ def _onnxruntime(config: BenchConfig, encoder: EncoderConfig, batch: Batch, worl
         start, end = (torch.from_numpy(found)[inside] for found in session.run(None, feed))
         return torch.stack([start, end], 1)
 
-    return _checked(config, "onnxruntime", "int8" if config.precision == "int8" else "float32", logits, encoder, batch)
+    return _checked("onnxruntime", "int8" if config.precision == "int8" else "float32", logits, encoder, batch)
 
 
 def _openvino(
@@ -181,7 +181,7 @@ def _openvino(
     def logits() -> Tensor:
         return torch.from_numpy(np.concatenate(list(pool.map(answer, requests))))
 
-    return _checked(config, "openvino", name, logits, encoder, batch)
+    return _checked("openvino", name, logits, encoder, batch)
 
 
 def _requests(batch: Batch) -> Iterator[dict[str, Any]]:
@@ -201,16 +201,15 @@ PEERS: Mapping[str, Callable[..., Step]] = {
 one: bfloat16 for int8, float32 for bfloat16 (onnxruntime)."""
 
 
-def _checked(
-    config: BenchConfig, side: str, precision: str, logits: Logits, encoder: EncoderConfig, batch: Batch
-) -> Step:
-    """Returns a round that computes `logits`. Raises MachineError if the logits differ from those of the same model in
-    float32. The process that measures the memory of a side skips this comparison."""
-    if not config.only_memory:
+def _checked(side: str, precision: str, logits: Logits, encoder: EncoderConfig, batch: Batch) -> Step:
+    """Returns a round that computes `logits`, and compares them with those of the same model in float32."""
+
+    def compare() -> None:
         model = weights.fresh(encoder, {"span": 0}).to(batch.ids_T.device).eval()
         with torch.inference_mode():
             expected_T2 = model.outputs(batch)["span"]
         difference = float((logits() - expected_T2).abs().max() / expected_T2.abs().max())
         if not difference <= TOLERANCE[precision]:
             raise MachineError(f"{side} in {precision} differs from float32 by {difference:.3f} of the largest logit.")
-    return lambda: float(logits().abs().sum())
+
+    return Checked(lambda: float(logits().abs().sum()), compare)

@@ -1,32 +1,11 @@
-"""Peak memory of a side: from the allocator of a GPU; elsewhere measured in a separate process, because the measuring
-process holds all sides."""
+"""Peak memory of this process: from the allocator of a GPU, or from the system."""
 
 import re
 import resource
-import subprocess
 import sys
-import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-
-from lambert.core.errors import MachineError
-from lambert.core.settings import text
-from lambert.verbs.settings.bench import BenchConfig
-
-
-def peak_of(config: BenchConfig, side: str) -> int:
-    """Returns the peak memory in MB of building a side and two of its rounds. Raises MachineError if this fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = Path(folder) / "bench.toml"
-        recipe.write_text(text(replace(config, only_memory=side)), encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "lambert", "bench", str(recipe)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["killed, perhaps for memory"])[-1]
-        raise MachineError(f"The memory of {side} could not be measured: {last}. Lower --sequences or --length.")
-    return int(done.stdout.split()[-1])
 
 
 def allocated(device: torch.device) -> int:

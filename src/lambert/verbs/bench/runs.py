@@ -5,7 +5,6 @@ last one; before that it starts, reads, compiles and warms up, which is reported
 """
 
 import json
-import os
 import platform
 import statistics
 import sys
@@ -31,17 +30,18 @@ from lambert.data.batch_sizes import BatchSizes
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import places
-from lambert.engine import allocator
+from lambert.engine import process
 from lambert.engine.metrics_file import METRICS
-from lambert.engine.precision import PRECISIONS
 from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of
 from lambert.planning import operations as flops
-from lambert.verbs.bench import batches
-from lambert.verbs.bench.ceilings import Ceilings
+from lambert.verbs.bench import batches, environments
+from lambert.verbs.bench.ceilings import Rates
+from lambert.verbs.bench.environments import Trial
 from lambert.verbs.bench.processes import Process, ended
+from lambert.verbs.bench.side_process import CEILINGS, SideProcess
 from lambert.verbs.bench.training import need_compiler
-from lambert.verbs.bench.work import OWN, needed
+from lambert.verbs.bench.work import OWN, Shape, needed
 from lambert.verbs.settings.bench import BenchConfig
 
 TRIED = (2048, 4096, 8192)
@@ -102,21 +102,23 @@ def measured(config: BenchConfig, world: World) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lambert-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         data = write(config, folder)
-        ceilings = Ceilings(
-            world.device,
-            PRECISIONS.get(config.precision, torch.bfloat16),
-            batches.with_gradients(batches.layer_shapes(data.encoder, TRIED[0])),
-            products=True,
-        )
         sides = {name: Side() for name in (OWN, *commands)}
         chosen = {name: fastest(config, name, command, folder) for name, command in commands.items()}
-        ceilings.measure()
-        for _ in range(config.rounds):
-            _lambert(config, sides[OWN], folder, data)
-            for name, command in commands.items():
-                _peer(config, name, command, chosen[name], sides[name], folder)
-            ceilings.measure()
-    return _result(config, data, sides, chosen, ceilings)
+        trials = {name: _trial(config, name, command, chosen[name], folder) for name, command in commands.items()}
+        trials[OWN] = Trial(process.settings())  # `lambert pretrain` gives them to itself
+        with SideProcess(config, CEILINGS, environments.of(process.settings())) as measuring:
+            rates = measuring.ceilings()
+            for _ in range(config.rounds):
+                _lambert(config, sides[OWN], folder, data)
+                for name, command in commands.items():
+                    _peer(config, name, command, chosen[name], sides[name], folder, trials[name].variables)
+                rates = measuring.ceilings()
+    return _result(config, data, sides, chosen, trials, rates)
+
+
+def ceiling_shapes(config: BenchConfig) -> tuple[Shape, ...]:
+    """Returns the matrix products in whose shapes the ceiling of a run is measured."""
+    return batches.with_gradients(batches.layer_shapes(batches.encoder_of(config), TRIED[0]))
 
 
 def write(config: BenchConfig, folder: Path) -> Sequences:
@@ -158,7 +160,7 @@ def fastest(config: BenchConfig, name: str, command: Command, folder: Path) -> i
     found = {}
     for tokens in tried:
         trial = Side()
-        _peer(replace(config, updates=min(TRIAL_UPDATES, config.updates)), name, command, tokens, trial, folder)
+        _peer(replace(config, updates=min(TRIAL_UPDATES, config.updates)), name, command, tokens, trial, folder, {})
         found[tokens] = trial.seconds[0]
     return min(found, key=found.__getitem__)
 
@@ -180,38 +182,51 @@ def own_command(config: BenchConfig, encoder: EncoderConfig, out: Path) -> list[
     return [sys.executable, "-P", "-m", "lambert", "pretrain", *flags]
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment without the allocator settings that it gave itself, as `lambert pretrain` does."""
-    own = ":".join(f"{name}={value}" for name, value in allocator.TUNABLES.items())
-    return {name: value for name, value in os.environ.items() if (name, value) != ("GLIBC_TUNABLES", own)}
+def _trial(config: BenchConfig, name: str, command: Command, tokens: int, folder: Path) -> Trial:
+    """Returns the environment in which a third of the updates of a peer take the least time."""
+    part = replace(config, updates=min(config.updates, max(TRIAL_UPDATES, config.updates // 3)))
+
+    def seconds(variables: environments.Variables) -> float:
+        trial = Side()
+        _peer(part, name, command, tokens, trial, folder, variables)
+        return trial.seconds[0]
+
+    return environments.fastest(seconds, environments.candidates(config.device))
 
 
 def _lambert(config: BenchConfig, side: Side, folder: Path, data: Sequences) -> None:
     with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as temporary:
         out = Path(temporary) / "run"
-        process = ended(OWN, own_command(config, data.encoder, out), folder, _environment())
+        done = ended(OWN, own_command(config, data.encoder, out), folder, environments.of({}))
         rows = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if "loss" in row]
     if rows[-1]["tokens"] != data.lengths_US.sum():
         raise MachineError(f"{OWN} trained on {rows[-1]['tokens']:,} tokens instead of {data.lengths_US.sum():,}.")
-    _add(side, rows, process)
+    _add(side, rows, done)
 
 
-def _peer(config: BenchConfig, name: str, command: Command, tokens: int, side: Side, folder: Path) -> None:
+def _peer(
+    config: BenchConfig,
+    name: str,
+    command: Command,
+    tokens: int,
+    side: Side,
+    folder: Path,
+    variables: environments.Variables,
+) -> None:
     out = folder / "updates.jsonl"
     out.unlink(missing_ok=True)
-    process = ended(
-        name, command(config, folder, out, tokens, config.updates), folder, {**os.environ, **allocator.settings()}
-    )
+    whole = command(config, folder, out, tokens, config.updates)
+    done = ended(name, whole, folder, environments.of(variables))
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    _add(side, rows, process)
+    _add(side, rows, done)
 
 
-def _add(side: Side, rows: list[dict[str, Any]], process: Process) -> None:
+def _add(side: Side, rows: list[dict[str, Any]], done: Process) -> None:
     side.seconds.append(rows[-1]["time"] - rows[0]["time"])
-    side.starts.append(rows[0]["time"] - process.began)
-    side.processor_seconds.append(process.processor_seconds)
-    side.memory_mb = max(side.memory_mb, process.memory_mb)
+    side.starts.append(rows[0]["time"] - done.began)
+    side.processor_seconds.append(done.processor_seconds)
+    side.memory_mb = max(side.memory_mb, done.memory_mb)
     side.losses = rows[0]["loss"], rows[-1]["loss"]
 
 
@@ -237,7 +252,12 @@ PEERS: Mapping[str, Command] = {
 
 
 def _result(
-    config: BenchConfig, data: Sequences, sides: Mapping[str, Side], chosen: Mapping[str, int], ceilings: Ceilings
+    config: BenchConfig,
+    data: Sequences,
+    sides: Mapping[str, Side],
+    chosen: Mapping[str, int],
+    trials: Mapping[str, Trial],
+    rates: Rates,
 ) -> dict[str, Any]:
     own, updates = sides[OWN], config.updates - 1
     found: dict[str, dict[str, Any]] = {}
@@ -246,14 +266,15 @@ def _result(
         found[name] = {
             "sequences_per_second": round(updates * config.sequences / seconds, 2),
             "tokens_per_second": round(data.tokens / seconds, 1),
-            "share_of_ceiling": round(data.operations / seconds / ceilings.product, 3),
-            "share_of_shaped_ceiling": round(data.operations / seconds / ceilings.shaped, 3),
+            "share_of_ceiling": round(data.operations / seconds / rates.product, 3),
+            "share_of_shaped_ceiling": round(data.operations / seconds / rates.shaped, 3),
             "start_seconds": round(statistics.median(side.starts), 2),
             "memory_mb": side.memory_mb,
             "losses": [round(loss, 4) for loss in side.losses],
             "seconds": [round(value, 3) for value in side.seconds],
             "starts": [round(value, 3) for value in side.starts],
             "processor_seconds": [round(value, 2) for value in side.processor_seconds],
+            **trials[name].as_json(),
         }
         if name != OWN:
             ratios = [theirs / ours for ours, theirs in zip(own.seconds, side.seconds, strict=True)]
@@ -271,8 +292,8 @@ def _result(
         "torch": torch.__version__,
         "machine": platform.processor() or platform.machine(),
         "device": config.device,
-        "ceiling_gflops": round(ceilings.product / 1e9, 1),
-        "shaped_ceiling_gflops": round(ceilings.shaped / 1e9, 1),
-        "copy_gb_per_second": round(ceilings.copy / 1e9, 1),
+        "ceiling_gflops": round(rates.product / 1e9, 1),
+        "shaped_ceiling_gflops": round(rates.shaped / 1e9, 1),
+        "copy_gb_per_second": round(rates.copy / 1e9, 1),
         "sides": found,
     }

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lambert.verbs.bench.environments import described
 from lambert.verbs.bench.work import OWN
 from lambert.verbs.settings.bench import BenchConfig
 
@@ -36,6 +37,10 @@ def table(config: BenchConfig, result: dict[str, Any]) -> str:
         if "ratio" in side:
             low, high = side["ratio_range"]
             lines.append(f"{side['ratio']} times {name} (round by round {low} to {high})")
+            if tried := side["environments_tried"]:
+                lines.append(
+                    f"    {name}: the fastest of {len(tried)} environments is {described(side['environment'])}"
+                )
     return "\n".join([*lines, *_ceilings(config, result)])
 
 

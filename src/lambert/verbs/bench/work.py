@@ -2,22 +2,32 @@
 
 import importlib
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from lambert.core.errors import UsageError
 from lambert.core.registry import Kind, lookup
-from lambert.verbs.bench.memory import allocated, risen
 from lambert.verbs.settings.bench import BenchConfig
 
 OWN = "lambert"
 Step = Callable[[], float]
 """Runs one round and returns a value to check it by, such as its loss. On a GPU it waits for the device."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A step whose results are compared with those of another implementation, once, after its memory was measured."""
+
+    step: Step
+    compare: Callable[[], None]
+    """Raises MachineError if they differ."""
+
+    def __call__(self) -> float:
+        return self.step()
+
+
 Side = Callable[[], Step]
 """Builds a side: weights, compiled graphs, inputs. Its time counts as start-up."""
 Shape = tuple[int, int, int]
@@ -57,8 +67,8 @@ class Times:
     """The first round, which includes compiling, the choice of kernels and the first use of memory."""
     check: float
     """The value of the first round."""
-    memory_mb: int = 0
-    """Peak memory of the build and two rounds, on a GPU."""
+    memory_mb: int
+    """Peak memory of the process after the build and two rounds; on a GPU, the rise of its allocated memory."""
     rounds: list[float] = field(default_factory=list)
 
     @property
@@ -89,33 +99,26 @@ def needed(package: str, peer: str, install: str) -> Any:
         raise UsageError(f"peer = {peer} needs {package}: pip install '{install}'.") from error
 
 
-def timed(
-    work: Work,
-    rounds: int,
-    between: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = time.perf_counter,
-    device: torch.device | None = None,
-) -> dict[str, Times]:
-    """Builds every side, runs its first round and one more, then runs `rounds` of each in alternation. `between` is
-    called before these rounds and after each of them. If `device` is a GPU, peak memory is recorded."""
-    steps: dict[str, Step] = {}
-    times: dict[str, Times] = {}
-    for name, side in work.sides.items():
-        before, began = allocated(device) if device else 0, clock()
-        step = side()
-        built = clock()
-        check = step()
-        times[name] = Times(built - began, clock() - built, check)
-        step()
-        times[name].memory_mb = risen(device, before) if device else 0
-        steps[name] = step
+class Turns(Protocol):
+    """A side that takes turns with others, as `side_process.SideProcess`."""
+
+    def build(self) -> Times:
+        """Builds the side and runs two rounds."""
+        ...
+
+    def round(self) -> float:
+        """Returns the seconds of a round."""
+        ...
+
+
+def timed(sides: Mapping[str, Turns], rounds: int, between: Callable[[], None] = lambda: None) -> dict[str, Times]:
+    """Builds every side, then runs `rounds` of each in alternation. `between` is called before these rounds and after
+    each of them."""
+    times = {name: side.build() for name, side in sides.items()}
     between()
     for _ in range(rounds):
-        for name, side in work.sides.items():
-            step = side() if work.anew else steps[name]
-            began = clock()
-            step()
-            times[name].rounds.append(clock() - began)
+        for name, side in sides.items():
+            times[name].rounds.append(side.round())
         between()
     return times
 

@@ -60,10 +60,10 @@ def _measured(world: World, work: Work, seconds: float) -> Device:
     for name, dtype in kinds.items():
         ceilings, end = Ceilings(device, dtype, shapes, products=True), time.perf_counter() + seconds / len(kinds)
         for _ in range(_LEAST):
-            ceilings.measure()
+            rates = ceilings.measure()
             if time.perf_counter() > end:
                 break
-        peak[name], copy = ceilings.product, max(copy, ceilings.copy)
+        peak[name], copy = rates.product, max(copy, rates.copy)
     if "bfloat16" in peak:
         peak["float16"] = peak["bfloat16"]
     threads = f"CPU with {torch.get_num_threads()} threads"

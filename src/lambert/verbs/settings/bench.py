@@ -95,8 +95,6 @@ class BenchConfig:
     """Profile three rounds of Lambert's side instead: write a Chrome trace to this file and print the costs."""
     json: bool = False
     """Print one JSON object."""
-    only_memory: str = ""
-    """Run two rounds of this side ("lambert" or a peer) and print the peak memory of this process in MB."""
 
     def __post_init__(self) -> None:
         check(
@@ -135,7 +133,7 @@ class BenchConfig:
             raise UsageError(f"precision = {self.precision!r} is not for the work run: take bfloat16 or float32.")
         if self.block == "modernbert" and self.packing != "full":
             raise UsageError("ModernBERT takes no pairs of segments: add --packing full.")
-        for name in ("lengths", "profile", "only_memory"):
+        for name in ("lengths", "profile"):
             if getattr(self, name):
                 raise UsageError(f"{name} is not for the work run: its sequences are those of --corpus.")
 
