@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from lambert.core.errors import UsageError
-from lambert.core.files import json_text
+from lambert.core.files import json_text, open_regular
 
 Row = dict[str, Any]
 State = dict[str, int]
@@ -75,7 +75,7 @@ class Lines:
     def rows(self) -> Iterator[Row]:
         """Yields the rows."""
         self.flush()
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             yield from map(json.loads, file)
 
     def blocks(self) -> Iterator[list[Row]]:

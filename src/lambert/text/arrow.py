@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.files import read_file
 
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
@@ -44,7 +45,7 @@ def dataset_splits(folder: Path) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     return value if isinstance(value, dict) else {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from lambert.core.errors import DataError
+from lambert.core.files import open_regular
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
 from lambert.corpus.reading.gutenberg import book_reader, is_book
@@ -217,7 +218,7 @@ def read(
 def open_file(path: Path) -> BinaryIO:
     """Opens a file for reading. Raises DataError if it cannot be opened."""
     try:
-        return path.open("rb")
+        return open_regular(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 

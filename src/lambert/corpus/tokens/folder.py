@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models
 
 from lambert.core.errors import DataError, shown
-from lambert.core.files import json_object
+from lambert.core.files import json_object, read_file
 from lambert.corpus.tokens import classes
 from lambert.corpus.tokens.classes import CLASSES, TokenizerClass
 from lambert.corpus.tokens.declared import ROLES, Declared, declare
@@ -106,7 +106,7 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
         raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    values = json.loads(path.read_bytes())  # the library has read it
+    values = json.loads(read_file(path))  # the library has read it
     own = {token["id"]: _added(token, path) for token in values.get("added_tokens") or ()}
     tokens = _tokens(path, config, kind, own)
     if kind is None:
@@ -331,7 +331,7 @@ def _object(path: Path) -> dict[str, Any]:
 def lines(path: Path) -> list[str]:
     """Returns the pieces of a vocab.txt. Raises DataError for a piece that occurs twice."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{line} is not UTF-8 text (byte 0x{error.object[error.start]:02x}).") from error

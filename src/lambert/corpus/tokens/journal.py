@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
+from lambert.core.files import read_file
 
 
 class Journal:
@@ -25,7 +26,7 @@ class Journal:
         self._restored = np.zeros((0, columns), dtype="<u8")
         if state:
             self._count = state["records"]
-            data = path.read_bytes()[: self._bytes()] if path.is_file() else b""
+            data = read_file(path)[: self._bytes()] if path.is_file() else b""
             self._hash.update(data)
             if self._hash.hexdigest() != state["sha256"]:
                 raise DataError(f"{path} is damaged.")

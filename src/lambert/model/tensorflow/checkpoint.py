@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.files import check_regular
 from lambert.model.tensorflow import table
 from lambert.model.tensorflow.crc32c import masked_crc32c
 from lambert.model.tensorflow.wire import fields
@@ -164,7 +165,7 @@ class Checkpoint:
     def _data(self, number: int) -> NDArray[np.uint8]:
         """Returns the bytes of a data file."""
         if number not in self._mapped:
-            path = self._data_file(number)
+            path = check_regular(self._data_file(number))
             empty = path.stat().st_size == 0  # which cannot be mapped
             self._mapped[number] = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
         return self._mapped[number]
