@@ -13,6 +13,10 @@ from lambert.core.files import read_file
 
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
+_ROWS = 1 << 20
+"""Rows that a record batch may have in any case (our choice); others need at least a bit each in some column."""
+_DIGITS = 76
+"""Most digits of a decimal of Arrow, and here of those behind its point."""
 _FILE = b"ARROW1\0\0"
 _BODIES = ("record batch", "dictionary")
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
@@ -75,6 +79,8 @@ class ArrowFile:
 
     schema: Any
     """The schema, of pyarrow."""
+    names: list[str]
+    """The columns."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -83,15 +89,21 @@ class ArrowFile:
                 raise NotArrow(problem)
             stream.seek(begin)
             self.schema = ipc.open_stream(stream).schema
+            self.names = list(self.schema.names)
+            if max(map(_digits, self.schema.types), default=0) > _DIGITS:
+                raise NotArrow(f"has decimals with more than {_DIGITS} digits behind the point: it is damaged")
 
     def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yields the rows as dictionaries, with those of `columns` that exist, or with all."""
-        wanted = set(self.schema.names if columns is None else columns)
+        wanted = set(self.names if columns is None else columns)
         chosen = sorted(found for name in wanted if (found := self.schema.get_field_index(name)) >= 0)
         with _explained(self._stream) as (ipc, begin):
             self._stream.seek(begin)
             options = ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
             for batch in ipc.open_stream(self._stream, options=options):
+                batch.validate(full=True)  # pyarrow trusts the offsets and indices of a file: it would read beyond them
+                if batch.num_rows > max(_ROWS, 8 * batch.get_total_buffer_size()):
+                    raise NotArrow(f"has a record batch of {batch.num_rows:,} rows without values in them")
                 yield from _rows(batch)
 
 
@@ -105,10 +117,18 @@ def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
     try:
         stream.seek(0)
         yield ipc, 8 if stream.read(8) == _FILE else 0  # the file format is a stream with an index behind it
-    except (arrow.ArrowException, OSError, ValueError) as error:
+    except (arrow.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:  # also of dates and zones
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
         raise NotArrow(f"is damaged or not Arrow ({' '.join(str(error).split())[:300]})") from error
+
+
+def _digits(kind: Any) -> int:
+    """Returns the most digits behind the point of the decimals in a type. A process ends where pyarrow writes a decimal
+    of millions of digits."""
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    inner += [getattr(kind, name) for name in ("value_type", "storage_type") if not inner and hasattr(kind, name)]
+    return max([abs(int(getattr(kind, "scale", 0))), *map(_digits, inner)])
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:
@@ -126,6 +146,8 @@ def _unusable(ipc: Any, stream: BinaryIO, begin: int) -> str:
             message = messages.read_next_message()
         except StopIteration:
             return ""
+        except MemoryError:
+            return f"is damaged, or has record batches of far more than {BATCH >> 20} MiB: write smaller ones"
         if message.body is not None and message.body.size > BATCH:
             return f"has a record batch of {message.body.size:,} bytes, more than {BATCH >> 20} MiB: write smaller ones"
         if message.type in _BODIES and _compressed(message.metadata.to_pybytes(), message.type):

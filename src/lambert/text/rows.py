@@ -169,7 +169,7 @@ class RowFile:
         elif suffix == ".arrow":
             with self._explained():
                 self._arrow_file = ArrowFile(stream)
-            self._rename(self._arrow_file.schema.names)
+            self._rename(self._arrow_file.names)
             self._read = self._arrow
         else:
             raise DataError(f"{path}: {KNOWN}, and from folders that save_to_disk of Hugging Face's datasets wrote.")
