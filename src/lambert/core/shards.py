@@ -209,7 +209,7 @@ class Split:
             if not file.path.is_file() or file.path.stat().st_size != shard["bytes"]:
                 size = shard["bytes"]
                 raise DataError(f"{file.path} is missing or not {size} bytes long. {_REMEDY}")
-            self._maps.append(np.memmap(file.path, dtype=dtype, mode="r"))
+            self._maps.append(np.memmap(check_regular(file.path), dtype=dtype, mode="r"))
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in entry["shards"])])
         try:
             index = np.load(check_regular(index_file.path), mmap_mode="r", allow_pickle=False)

@@ -48,7 +48,7 @@ class Lines:
 
     def __init__(self, path: Path, state: State | None = None, copied: Collection[str] = ()) -> None:
         self.path, self.copied, self.state = path, copied, state or self.first_state()
-        self.file: IO[bytes] = path.open("r+b" if state else "w+b")
+        self.file: IO[bytes] = open_regular(path, "r+b" if state else "w+b")
         self.file.truncate(self.state["bytes"])
         self.file.seek(self.state["bytes"])
 

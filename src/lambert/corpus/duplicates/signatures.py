@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.contents import misfit, sha256
-from lambert.core.files import atomic_file, open_regular, read_file, replace_files
+from lambert.core.files import atomic_file, check_regular, open_regular, read_file, replace_files
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.duplicates import minhash, shingles
@@ -90,7 +90,7 @@ class Signed:
 
     def records(self, documents: npt.NDArray[np.int64]) -> Records:
         """Returns the records of the documents with these numbers [n]."""
-        return np.asarray(np.memmap(self.documents, DOCUMENT, "r")[documents])
+        return np.asarray(np.memmap(check_regular(self.documents), DOCUMENT, "r")[documents])
 
 
 class Sign:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
-from lambert.core.files import read_file
+from lambert.core.files import open_regular, read_file
 
 
 class Journal:
@@ -44,7 +44,7 @@ class Journal:
     def save(self) -> dict[str, Any]:
         """Appends the records to the file, flushes it to the disk and returns the state."""
         data = b"".join(records.astype(records.dtype.newbyteorder("<")).tobytes() for records in self._fresh)
-        with self._path.open("r+b" if self._count else "wb") as file:
+        with open_regular(self._path, "r+b" if self._count else "wb") as file:
             file.truncate(self._bytes())
             file.seek(self._bytes())
             file.write(data)

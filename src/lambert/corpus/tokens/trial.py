@@ -35,22 +35,12 @@ def check_parts(values: Mapping[str, Any], path: Path) -> None:
 
     Rules that no text can make expensive are not tried. The process costs 0.1 s.
     """
-    kinds = Counter(kind for part in _PARTS[:2] for kind in _kinds(values.get(part)))
+    parts = [one for part in _PARTS[:2] for one in trial_process.flat(values.get(part))]
+    kinds = Counter(str(part.get("type")) if isinstance(part, dict) else "" for part in parts)
     if kinds.keys() <= _PLAIN and max(kinds.values(), default=0) <= 1:
         return
     if problem := _tried(json.dumps({name: values[name] for name in _PARTS if name in values})):
         raise DataError(f"{path} has rules that {problem}: they are damaged or hostile. Take a copy of the original.")
-
-
-def _kinds(part: Any) -> Iterator[str]:
-    """Yields the types of a normalizer or pre-tokenizer and of those that it applies in sequence."""
-    if isinstance(part, dict):
-        inner = part.get("normalizers", part.get("pretokenizers"))
-        if part.get("type") == "Sequence" and isinstance(inner, list):
-            for each in inner:
-                yield from _kinds(each)
-        else:
-            yield str(part.get("type"))
 
 
 @lru_cache(64)

@@ -29,20 +29,50 @@ def main() -> None:
 
     parts = json.load(sys.stdin.buffer)
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+
+    def made(**some: Any) -> Any:
+        return Tokenizer.from_str(json.dumps({"version": "1.0", "model": model, **some}))
+
     try:
-        tokenizer = Tokenizer.from_str(json.dumps({"version": "1.0", "model": model, **parts}))
+        normalizers = [made(normalizer=one).normalizer for one in flat(parts.get("normalizer"))]
+        dividers = [made(pre_tokenizer=one).pre_tokenizer for one in flat(parts.get("pre_tokenizer"))]
+        for text in _texts(parts):  # step by step, since each may make the text longer
+            found = [text]
+            for step in normalizers:
+                found = [step.normalize_str(one) for one in found]
+                _check(found, text)
+            for step in dividers:
+                found = [piece for one in found for piece, _ in step.pre_tokenize_str(one)]
+                _check(found, text)
+        tokenizer = made(**parts)
         for text in _texts(parts):
-            normal = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
-            pieces = tokenizer.pre_tokenizer.pre_tokenize_str(normal) if tokenizer.pre_tokenizer else [(normal, ())]
-            length = max(len(normal), sum(len(piece) for piece, _ in pieces))
-            if length > _EXPANSION * (len(text) + 10):
-                print(f"make {length:,} characters of {len(text):,}")
-                return
             tokenizer.encode(text)
+    except _Expanded as error:
+        print(error)
     except MemoryError:
         print(f"take more than {BYTES >> 30} GiB for short texts")
     except BaseException as error:  # a panic is no Exception
         print(f"fail for short texts ({' '.join(str(error).split())[:200]})")
+
+
+class _Expanded(Exception):
+    pass
+
+
+def _check(found: list[str], text: str) -> None:
+    if (length := sum(map(len, found))) > _EXPANSION * (len(text) + 10):
+        raise _Expanded(f"make {length:,} characters of {len(text):,}")
+
+
+def flat(part: Any) -> Iterator[Any]:
+    """Yields a normalizer or pre-tokenizer, or those that it applies in sequence, as which the library also reads a
+    table without a type."""
+    inner = part.get("normalizers", part.get("pretokenizers")) if isinstance(part, dict) else None
+    if isinstance(inner, list):
+        for each in inner:
+            yield from flat(each)
+    elif part is not None:
+        yield part
 
 
 def _texts(parts: dict[str, Any]) -> Iterator[str]:

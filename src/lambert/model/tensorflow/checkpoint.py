@@ -165,9 +165,9 @@ class Checkpoint:
     def _data(self, number: int) -> NDArray[np.uint8]:
         """Returns the bytes of a data file."""
         if number not in self._mapped:
-            path = check_regular(self._data_file(number))
+            path = self._data_file(number)
             empty = path.stat().st_size == 0  # which cannot be mapped
-            self._mapped[number] = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
+            self._mapped[number] = np.empty(0, np.uint8) if empty else np.memmap(check_regular(path), np.uint8, "r")
         return self._mapped[number]
 
 
