@@ -404,7 +404,7 @@ def _filled(layer: nn.Module, module: Module, prefix: str = "") -> nn.Module:
 
 def _settings(path: Path) -> Mapping[str, Any]:
     """Returns the object in a JSON file; an empty one if there is no file."""
-    return json_object(path) if path.is_file() else {}
+    return json_object(path) if path.exists() else {}
 
 
 def _json(path: Path) -> Any:

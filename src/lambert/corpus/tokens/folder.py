@@ -338,7 +338,7 @@ def _number(value: Any, path: Path) -> int:
 
 def _object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file, empty if there is no file. Raises DataError for other content."""
-    return json_object(path) if path.is_file() else {}
+    return json_object(path) if path.exists() else {}
 
 
 def lines(path: Path) -> list[str]:

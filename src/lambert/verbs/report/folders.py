@@ -8,7 +8,7 @@ from typing import Any
 from lambert import __version__
 from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
-from lambert.core.files import parse_json, read_file
+from lambert.core.files import check_regular, parse_json, read_file
 from lambert.core.unsupported import is_work_folder
 from lambert.engine.metrics_file import METRICS, read_row
 from lambert.runs.expect import TABLE
@@ -72,8 +72,7 @@ def read(folder: Path, name: str) -> Run:
         near = f" Run folders near it: {', '.join(known[:5])}." if known else ""
         if not folder.is_dir():
             raise DataError(f"No such folder: {folder}.{near}")
-        if metrics.exists():
-            raise DataError(f"{metrics} is a folder: it must be the file that a run writes.")
+        check_regular(metrics)
         raise DataError(f"{folder} is neither a run nor a corpus: it has no {METRICS} and no manifest.json.{near}")
     notices: list[str] = []
     rows = _rows(metrics, name, notices)
