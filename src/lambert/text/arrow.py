@@ -15,6 +15,8 @@ BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
 _ROWS = 1 << 20
 """Rows that a record batch may have in any case (our choice); others need at least a bit each in some column."""
+_RATIO = 200
+"""A row may have so many times the bytes of its record batch, if that is more than BATCH (our choice)."""
 _DIGITS = 76
 """Most digits of a decimal of Arrow, and here of those behind its point."""
 _FILE = b"ARROW1\0\0"
@@ -102,8 +104,11 @@ class ArrowFile:
             options = ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
             for batch in ipc.open_stream(self._stream, options=options):
                 batch.validate(full=True)  # pyarrow trusts the offsets and indices of a file: it would read beyond them
-                if batch.num_rows > max(_ROWS, 8 * batch.get_total_buffer_size()):
+                size = batch.get_total_buffer_size()
+                if batch.num_rows > max(_ROWS, 8 * size):
                     raise NotArrow(f"has a record batch of {batch.num_rows:,} rows without values in them")
+                if (expanded := max(map(_value_bytes, batch.columns), default=0)) > max(BATCH, _RATIO * size):
+                    raise NotArrow(f"has a record batch of {size:,} bytes whose rows may have {expanded:,}")
                 yield from _rows(batch)
 
 
@@ -129,6 +134,36 @@ def _digits(kind: Any) -> int:
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     inner += [getattr(kind, name) for name in ("value_type", "storage_type") if not inner and hasattr(kind, name)]
     return max([abs(int(getattr(kind, "scale", 0))), *map(_digits, inner)])
+
+
+def _value_bytes(column: Any) -> int:
+    """Returns an upper bound of the bytes of one value of a column, which may refer to values many times."""
+    kind = str(column.type)
+    if kind.startswith("struct"):
+        return sum(_value_bytes(column.field(number)) for number in range(column.type.num_fields))
+    inner = _inner(column)
+    return _all_bytes(column) if inner is None else _all_bytes(inner)
+
+
+def _inner(array: Any) -> Any:
+    """Returns the array that the values of another one refer to, or None."""
+    return next((getattr(array, name) for name in ("dictionary", "storage", "values") if hasattr(array, name)), None)
+
+
+def _all_bytes(array: Any) -> int:
+    """Returns an upper bound of the bytes of all values of an array together, each with all that it refers to."""
+    kind, inner = str(array.type), _inner(array)
+    if kind.startswith(("struct", "dense_union", "sparse_union")):
+        return sum(_all_bytes(array.field(number)) for number in range(array.type.num_fields))
+    if kind.startswith(("dictionary", "run_end_encoded")):
+        return len(array) * _all_bytes(inner)
+    if kind.startswith(("list_view", "large_list_view")):
+        sizes = sum(size.as_py() or 0 for size in array.sizes)
+        return _all_bytes(inner) * (1 if sizes <= len(inner) else sizes)
+    if kind in ("string_view", "binary_view"):
+        first = array.offset
+        return sum(struct.unpack_from("<i", array.buffers()[1], 16 * at)[0] for at in range(first, first + len(array)))
+    return 8 * len(array) + int(array.get_total_buffer_size()) if inner is None else _all_bytes(inner)
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:
