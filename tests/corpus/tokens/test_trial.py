@@ -15,7 +15,7 @@ from lambert.corpus.tokens import trial
 from lambert.corpus.tokens.trial import library_errors
 
 ROLES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MODEL = {
+MODEL: dict[str, Any] = {
     "type": "BPE", "dropout": None, "unk_token": "[UNK]", "continuing_subword_prefix": None, "end_of_word_suffix": None,
     "fuse_unk": False, "byte_fallback": False, "vocab": {name: number for number, name in enumerate((*ROLES, *"ab"))},
     "merges": [],
@@ -34,6 +34,9 @@ def written(folder: Path, **parts: Any) -> Path:
     return path
 
 
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
 def sequence(part: dict[str, Any], times: int) -> dict[str, Any]:
     return {"normalizer": {"type": "Sequence", "normalizers": [part] * times}}
 
@@ -47,8 +50,13 @@ def precompiled(table: bytes) -> dict[str, Any]:
     return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}}
 
 
-DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+PAIR = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+SINGLE = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+MANY = {"[CLS]": {"id": "[CLS]", "ids": [2] * 3000, "tokens": ["[CLS]"] * 3000}}
+LONG = {"type": "TemplateProcessing", "special_tokens": MANY, "single": SINGLE, "pair": PAIR}
 HOSTILE = {
+    "a long template": ({"post_processor": LONG}, "make"),
+    "a decoder": ({"decoder": {"type": "Sequence", "decoders": [DOUBLE] * 40}}, "make"),
     "without a type": ({"normalizer": {"normalizers": [{"pattern": {"String": "a"}, "content": "aa"}] * 40}}, "make"),
     "doubled": (sequence(DOUBLE, 40), "make"),
     "bytes of bytes": (sequence({"type": "ByteLevel"}, 40), "make"),
@@ -99,6 +107,13 @@ def test_rules_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     tokenizers.load(tmp_path)
     monkeypatch.setattr(trial.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
     tokenizers.load(tmp_path)
+
+
+def test_a_long_name_of_unknown_words_is_refused(tmp_path: Path) -> None:
+    name = "u" * 10_000
+    written(tmp_path, model=MODEL | {"unk_token": name, "vocab": MODEL["vocab"] | {name: 7}})
+    with pytest.raises(DataError, match="the token for unknown words has 10,000 characters"):
+        tokenizers.load(tmp_path)
 
 
 @pytest.mark.parametrize("dropout", [0.3, 1.0])

@@ -26,6 +26,8 @@ JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json
 PIECES, MERGES = "vocab.json", "merges.txt"
 """Files of byte-level BPE in older folders."""
 ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
+_LONGEST = 256
+"""Characters of the token for unknown words, of which each has a copy in the library (our choice)."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -140,6 +142,12 @@ def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
             f"{path} has dropout = {value:g} in its model, with which the same text has other pieces each time: set it "
             "to null there."
         )
+
+
+def check_length(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises DataError if each unknown word would take the memory of a long name."""
+    if len(name := getattr(tokenizer.model, "unk_token", None) or "") > _LONGEST:
+        raise DataError(f"{path}: the token for unknown words has {len(name):,} characters. Correct unk_token.")
 
 
 def _check_unknown(tokenizer: Tokenizer, model: Mapping[str, Any], path: Path) -> None:

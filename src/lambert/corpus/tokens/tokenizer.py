@@ -108,6 +108,7 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
 
 def _loaded(path: Path, lowercase: bool | None, lowercases_first: bool, needs: Collection[str]) -> Tokenizer:
     tokenizer = folder.read(path, lowercase)
+    folder.check_length(tokenizer, path)
     if path.suffix == ".json" and lowercase not in (None, found := lowercases(tokenizer)):
         says = "is not BERT's" if found is None else f"has lowercase = {str(found).lower()}"
         raise UsageError(f"{path} {says}: leave the setting lowercase out or use another tokenizer.")

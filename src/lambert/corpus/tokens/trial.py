@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,11 @@ _PLAIN = {
     "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits",
 }  # fmt: skip
 """Parts without rules of their own. Each makes a text at most a few times longer, so one of each is harmless."""
-_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "added_tokens")
+_PLAIN_AFTER = {"BertProcessing", "RobertaProcessing", "ByteLevel", "TemplateProcessing"}
+_PLAIN_DECODERS = {"WordPiece", "ByteLevel", "Metaspace", "BPEDecoder", "Fuse", "ByteFallback", "Strip"}
+_TEMPLATE_CHARACTERS = 4_000
+"""A template of BERT's has 500, and each token, which is added to every text, about 50 (our choice)."""
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
 _SECONDS = 60.0
 """Wall-clock limit of the process, whose limit of processor time ends it much earlier (our choice)."""
 
@@ -35,12 +39,19 @@ def check_parts(values: Mapping[str, Any], path: Path) -> None:
 
     Rules that no text can make expensive are not tried. The process costs 0.1 s.
     """
-    parts = [one for part in _PARTS[:2] for one in trial_process.flat(values.get(part))]
-    kinds = Counter(str(part.get("type")) if isinstance(part, dict) else "" for part in parts)
-    if kinds.keys() <= _PLAIN and max(kinds.values(), default=0) <= 1:
+    before = _are_plain(values, ("normalizer", "pre_tokenizer"), _PLAIN)
+    after = _are_plain(values, ("post_processor",), _PLAIN_AFTER) and _are_plain(values, ("decoder",), _PLAIN_DECODERS)
+    if before and after and len(json.dumps(values.get("post_processor"))) < _TEMPLATE_CHARACTERS:
         return
     if problem := _tried(json.dumps({name: values[name] for name in _PARTS if name in values})):
         raise DataError(f"{path} has rules that {problem}: they are damaged or hostile. Take a copy of the original.")
+
+
+def _are_plain(values: Mapping[str, Any], parts: Sequence[str], plain: Set[str]) -> bool:
+    """Returns whether all rules of some parts are of a kind in `plain`, one of each kind."""
+    rules = [rule for part in parts for rule in trial_process.flat(values.get(part))]
+    kinds = Counter(str(rule.get("type")) if isinstance(rule, dict) else "" for rule in rules)
+    return kinds.keys() <= plain and max(kinds.values(), default=0) <= 1
 
 
 @lru_cache(64)

@@ -13,6 +13,7 @@ BYTES = 1 << 30
 SECONDS = 3
 """Processor time. The process of a tokenizer with a large table takes 0.1 s; ours."""
 TIME_IS_UP = (signal.SIGXCPU, signal.SIGKILL)
+_SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
 _BLOCK = 1 << 12
 _EXPANSION = 100
 """A text may become so many times longer. The longest decomposition of Unicode (U+FDFA) has 18 characters."""
@@ -36,6 +37,7 @@ def main() -> None:
     try:
         normalizers = [made(normalizer=one).normalizer for one in flat(parts.get("normalizer"))]
         dividers = [made(pre_tokenizer=one).pre_tokenizer for one in flat(parts.get("pre_tokenizer"))]
+        decoders = [made(decoder=one).decoder for one in flat(parts.get("decoder"))]
         for text in _texts(parts):  # step by step, since each may make the text longer
             found = [text]
             for step in normalizers:
@@ -44,9 +46,15 @@ def main() -> None:
             for step in dividers:
                 found = [piece for one in found for piece, _ in step.pre_tokenize_str(one)]
                 _check(found, text)
+            for step in decoders:
+                found = [step.decode(found)]
+                _check(found, text)
         tokenizer = made(**parts)
         for text in _texts(parts):
-            tokenizer.encode(text)
+            for texts in ((text,), (text, text)):
+                encoding = tokenizer.encode(*texts)
+                _check(encoding.tokens, text)
+            _check([tokenizer.decode(encoding.ids, skip_special_tokens=False)], text)
     except _Expanded as error:
         print(error)
     except MemoryError:
@@ -65,9 +73,8 @@ def _check(found: list[str], text: str) -> None:
 
 
 def flat(part: Any) -> Iterator[Any]:
-    """Yields a normalizer or pre-tokenizer, or those that it applies in sequence, as which the library also reads a
-    table without a type."""
-    inner = part.get("normalizers", part.get("pretokenizers")) if isinstance(part, dict) else None
+    """Yields a rule, or those that it applies in sequence, as which the library also reads a table without a type."""
+    inner = next((part[key] for key in _SEQUENCES if key in part), None) if isinstance(part, dict) else None
     if isinstance(inner, list):
         for each in inner:
             yield from flat(each)
