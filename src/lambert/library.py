@@ -15,7 +15,7 @@ from cyclopts.exceptions import CycloptsError
 from lambert import cli
 from lambert.core import settings as tables
 from lambert.core.errors import UsageError
-from lambert.core.files import json_text, write_atomic
+from lambert.core.files import json_text, read_file, write_atomic
 from lambert.corpus import peek as preview
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import Peeked
@@ -294,6 +294,6 @@ def _written(rows: Rows, name: str, values: Mapping[str, Any], recipe: object) -
         text = "".join(json_text(dict(row)) + "\n" for row in rows)
     except TypeError as error:
         raise UsageError(f"{name} has a row with a value that JSON does not have: {error}.") from error
-    if Path(out).is_dir() and path.is_file() and path.read_bytes() != text.encode():
+    if Path(out).is_dir() and path.is_file() and read_file(path) != text.encode():
         raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another out.")
     return write_atomic(path, text)

@@ -3,17 +3,24 @@
 import errno
 import os
 import platform
+import re
+import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lambert.core import files
-from lambert.core.errors import MachineError
+from lambert.core.errors import DataError, MachineError
 from lambert.core.files import (
     atomic_folder,
+    check_regular,
+    json_object,
     json_text,
+    open_regular,
     parse_json,
+    read_file,
     remove_all_leftovers,
     remove_leftovers,
     replace_files,
@@ -130,3 +137,46 @@ def test_json_is_read_as_it_was_written() -> None:
     value = {"a": [1, -2.5, 10**300, True, None, "\U0001f600"]}
     assert parse_json(json_text(value)) == value
     assert parse_json(json_text(value).encode()) == value
+
+
+def _irregular(folder: Path) -> Iterator[Path]:
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(folder / "socket"))
+    yield from (folder / "pipe", folder / "link", folder / "socket", Path("/dev/zero"), Path("/dev/tty"))
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the address of a socket has at most 108 bytes
+    for path in _irregular(tmp_path):
+        for mode in ("rb", "r+b", "a+b"):
+            with pytest.raises((DataError, OSError), match=re.escape(str(path))):
+                open_regular(path, mode)
+        for read in (read_file, json_object, check_regular):
+            with pytest.raises((DataError, OSError), match=re.escape(str(path))):
+                read(path)
+
+
+def test_a_device_is_appended_to() -> None:
+    with open_regular(Path("/dev/null"), "ab") as file:
+        file.write(b"lost")
+
+
+def test_other_errors_of_paths_are_those_of_python(tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, error in ((tmp_path, IsADirectoryError), (tmp_path / "dangling", FileNotFoundError)):
+        with pytest.raises(error):
+            read_file(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        read_file(tmp_path / "loop")
+
+
+def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(files.MAX_BYTES + 1)
+    with pytest.raises(DataError, match="more than such a file ever has"):
+        read_file(path)

@@ -111,6 +111,6 @@ def test_labelled(tmp_path: Path) -> None:
 def test_parquet(read: str, tmp_path: Path) -> None:
     found = measured(read, *parquet_bombs(tmp_path))
     (said,) = found["one.parquet"][0]
-    assert "has a column, 'text', of 100,000,0" in said
+    assert "has a row group of 100,0" in said
     assert not found["many.parquet"][0]
     assert found["many.parquet"][1] < 600, found

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lambert.core.errors import DataError
-from lambert.core.files import check_regular, write_atomic
+from lambert.core.files import check_regular, open_regular, read_file, write_atomic
 from lambert.core.randomness import Stream, key, permuted
 
 BLOCK_BYTES = 2**20
@@ -45,7 +45,7 @@ class HashedFile:
 
     def check_blocks(self, numbers: Sequence[int]) -> None:
         """Reads the blocks with these numbers. Raises DataError if the content of one has changed."""
-        with self.path.open("rb", buffering=0) as file:
+        with open_regular(self.path, buffering=0) as file:
             for number in numbers:
                 file.seek(number * BLOCK_BYTES)
                 found = _short(file.read(BLOCK_BYTES))
@@ -65,7 +65,7 @@ class HashedFile:
 
 def sha256(path: Path, tell: Callable[[int], None] | None = None) -> str:
     """Returns the SHA-256 of a file in hexadecimal digits. `tell` is called with the number of bytes read so far."""
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
         if tell is None:
             return hashlib.file_digest(file, "sha256").hexdigest()
         found, done = hashlib.sha256(), 0
@@ -79,7 +79,7 @@ def sha256(path: Path, tell: Callable[[int], None] | None = None) -> str:
 def digests(path: Path) -> tuple[str, str]:
     """Returns the SHA-256 of a file, and the `blocks` of its HashedFile."""
     whole, blocks = hashlib.sha256(), []
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
         while data := file.read(BLOCK_BYTES):
             whole.update(data)
             blocks.append(_short(data))
@@ -139,7 +139,7 @@ def check_sums(folder: Path) -> None:
     path = folder / SUMS
     if not path.is_file():
         return
-    lines = path.read_bytes().decode(errors="replace").splitlines()
+    lines = read_file(path).decode(errors="replace").splitlines()
     remedy = f"Restore it from a copy; if you changed it yourself, remove {path}."
     if not lines:
         raise DataError(f"{path} is empty. {remedy}")

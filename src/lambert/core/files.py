@@ -12,13 +12,17 @@ import os
 import platform
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lambert.core.errors import DataError, MachineError, UsageError
 
+MAX_BYTES = 1 << 30
+"""Bytes that a file may have which is read whole, such as settings, rows of a run or a tokenizer (our choice)."""
 _NEW, _OLD, _GONE = "new", "old", "gone"
 """The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
 replacement was not completed; and content that is being deleted."""
@@ -37,11 +41,51 @@ def write_atomic(path: Path, text: str) -> Path:
     return path
 
 
+def open_regular(path: Path, mode: str = "rb", buffering: int = -1) -> BufferedReader:
+    """Opens a regular file, as bytes. Every file that another program may have placed is opened here.
+
+    Raises DataError if the path names anything else, other than a folder: to open a named pipe would wait for its other
+    end, and a device may have no end. Raises OSError as `open` does.
+    """
+    return cast(BufferedReader, open(path, mode, buffering, opener=regular_handle))
+
+
+def regular_handle(path: str | Path, flags: int) -> int:
+    """Returns the descriptor of an open regular file, or of a folder; for appending also of a device, such as
+    /dev/null. Raises as `open_regular`."""
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)  # without waiting for the end of a pipe
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
+            raise _irregular(path) from error
+        raise
+    kind = os.fstat(handle).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or (flags & os.O_WRONLY and stat.S_ISCHR(kind))):
+        os.close(handle)
+        raise _irregular(path)
+    return handle
+
+
+def _irregular(path: str | Path) -> DataError:
+    return DataError(f"{path} is no file but a named pipe, a socket or a device: replace it by a file.")
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the content of a regular file. Raises DataError for one of more than MAX_BYTES, and as `open_regular`
+    does."""
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
+            raise DataError(f"{path} has {size:,} bytes, more than such a file ever has ({MAX_BYTES >> 30} GiB).")
+        return file.read()
+
+
 def check_regular(path: Path) -> Path:
-    """Returns the path. Raises DataError if it names anything else than a file: to open a named pipe would wait for its
-    other end, and a device may have no end."""
+    """Returns the path. Raises DataError if it names anything else than a file, for libraries that open it
+    themselves."""
+    if path.is_dir():
+        raise DataError(f"{path} is no file but a folder: replace it by a file.")
     if path.exists() and not path.is_file():
-        raise DataError(f"{path} is no file but a folder, a named pipe or a device: replace it by a file.")
+        raise _irregular(path)
     return path
 
 
@@ -77,7 +121,7 @@ def json_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file. Raises DataError if the path names anything else than a file, or the file
     contains anything else than such an object (`parse_json`)."""
     try:
-        found = parse_json(check_regular(path).read_bytes())
+        found = parse_json(read_file(check_regular(path)))
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}.") from error
     if not isinstance(found, dict):
@@ -111,7 +155,7 @@ def check_replaceable(path: Path, own: Callable[[bytes], bool], verb: str) -> No
         own: Returns whether a file that begins with these bytes, at most 64 KiB, is an earlier output of the verb.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             beginning = file.read(1 << 16)
     except OSError:
         return  # there is none, or writing it explains why it cannot be used

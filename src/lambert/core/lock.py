@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.core.files import make_folder, process_exists
+from lambert.core.files import make_folder, process_exists, regular_handle
 
 LOCK = "lock.json"
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -63,7 +63,7 @@ def lock_folder(folder: Path, kind: str = "output folder", *, shared: bool = Fal
 def _locked(folder: Path, kind: str, shared: bool) -> int:
     try:
         make_folder(folder)
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = regular_handle(folder / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno in _DISK:
             remedy = f"Choose another {kind}" if error.errno == errno.EROFS else f"Free space or choose another {kind}"

@@ -15,7 +15,8 @@ from typing import Any
 
 import tomli_w
 
-from lambert.core.errors import UsageError
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import open_regular
 
 _MAXIMA = {int: 2**31 - 1, float: 1e18}
 """The largest settings whose range has no upper end: libraries use 32-bit integers, and the product of two such floats
@@ -323,7 +324,7 @@ def read(path: Path, what: str = "recipe") -> dict[str, Any]:
     """Returns the content of a TOML file as nested plain values. Raises UsageError, which names the file and the line,
     and calls it `what`, if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise UsageError(f"{path} is not a TOML {what}: it is larger than {_MAX_BYTES:,} bytes.")
@@ -334,6 +335,8 @@ def read(path: Path, what: str = "recipe") -> dict[str, Any]:
         return tomllib.loads(recipe)
     except FileNotFoundError as error:
         raise UsageError(f"No such {what}: {path}.") from error
+    except DataError as error:
+        raise UsageError(str(error)) from error
     except RecursionError as error:
         raise UsageError(f"{path} is not a TOML {what}: its arrays or tables are nested too deeply.") from error
     except ValueError as error:  # not TOML, not UTF-8, or an integer of thousands of digits

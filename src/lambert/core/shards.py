@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from lambert.core.contents import HashedFile, check, digests, misfit
 from lambert.core.errors import DataError
-from lambert.core.files import parse_json
+from lambert.core.files import check_regular, open_regular, parse_json, read_file
 from lambert.core.unsupported import is_work_folder
 
 FORMAT_VERSION = 1
@@ -166,7 +166,7 @@ class SplitWriter:
 def _continued(path: Path, size: int) -> Any:
     """Opens a file for appending after its first `size` bytes. Raises DataError if it is shorter."""
     _check_length(path, size)
-    file = path.open("r+b")
+    file = open_regular(path, "r+b")
     file.truncate(size)
     file.seek(size)
     return file
@@ -209,10 +209,10 @@ class Split:
             if not file.path.is_file() or file.path.stat().st_size != shard["bytes"]:
                 size = shard["bytes"]
                 raise DataError(f"{file.path} is missing or not {size} bytes long. {_REMEDY}")
-            self._maps.append(np.memmap(file.path, dtype=dtype, mode="r"))
+            self._maps.append(np.memmap(check_regular(file.path), dtype=dtype, mode="r"))
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in entry["shards"])])
         try:
-            index = np.load(index_file.path, mmap_mode="r", allow_pickle=False)
+            index = np.load(check_regular(index_file.path), mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{index_file.path} cannot be read ({error}). {_REMEDY}") from error
         if index.shape != (entry["sentences"], 2) or index.dtype != "<i8" or np.isfortran(index):
@@ -323,7 +323,7 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
             hint = f" Run `lambert prepare --input {corpus} --out {out}` first."
         raise DataError(f"No prepared corpus at {corpus} (no manifest.json).{hint}")
     try:
-        manifest: dict[str, Any] = parse_json(path.read_bytes(), surrogates=True)
+        manifest: dict[str, Any] = parse_json(read_file(path), surrogates=True)
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}. {_REMEDY}") from error
     found = manifest.get("format_version") if isinstance(manifest, dict) else None

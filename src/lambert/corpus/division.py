@@ -7,7 +7,7 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from lambert.core.files import make_folder, replace_files
+from lambert.core.files import make_folder, read_file, replace_files
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.plan import Progress, digest
@@ -45,7 +45,7 @@ def divided(
             causes = [version, asdict(layout), config.format, entry["file"], entry["sha256"]]
             paths[entry["file"]] = path = folder / f"slices-{digest(causes)[:16]}.json"
             with suppress(OSError, ValueError, TypeError, RecursionError):
-                kept = json.loads(path.read_bytes())
+                kept = json.loads(read_file(path))
                 if kept["hash"] == digest(kept["slices"]):
                     found[entry["file"]] = [Slice(*values) for values in kept["slices"]]
         missing = [entry["file"] for entry in inputs if entry["file"] not in found]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.files import open_regular
 from lambert.corpus.reading.pieces import as_text
 from lambert.corpus.reading.readers import Piece
 from lambert.text.parquet import NotParquet, parquet_rows
@@ -88,7 +89,7 @@ def whole(pieces: Iterable[Piece]) -> Iterator[Piece]:
 def read_part(path: Path) -> Iterator[Piece]:
     """Yields the pieces of a part. Raises DataError if it is damaged or of another kind."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for row in parquet_rows(file):
                 yield _piece(row)
     except NotParquet as error:
@@ -106,7 +107,7 @@ def read_documents(path: Path, documents: npt.NDArray[np.int64]) -> Iterator[Pie
     are read. Raises DataError if the part is damaged or of another kind."""
     arrow, parquet = pyarrow()
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             file = parquet.ParquetFile(stream)
             first = 0  # number of the document to which the next row belongs
             for group in range(file.num_row_groups):

@@ -12,6 +12,7 @@ from lambert.corpus.reading import files
 from lambert.corpus.reading.readers import Layout, Piece, kind_of, open_file, separator
 from lambert.corpus.reading.slices import END, WHOLE, Slice, SliceReader, divide
 from lambert.corpus.tokens import roles, sentences, tokenizer
+from lambert.corpus.tokens.trial import library_errors
 from lambert.text.streams import Stream, unpacked
 
 DOCUMENTS = 10
@@ -143,6 +144,7 @@ def _after_steps(path: Path, piece: Piece, filters: Chain, config: PrepareConfig
     return Peeked(str(path), piece.place, piece.text, piece.last, "", done, found, tokens, pieces)
 
 
+@library_errors()
 def _tokens(found: list[str], learnt: Any) -> tuple[int, list[str]]:
     """Returns the number of tokens of sentences, and the first of them as text."""
     unknown = roles.specials(learnt).unk

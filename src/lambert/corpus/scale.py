@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from lambert import __version__
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError, shown
-from lambert.core.files import make_folder, remove_all_leftovers, replace_files
+from lambert.core.files import make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.lock import Lock, lock_folder
 from lambert.corpus import versions
 from lambert.corpus.config import PrepareConfig
@@ -221,7 +221,7 @@ def _failure(plan: Plan, unit: Any) -> Path:
 
 def _reason(plan: Plan, unit: Any) -> str:
     try:
-        return str(json.loads(_failure(plan, unit).read_bytes()))
+        return str(json.loads(read_file(_failure(plan, unit))))
     except (OSError, ValueError):
         return ""
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from lambert.core.contents import HashedFile, misfit, sha256
 from lambert.core.errors import UsageError
-from lambert.core.files import atomic_file, make_folder, remove_all_leftovers, replace_files
+from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.registry import lookup
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.corpus.cleaning import code_hash
@@ -247,7 +247,7 @@ def _reader(unit: Unit, lists: Lists | None) -> Callable[[Callable[[int], None]]
 
 
 def _told(unit: Unit, tell: Callable[[float], None]) -> Iterator[Piece]:
-    expected = json.loads(unit.path.with_suffix(".json").read_bytes())["characters"]
+    expected = json.loads(read_file(unit.path.with_suffix(".json")))["characters"]
     return told(read_part(unit.path), expected, tell)
 
 
@@ -330,7 +330,7 @@ def _complete(folder: Path, unit: Unit) -> dict[str, Any] | None:
     """Returns the record of a part if both are as they were written, or None."""
     path = _part(folder, unit.key)
     try:
-        record = json.loads(path.with_suffix(".json").read_bytes())
+        record = json.loads(read_file(path.with_suffix(".json")))
         if misfit(record, _RECORD):
             return None
         whole = has_hash(record, RECORD_HASH) and record["sha256"] == sha256(path)

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import atomic_folder, delete_folder, make_folder, remove_all_leftovers
+from lambert.core.files import atomic_folder, delete_folder, make_folder, open_regular, read_file, remove_all_leftovers
 
 FOLDER = "checkpoints"
 FORMAT = 3
@@ -107,7 +107,7 @@ def _make_room(run: Path, needed: int) -> bool:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Returns the content of state.json of an undamaged checkpoint."""
-    state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    state: dict[str, Any] = json.loads(read_file(folder / STATE).decode())
     return state
 
 
@@ -172,7 +172,7 @@ def megabytes(count: int) -> str:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return {
             "name": path.name,
             "bytes": path.stat().st_size,
@@ -229,7 +229,7 @@ def _read_text(path: Path) -> Any:
     size = path.stat().st_size
     if size > _MAX_TEXT_BYTES:
         raise ValueError(f"{size} bytes are more than Lambert ever writes")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(read_file(path).decode())
 
 
 def _set_aside(path: Path, damage: str) -> None:

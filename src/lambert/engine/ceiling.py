@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lambert.core.files import parse_json
+from lambert.core.files import parse_json, read_file
 from lambert.engine.device import Stopwatch
 from lambert.engine.metrics_file import METRICS, read_row
 
@@ -116,8 +116,8 @@ def known(run: Path, machine: dict[str, Any]) -> float:
     """Returns the best rate in metrics.jsonl of a run, if its environment.json has the entries `machine`; otherwise
     0."""
     try:
-        before = parse_json((run / "environment.json").read_bytes())
-        rows = (run / METRICS).read_bytes().splitlines()
+        before = parse_json(read_file(run / "environment.json"))
+        rows = read_file(run / METRICS).splitlines()
     except (OSError, ValueError):
         return 0.0
     if not isinstance(before, dict) or any(before.get(name) != value for name, value in machine.items()):

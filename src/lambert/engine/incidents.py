@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lambert.core.batch import Ints
+from lambert.core.files import open_regular
 from lambert.core.world import World
 from lambert.engine.guard import Incident
 
@@ -48,7 +49,7 @@ class Incidents:
                 where += f", on rank {', '.join(map(str, incident.ranks))}"
             _log.info("update %d skipped: its gradient is not finite%s", incident.step, where)
         try:
-            with self._path.open("a+b") as file:
+            with open_regular(self._path, "a+b") as file:
                 if self._rows < 0:
                     self._rows = _repair(file)
                 if self._rows >= MAX_ROWS or file.tell() >= MAX_BYTES:

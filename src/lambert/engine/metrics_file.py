@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lambert.core.files import parse_json, replace_files, sync
+from lambert.core.files import parse_json, read_file, regular_handle, replace_files, sync
 
 METRICS = "metrics.jsonl"
 
@@ -24,7 +24,7 @@ class AppendOnlyFile:
         data = (("\n" if self._incomplete else "") + line + "\n").encode()
         try:
             if self._handle is None:
-                self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                self._handle = regular_handle(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             written = os.write(self._handle, data)
         except OSError as error:
             self._report(f"{self._path} cannot be written: {error.strerror}")
@@ -61,7 +61,7 @@ def truncate(path: Path, start: int, *, ended: bool = False) -> None:
     """
     if not path.exists():
         return
-    found = path.read_bytes()
+    found = read_file(path)
     kept = b"".join(line + b"\n" for line in found.splitlines() if _is_kept(line, start, ended))
     if found.startswith(kept):
         os.truncate(path, len(kept))
@@ -81,7 +81,7 @@ def read_row(line: str | bytes) -> dict[str, Any] | None:
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the complete rows, the last one first."""
-    lines = path.read_bytes().splitlines() if path.is_file() else []
+    lines = read_file(path).splitlines() if path.is_file() else []
     return (row for row in map(read_row, reversed(lines)) if row is not None)
 
 

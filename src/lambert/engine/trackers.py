@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lambert.core.errors import MachineError, UsageError
-from lambert.core.files import json_text
+from lambert.core.files import json_text, open_regular
 from lambert.core.registry import Kind, choose, lookup
 
 _log = logging.getLogger("lambert.trackers")
@@ -69,7 +69,7 @@ class SubprocessTracker:
         self._name, self._output = name, run / name / "tracker.txt"
         self._output.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-P", "-m", "lambert.engine.tracker_process", name, str(run.absolute())]
-        with self._output.open("ab") as output:
+        with open_regular(self._output, "ab") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
                 env=os.environ | ENVIRONMENT | {"WANDB_CACHE_DIR": str(run.absolute() / "wandb" / "cache")},

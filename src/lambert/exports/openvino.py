@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lambert.core.errors import DataError, MachineError
+from lambert.core.files import read_file
 from lambert.exports import onnx
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import Original
@@ -115,7 +116,7 @@ def calibration_texts(path: Path | None) -> list[str]:
     if path is None:
         return [*TEXTS]
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in read_file(path).decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text: {error}.") from error
     if not any(lines):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Target, flat_batch
 from lambert.core.errors import DataError
+from lambert.corpus.tokens.trial import library_errors
 from lambert.exports.original import Original
 from lambert.exports.padded import NO_HEAD, input_names, outputs_of
 from lambert.model.families import takes_pairs
@@ -74,6 +75,7 @@ def samples(original: Original) -> Iterator[Rows]:
         yield _rows(original, group)
 
 
+@library_errors()
 def _rows(original: Original, texts: Sequence[Sequence[str]]) -> Rows:
     longest = min(original.longest, LONGEST)
     found = [original.tokenizer.encode(*parts) for parts in texts]

@@ -14,7 +14,16 @@ from typing import Any
 
 from lambert.core.contents import SUMS, misfit, model_files, sha256
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import atomic_file, delete_folder, make_folder, remove_leftovers, temporary_folder, write_atomic
+from lambert.core.files import (
+    atomic_file,
+    delete_folder,
+    make_folder,
+    open_regular,
+    read_file,
+    remove_leftovers,
+    temporary_folder,
+    write_atomic,
+)
 from lambert.core.lock import lock_folder
 from lambert.core.registry import choose
 from lambert.core.settings import dotted
@@ -99,7 +108,7 @@ class Unfinished:
             return None
         remedy = f"Remove {self.folder} to start again."
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
+            state = json.loads(read_file(path).decode())
         except ValueError as error:
             raise DataError(f"{path} is damaged. {remedy}") from error
         if wrong := "." if not isinstance(state, dict) else misfit(state, _SHAPE):
@@ -174,7 +183,7 @@ def input_identity(paths: Sequence[Path]) -> str:
     for path in paths:
         try:
             about = path.stat()
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 found.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
                 found.update(hashlib.sha256(file.read(_BEGINNING)).digest())
         except OSError as error:

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from lambert.core.errors import UsageError
-from lambert.core.files import json_text
+from lambert.core.files import json_text, open_regular
 
 Row = dict[str, Any]
 State = dict[str, int]
@@ -48,7 +48,7 @@ class Lines:
 
     def __init__(self, path: Path, state: State | None = None, copied: Collection[str] = ()) -> None:
         self.path, self.copied, self.state = path, copied, state or self.first_state()
-        self.file: IO[bytes] = path.open("r+b" if state else "w+b")
+        self.file: IO[bytes] = open_regular(path, "r+b" if state else "w+b")
         self.file.truncate(self.state["bytes"])
         self.file.seek(self.state["bytes"])
 
@@ -75,7 +75,7 @@ class Lines:
     def rows(self) -> Iterator[Row]:
         """Yields the rows."""
         self.flush()
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             yield from map(json.loads, file)
 
     def blocks(self) -> Iterator[list[Row]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
-from lambert.core.files import json_object
+from lambert.core.files import json_object, read_file
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -43,7 +43,7 @@ def encoder_path(folder: Path) -> str:
     if (Path(folder) / "config.json").is_file() or not path.is_file():
         return ""
     try:
-        own = json.loads(path.read_text(encoding="utf-8"))[0]["path"]
+        own = json.loads(read_file(path).decode())[0]["path"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
     return own if isinstance(own, str) and own not in ("", ".", "..") and not set(own) & set("/\\:\0") else ""

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.core.files import json_object
+from lambert.core.files import json_object, read_file
 from lambert.core.registry import check_named, nearest
 from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
@@ -112,7 +112,7 @@ def _refuse_unfinished(run: Path) -> None:
     if (run / "model").is_dir() or (run / CONFIG).is_file() or not (run / "config.toml").is_file():
         return
     log = run / "log.txt"
-    places = _SAVED.findall(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else []
+    places = _SAVED.findall(read_file(log).decode(errors="replace")) if log.is_file() else []
     saved = f" It was saved after update {places[-1]}." if places else ""
     raise DataError(f"{run} is a run that has no model yet.{saved} Repeat the call that began the run to finish it.")
 

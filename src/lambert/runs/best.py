@@ -20,7 +20,7 @@ from torch import nn
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import atomic_folder, delete_folder
+from lambert.core.files import atomic_folder, delete_folder, read_file
 from lambert.core.registry import nearest
 from lambert.core.world import World
 from lambert.engine import archive, state
@@ -156,7 +156,7 @@ class Best:
         if not self._folder.exists():
             return {"step": 0, "scores": {}}
         try:
-            found = json.loads((self._folder / _MANIFEST).read_text(encoding="utf-8"))
+            found = json.loads(read_file(self._folder / _MANIFEST).decode())
             step, scores, expected = int(found["step"]), dict(found["scores"]), found["sha256"]
             float(scores[self.name])
             problem = "" if sha256(self._folder / archive.MODEL) == expected else "its weights have another SHA-256"

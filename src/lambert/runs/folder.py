@@ -9,7 +9,7 @@ from typing import Any
 
 from lambert.core import settings
 from lambert.core.errors import UsageError
-from lambert.core.files import is_temporary, parse_json, write_atomic
+from lambert.core.files import is_temporary, parse_json, read_file, write_atomic
 from lambert.core.world import World
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed import agreement
@@ -113,7 +113,7 @@ def _other_data(out: Path, data: Mapping[str, object]) -> str:
     if not path.exists():
         return ""
     try:
-        before = dict(parse_json(path.read_bytes()))
+        before = dict(parse_json(read_file(path)))
     except (ValueError, TypeError) as error:
         return f"{path}, the record of the run's data, is damaged ({error}). Restore it from a copy, or remove it."
     changed = [name for name in sorted(before.keys() & data.keys()) if before[name] != data[name]]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
-from lambert.core.files import parse_json
+from lambert.core.files import parse_json, read_file
 from lambert.engine.metrics_file import METRICS, read_row
 
 Say = Callable[[str], None]
@@ -38,7 +38,7 @@ class Result:
         """Returns the result of the run in `folder`, with its final scores. Raises DataError if they are damaged."""
         path = folder / SCORES
         try:
-            scores = parse_json(path.read_bytes()) if path.is_file() else {}
+            scores = parse_json(read_file(path)) if path.is_file() else {}
         except ValueError as error:
             raise DataError(
                 f"{path} is damaged ({error}). Delete it and repeat the command, which writes it."
@@ -55,7 +55,7 @@ class Result:
         """The complete rows of metrics.jsonl as arrays [rows] by key, with NaN if a row lacks the key. Held-out scores
         have separate rows. Units: docs/contracts.md."""
         path = self.folder / METRICS
-        lines = path.read_bytes().splitlines() if path.is_file() else []
+        lines = read_file(path).splitlines() if path.is_file() else []
         rows = [row for row in map(read_row, lines) if row is not None]
         keys = {key: None for row in rows for key in row}  # in order of appearance
         return {key: np.array([_number(row.get(key)) for row in rows], dtype=np.float64) for key in keys}

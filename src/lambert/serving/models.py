@@ -9,6 +9,7 @@ from typing import Any
 
 from lambert.core.contents import model_files
 from lambert.core.errors import DataError, LambertError, UsageError
+from lambert.core.files import open_regular
 from lambert.core.world import World
 from lambert.inference.config import InferenceConfig
 from lambert.inference.text_model import TextModel
@@ -164,7 +165,7 @@ def version_of(path: Path) -> str:
     """Returns the version of a model folder (`Served.version`)."""
     found = hashlib.sha256()
     for file in model_files(model_folder(path)):
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             found.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
     return found.hexdigest()[:12]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lambert.core.errors import LambertError, MachineError, UsageError, printable_line
+from lambert.core.files import open_regular
 from lambert.core.signals import block_hangups, unblock_hangups
 from lambert.serving.config import ServeConfig
 
@@ -250,7 +251,7 @@ def api_key(config: ServeConfig) -> str:
         if path.exists() and not path.is_file():  # a pipe would be waited for, and a device may have no end
             raise UsageError(f"api_key_file = {path} is no file: write the key to a file.")
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 key = file.read(_KEY_BYTES + 1).decode("ascii", "replace").strip()
         except OSError as error:
             raise UsageError(f"api_key_file = {path} cannot be read: {error.strerror}.") from error

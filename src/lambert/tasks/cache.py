@@ -15,7 +15,7 @@ import tokenizers
 from lambert import tasks
 from lambert.core.contents import sha256
 from lambert.core.errors import UsageError
-from lambert.core.files import make_folder, remove_leftovers
+from lambert.core.files import make_folder, open_regular, remove_leftovers
 from lambert.core.settings import as_dict
 from lambert.corpus.tokens.declared import declared
 from lambert.corpus.tokens.tokenizer import fingerprint
@@ -127,7 +127,7 @@ class FeatureCache:
         ends. On a file system without locks there is none: then each process writes the same file."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
-                lock = stack.enter_context(file.with_suffix(".lock").open("a"))
+                lock = stack.enter_context(open_regular(file.with_suffix(".lock"), "ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

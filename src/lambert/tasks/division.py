@@ -19,6 +19,7 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from lambert.core.errors import shown
 from lambert.corpus.tokens import roles
+from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.config import TagConfig
 from lambert.tasks.conll import Offsets, Sentence
 
@@ -58,6 +59,7 @@ class Division:
             return found
         return [[*self._joined(text, offsets)] for text, offsets in zip(texts, found, strict=True)]
 
+    @library_errors()
     def parts(self, texts: Sequence[str]) -> list[Offsets]:
         """Returns the offsets of the words of each text by BERT's rules. WordPiece divides text into words before it
         finds pieces. Tokenizers of other kinds divide text otherwise (XLM-R's at spaces only, RoBERTa's with the

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambert.core.errors import DataError
-from lambert.core.files import json_text, write_atomic
+from lambert.core.files import json_text, read_file, write_atomic
 from lambert.core.settings import typed
 from lambert.tasks.formulas import FORMULAS, Formula, scorer
 
@@ -71,7 +71,7 @@ def is_examples(beginning: bytes) -> bool:
 def read(path: Path) -> Examples:
     """Reads what `write` has written. Raises DataError if the file is missing, damaged or of another kind."""
     try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        lines = read_file(path).decode().rstrip("\n").split("\n")
         head, rows = (json.loads(lines[0]) if lines[0] else None), [json.loads(line) for line in lines[1:]]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lambert.core.files import atomic_file
+from lambert.core.files import atomic_file, open_regular
 from lambert.tasks.segments import Segments
 
 FORMAT = 1
@@ -78,7 +78,7 @@ def read(path: Path) -> Any:
     """Returns what `write` has written. Arrays are copied where they are written to. Raises FileNotFoundError, and
     Damaged, which says why."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         begin = data.find(b"\n") + 1
         first = json.loads(data[:begin])

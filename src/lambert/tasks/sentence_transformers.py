@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.errors import DataError, UsageError, shown
-from lambert.core.files import check_regular, json_object, json_text
+from lambert.core.files import json_object, json_text, read_file
 from lambert.model import files as tensor_files
 from lambert.model.pooling import modes_of
 from lambert.model.vector_layers import ACTIVATIONS, Dense, Unit, activation_named
@@ -404,11 +404,11 @@ def _filled(layer: nn.Module, module: Module, prefix: str = "") -> nn.Module:
 
 def _settings(path: Path) -> Mapping[str, Any]:
     """Returns the object in a JSON file; an empty one if there is no file."""
-    return json_object(path) if path.is_file() else {}
+    return json_object(path) if path.exists() else {}
 
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(check_regular(path).read_text(encoding="utf-8"))
+        return json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}.") from error

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, shown
+from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.config import Columns
 from lambert.tasks.mismatch import Mismatch
 from lambert.tasks.table import read_rows
@@ -193,6 +194,7 @@ def basic_tokenizer(tokenizer: Tokenizer) -> Callable[[str], str]:
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
 
     @cache
+    @library_errors()
     def word(text: str) -> str:
         plain: str = normalizer.normalize_str(text) if normalizer else text
         return " ".join(part for part, _ in pre_tokenizer.pre_tokenize_str(plain)) if pre_tokenizer else plain

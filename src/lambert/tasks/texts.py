@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, processors
 from lambert.core.batch import Ints
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.declared import declared
+from lambert.corpus.tokens.trial import library_errors
 from lambert.corpus.tokens.words import WordEncoder, scheme
 
 SPACES = " \t\r\n\u202f"
@@ -58,6 +59,7 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._words: WordEncoder | None = None
 
+    @library_errors()
     def __call__(self, texts: Sequence[str], limit: int = 0) -> Texts:
         """Returns the ids of the texts. With a `limit`, a long text may be encoded only as far as it has more than
         `limit` ids, unless texts are cut on the left."""
@@ -65,6 +67,7 @@ class TextEncoder:
         parts = list(self._parts(texts, limit))
         return _joined([ids for ids, _, _ in parts], [lengths for _, lengths, _ in parts])
 
+    @library_errors()
     def with_words(self, texts: Sequence[str]) -> tuple[Texts, Numbers]:
         """Returns the ids of the texts, and for each id the number of its word, as divided by SPACES, in its text."""
         parts = list(self._parts(texts, words=True))
@@ -97,6 +100,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int = 0) -> Texts:
     return TextEncoder(tokenizer)(texts, limit)
 
 
+@library_errors()
 def token_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ints]:
     """Returns for each text the first character of each of its tokens and the character after it [T, 2], without white
     space at the edges. Tokens that are bytes of one character have this character. A token without characters (white

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.errors import shown
 from lambert.corpus.tokens import roles
+from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.texts import Numbers
 
 _MANY, _MOST, _SEVERAL = 0.05, 0.5, 20
@@ -78,6 +79,7 @@ def _table(tokenizer: Tokenizer, size: int) -> tuple[npt.NDArray[np.bool_], int 
     return ~roles.boundaries(tokenizer)[0], roles.named(tokenizer, "unk")
 
 
+@library_errors()
 def _lacking(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
     """Returns the most frequent characters that no piece of the vocabulary has."""
     known = frozenset(chain.from_iterable(tokenizer.get_vocab()))

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.batch import Ints, Target
 from lambert.corpus.tokens import roles
+from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.conll import Offsets
 from lambert.tasks.distillation import Teacher
 from lambert.tasks.labels import LabelLoss
@@ -68,6 +69,7 @@ class Words(Segments):
         return found_W
 
 
+@library_errors()
 def tokenised(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Words:
     """Returns the windows of all sentences, of at most `max_length` tokens. `counts` has the numbers of sentences, and
     of those that are divided."""

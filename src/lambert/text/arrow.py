@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError, UsageError
+from lambert.core.files import read_file
 
 BATCH = 1 << 30
 """Maximum bytes of a record batch (our choice)."""
+_ROWS = 1 << 20
+"""Rows that a record batch may have in any case (our choice); others need at least a bit each in some column."""
+_RATIO = 200
+"""A row may have so many times the bytes of its record batch, if that is more than BATCH (our choice)."""
+_DIGITS = 76
+"""Most digits of a decimal of Arrow, and here of those behind its point."""
 _FILE = b"ARROW1\0\0"
 _BODIES = ("record batch", "dictionary")
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
@@ -44,7 +51,7 @@ def dataset_splits(folder: Path) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     return value if isinstance(value, dict) else {}
@@ -74,6 +81,8 @@ class ArrowFile:
 
     schema: Any
     """The schema, of pyarrow."""
+    names: list[str]
+    """The columns."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -82,15 +91,24 @@ class ArrowFile:
                 raise NotArrow(problem)
             stream.seek(begin)
             self.schema = ipc.open_stream(stream).schema
+            self.names = list(self.schema.names)
+            if max(map(_digits, self.schema.types), default=0) > _DIGITS:
+                raise NotArrow(f"has decimals with more than {_DIGITS} digits behind the point: it is damaged")
 
     def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yields the rows as dictionaries, with those of `columns` that exist, or with all."""
-        wanted = set(self.schema.names if columns is None else columns)
+        wanted = set(self.names if columns is None else columns)
         chosen = sorted(found for name in wanted if (found := self.schema.get_field_index(name)) >= 0)
         with _explained(self._stream) as (ipc, begin):
             self._stream.seek(begin)
             options = ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
             for batch in ipc.open_stream(self._stream, options=options):
+                batch.validate(full=True)  # pyarrow trusts the offsets and indices of a file: it would read beyond them
+                size = batch.get_total_buffer_size()
+                if batch.num_rows > max(_ROWS, 8 * size):
+                    raise NotArrow(f"has a record batch of {batch.num_rows:,} rows without values in them")
+                if (expanded := max(map(_value_bytes, batch.columns), default=0)) > max(BATCH, _RATIO * size):
+                    raise NotArrow(f"has a record batch of {size:,} bytes whose rows may have {expanded:,}")
                 yield from _rows(batch)
 
 
@@ -104,10 +122,48 @@ def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
     try:
         stream.seek(0)
         yield ipc, 8 if stream.read(8) == _FILE else 0  # the file format is a stream with an index behind it
-    except (arrow.ArrowException, OSError, ValueError) as error:
+    except (arrow.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:  # also of dates and zones
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
         raise NotArrow(f"is damaged or not Arrow ({' '.join(str(error).split())[:300]})") from error
+
+
+def _digits(kind: Any) -> int:
+    """Returns the most digits behind the point of the decimals in a type. A process ends where pyarrow writes a decimal
+    of millions of digits."""
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    inner += [getattr(kind, name) for name in ("value_type", "storage_type") if not inner and hasattr(kind, name)]
+    return max([abs(int(getattr(kind, "scale", 0))), *map(_digits, inner)])
+
+
+def _value_bytes(column: Any) -> int:
+    """Returns an upper bound of the bytes of one value of a column, which may refer to values many times."""
+    kind = str(column.type)
+    if kind.startswith("struct"):
+        return sum(_value_bytes(column.field(number)) for number in range(column.type.num_fields))
+    inner = _inner(column)
+    return _all_bytes(column) if inner is None else _all_bytes(inner)
+
+
+def _inner(array: Any) -> Any:
+    """Returns the array that the values of another one refer to, or None."""
+    return next((getattr(array, name) for name in ("dictionary", "storage", "values") if hasattr(array, name)), None)
+
+
+def _all_bytes(array: Any) -> int:
+    """Returns an upper bound of the bytes of all values of an array together, each with all that it refers to."""
+    kind, inner = str(array.type), _inner(array)
+    if kind.startswith(("struct", "dense_union", "sparse_union")):
+        return sum(_all_bytes(array.field(number)) for number in range(array.type.num_fields))
+    if kind.startswith(("dictionary", "run_end_encoded")):
+        return len(array) * _all_bytes(inner)
+    if kind.startswith(("list_view", "large_list_view")):
+        sizes = sum(size.as_py() or 0 for size in array.sizes)
+        return _all_bytes(inner) * (1 if sizes <= len(inner) else sizes)
+    if kind in ("string_view", "binary_view"):
+        first = array.offset
+        return sum(struct.unpack_from("<i", array.buffers()[1], 16 * at)[0] for at in range(first, first + len(array)))
+    return 8 * len(array) + int(array.get_total_buffer_size()) if inner is None else _all_bytes(inner)
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:
@@ -125,6 +181,8 @@ def _unusable(ipc: Any, stream: BinaryIO, begin: int) -> str:
             message = messages.read_next_message()
         except StopIteration:
             return ""
+        except MemoryError:
+            return f"is damaged, or has record batches of far more than {BATCH >> 20} MiB: write smaller ones"
         if message.body is not None and message.body.size > BATCH:
             return f"has a record batch of {message.body.size:,} bytes, more than {BATCH >> 20} MiB: write smaller ones"
         if message.type in _BODIES and _compressed(message.metadata.to_pybytes(), message.type):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lambert.core.errors import DataError
+from lambert.core.files import open_regular
 from lambert.core.unsupported import markup, refuse_archive
 from lambert.text.arrow import ArrowFile, NotArrow, dataset_files, dataset_splits, is_dataset
 from lambert.text.encodings import UTF8, invalid, plain, unmarked
@@ -67,7 +68,7 @@ def opened(path: Path, max_ratio: int = UNPACKED_RATIO) -> Iterator[tuple[Binary
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file in it.")
     try:
-        with path.open("rb") as raw:
+        with open_regular(path) as raw:
             yield raw, unpacked(path, raw, max_ratio)[0]
     except FileNotFoundError as error:
         raise DataError(f"No such file: {path}.") from error
@@ -168,7 +169,7 @@ class RowFile:
         elif suffix == ".arrow":
             with self._explained():
                 self._arrow_file = ArrowFile(stream)
-            self._rename(self._arrow_file.schema.names)
+            self._rename(self._arrow_file.names)
             self._read = self._arrow
         else:
             raise DataError(f"{path}: {KNOWN}, and from folders that save_to_disk of Hugging Face's datasets wrote.")

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from lambert.core import settings
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import json_text
+from lambert.core.files import json_text, open_regular
 from lambert.runs.result import Say, silent
 from lambert.tasks import examples
 from lambert.tasks.comparison import POWER, RESAMPLES, Difference, McNemar, holm, mcnemar
@@ -110,7 +110,7 @@ def _systems(config: CompareConfig, say: Say) -> list[System]:
 def _is_foreign(path: Path) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return not is_examples(file.read(64))
 
 

@@ -10,6 +10,7 @@ from lambert.core.files import check_new_folder
 from lambert.corpus.tokens import expansion, roles
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.corpus.tokens.expansion import Division, Fragments, Texts, Word
+from lambert.corpus.tokens.trial import library_errors
 from lambert.engine.progress import progress
 from lambert.exports.original import kept
 from lambert.model import folder as layout
@@ -120,6 +121,7 @@ def _most_saving(
     return ranked[: config.words]
 
 
+@library_errors()
 def _whole(division: Division, chosen: list[Word], source: str, say: Say) -> tuple[list[Word], Any]:
     """Returns the words that the tokenizer with them takes as one piece, and that tokenizer. Added tokens of the
     tokenizer divide words that contain them.

@@ -145,7 +145,7 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "cells.csv": (lambda: b"text,id\n" + b"a," * 99_999 + b"\n", "has 100000 cells where the first line has 2"),
     "names.csv": (lambda: b"text,text\na,b\n", "has two columns 'text'"),
     # Parquet and Arrow
-    "bomb.parquet": (lambda: parquet(["a" * (100 << 20)], compression="zstd"), "has a column, 'text', of"),
+    "bomb.parquet": (lambda: parquet(["a" * (100 << 20)], compression="zstd"), "has a row group of"),
     "cut.parquet": (lambda: parquet(GOOD)[:-9], "is damaged or not Parquet"),
     "magic.parquet": (lambda: b"PAR1" + b"\xff" * 99 + b"PAR1", "is damaged or not Parquet"),
     "numbers.parquet": (lambda: parquet([1, 2]), "has a number in the field 'text', not text"),

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.contents import misfit, sha256
-from lambert.core.files import atomic_folder, make_folder, remove_all_leftovers
+from lambert.core.files import atomic_folder, make_folder, read_file, remove_all_leftovers
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.corpus.config import DeduplicateConfig
 from lambert.corpus.duplicates import drops, minhash
@@ -148,7 +148,7 @@ def _write(
 def _complete(lists: Path, key: str) -> dict[str, Any] | None:
     """Returns the record of the lists if they are complete and those of this key, or None."""
     try:
-        record = json.loads((lists / "record.json").read_bytes())
+        record = json.loads(read_file(lists / "record.json"))
         if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH) or record["key"] != key:
             return None
         whole = record["files"] == {f"{name}.bin": sha256(lists / f"{name}.bin") for name in sorted(_FILES)}

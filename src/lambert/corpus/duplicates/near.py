@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import UsageError
+from lambert.core.files import open_regular
 from lambert.corpus.duplicates import minhash, spill
 from lambert.corpus.duplicates.signatures import Signed
 
@@ -129,7 +130,7 @@ def clusters(index: Index, threshold: float, folder: Path, unsure: Path) -> Clus
         found.link(np.stack([chosen - 1, chosen], axis=1))
     for entries in _bands(index, minhash.band_rows(threshold), folder):
         for pairs in _compared(entries, index, threshold, found):
-            with unsure.open("ab") as file:
+            with open_regular(unsure, "ab") as file:
                 spill.write(file, pairs)
     return found
 
@@ -184,6 +185,6 @@ def _compared(entries: npt.NDArray[Any], index: Index, threshold: float, found: 
 
 def read_pairs(path: Path) -> Iterator[Pairs]:
     """Yields the pairs of a file, some at a time."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while len(pairs := np.fromfile(file, "<u4", 2 * PAIRS)):
             yield pairs.reshape(-1, 2)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.contents import misfit, sha256
-from lambert.core.files import atomic_file, replace_files
+from lambert.core.files import atomic_file, check_regular, open_regular, read_file, replace_files
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.duplicates import minhash, shingles
@@ -71,7 +71,7 @@ class Signed:
     def complete(self) -> dict[str, Any] | None:
         """Returns the record if the files are as they were written, or None."""
         try:
-            record = json.loads(self.record.read_bytes())
+            record = json.loads(read_file(self.record))
             if misfit(record, _RECORD) or not has_hash(record, RECORD_HASH):
                 return None
             whole = record["files"] == {path.name: sha256(path) for path in (self.documents, self.lines)}
@@ -90,7 +90,7 @@ class Signed:
 
     def records(self, documents: npt.NDArray[np.int64]) -> Records:
         """Returns the records of the documents with these numbers [n]."""
-        return np.asarray(np.memmap(self.documents, DOCUMENT, "r")[documents])
+        return np.asarray(np.memmap(check_regular(self.documents), DOCUMENT, "r")[documents])
 
 
 class Sign:
@@ -206,7 +206,7 @@ class _Batch:
 
 def _chunks(path: Path, dtype: np.dtype[Any], count: int) -> Iterator[tuple[int, Records]]:
     at = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while len(records := np.fromfile(file, dtype, count)):
             yield at, records
             at += len(records)

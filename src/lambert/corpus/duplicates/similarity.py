@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lambert.core.files import open_regular
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.duplicates import shingles, spill
 from lambert.corpus.duplicates.near import Clusters, Index, read_pairs
@@ -64,7 +65,7 @@ def link_similar(
     with (folder / "shingles").open("wb") as all_shingles:
         for number, ((_, _, path), written) in enumerate(run(items, workers, WriteShingles, ()), start=1):
             sizes.append(written)
-            with path.open("rb") as own:
+            with open_regular(path) as own:
                 shutil.copyfileobj(own, all_shingles)
             path.unlink()
             tick(number, len(items))
@@ -72,7 +73,7 @@ def link_similar(
     starts = np.cumsum(lengths) - lengths
     by_rank = np.argsort(ranks)
     ranks, starts, lengths = ranks[by_rank], starts[by_rank], lengths[by_rank]
-    with (folder / "shingles").open("rb") as all_shingles:
+    with open_regular(folder / "shingles") as all_shingles:
         for some in read_pairs(unique):
             roots = found.roots(some)
             chosen = some[roots[:, 0] != roots[:, 1]]

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lambert.core.files import open_regular
 from lambert.corpus.duplicates.shingles import Hashes
 
 Records = npt.NDArray[Any]
@@ -39,7 +40,7 @@ class Partitions:
             parts = np.split(records[order], np.searchsorted(numbers[order], range(1, len(self._paths))))
         for path, part in zip(self._paths, parts, strict=True):
             if len(part):
-                with path.open("ab") as file:
+                with open_regular(path, "ab") as file:
                     write(file, part)
 
     def __iter__(self) -> Iterator[Records]:

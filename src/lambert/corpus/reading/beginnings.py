@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lambert.core.errors import DataError
+from lambert.core.files import open_regular
 from lambert.core.unsupported import LABELLED, markup
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.reading.readers import recognised
@@ -26,7 +27,7 @@ def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url:
     """Raises DataError if a file begins with markup or looks like labelled data. Instead of the file that is at a
     `url`, servers also send an HTML page."""
     try:
-        with path.open("rb") as raw:
+        with open_regular(path) as raw:
             opened, inner = unpacked(path, raw)
             beginning = Stream(opened).peek()
             kind, problem = recognised(inner, beginning, text_field, encoding)
@@ -43,7 +44,7 @@ def check_prose(path: Path, text_field: str = "text", encoding: str = UTF8, url:
 def begins_as(path: Path, kind: str, text_field: str = "text") -> bool:
     """Returns whether the name and the first bytes of a file are those of a kind, such as "mediawiki"."""
     try:
-        with path.open("rb") as raw:
+        with open_regular(path) as raw:
             opened, inner = unpacked(path, raw)
             return recognised(inner, Stream(opened).peek(), text_field)[0] == kind
     except OSError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from lambert.core.errors import DataError
+from lambert.core.files import open_regular
 from lambert.core.registry import Kind, lookup
 from lambert.core.unsupported import labelled, markup
 from lambert.corpus.reading.gutenberg import book_reader, is_book
@@ -139,7 +140,7 @@ def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
     number = 0
     try:
         file = ArrowFile(stream)
-        found = aliases(file.schema.names, [layout.text_field, *layout.metadata])
+        found = aliases(file.names, [layout.text_field, *layout.metadata])
         back = {wanted: name for name, wanted in found.items()}
         columns = {back.get(name, name) for name in (layout.text_field, *layout.metadata)}
         for number, row in enumerate(file.rows(columns), 1):
@@ -147,8 +148,8 @@ def read_arrow(stream: BinaryIO, layout: Layout) -> Iterator[Piece]:
             if layout.text_field not in named:
                 break
             yield row_piece(named, layout, f"row {number}")
-        if layout.text_field not in {found.get(name, name) for name in file.schema.names}:
-            yield Piece("", "row 1", error=lacks(layout.text_field, file.schema.names, "column"))
+        if layout.text_field not in {found.get(name, name) for name in file.names}:
+            yield Piece("", "row 1", error=lacks(layout.text_field, file.names, "column"))
     except NotArrow as error:
         yield Piece("", f"row {number + 1}", error=str(error))
 
@@ -217,7 +218,7 @@ def read(
 def open_file(path: Path) -> BinaryIO:
     """Opens a file for reading. Raises DataError if it cannot be opened."""
     try:
-        return path.open("rb")
+        return open_regular(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError
-from lambert.core.files import make_folder, replace_files, sync
+from lambert.core.files import make_folder, open_regular, read_file, replace_files, sync
 from lambert.corpus.disk import disk_errors, size_text
 from lambert.corpus.remote.addresses import is_remote, name_of, public
 
@@ -149,7 +149,7 @@ def _fetched(
 
 def _complete(path: Path, record: Path, url: str) -> bool:
     try:
-        described = json.loads(record.read_bytes())
+        described = json.loads(read_file(record))
         same = described["url"] == url and described["bytes"] == path.stat().st_size
         return bool(same and described["sha256"] == sha256(path))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -190,7 +190,7 @@ def download(source: Source, url: str, part: Path, expected: str, progress: Prog
 
 def _write(body: Body, part: Path, url: str, progress: Progress) -> int:
     """Appends a body to `part` and returns the size of the file."""
-    with part.open("ab") as file:
+    with open_regular(part, "ab") as file:
         size = file.tell()
         _check_space(part, url, (body.total or size) - size)
         checked = size
@@ -209,7 +209,7 @@ def _write(body: Body, part: Path, url: str, progress: Progress) -> int:
 
 def _mark(part: Path) -> str:
     try:
-        return str(json.loads(part.with_name("part.json").read_bytes())["mark"])
+        return str(json.loads(read_file(part.with_name("part.json")))["mark"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -232,7 +232,7 @@ def _checksums(where: str, source_of: Callable[[str], Source]) -> dict[str, str]
                 while len(data) <= _LIST and (block := body.read(_BLOCK)):
                     data += block
         else:
-            with Path(where).open("rb") as file:
+            with open_regular(Path(where)) as file:
                 data = file.read(_LIST + 1)
     except OSError as error:
         raise DataError(f"{where} cannot be read: {error.strerror}.") from error
@@ -257,7 +257,7 @@ def _expected(url: str, sums: Mapping[str, str], checksums: str) -> str:
 
 def _digest(path: Path, expected: str) -> str:
     name = _DIGESTS[len(expected)]
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError, MachineError
-from lambert.core.files import atomic_file, make_folder
+from lambert.core.files import atomic_file, make_folder, read_file
 from lambert.corpus.documents import changed
 from lambert.corpus.duplicates.deduplication import Lists
 from lambert.corpus.duplicates.signatures import Signed
@@ -119,6 +119,6 @@ def _lists(plan: Plan) -> dict[Path, str]:
 
 def _whole(part: Path, record: Path) -> bool:
     try:
-        return bool(json.loads(record.read_bytes())["sha256"] == sha256(part))
+        return bool(json.loads(read_file(record))["sha256"] == sha256(part))
     except (OSError, ValueError, KeyError, TypeError):
         return False

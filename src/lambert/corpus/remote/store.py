@@ -10,6 +10,7 @@ from typing import Any
 
 from lambert.core.contents import sha256
 from lambert.core.errors import MachineError
+from lambert.core.files import open_regular
 from lambert.corpus.remote.addresses import public, public_text
 from lambert.corpus.remote.fetch import Unavailable
 from lambert.corpus.remote.servers import errors, filesystem
@@ -99,7 +100,7 @@ def _same_md5(entry: Mapping[str, Any], path: Path) -> bool:
 def _md5s(path: Path, part: int) -> list[bytes]:
     """Returns the MD5 of each part of a file."""
     found: list[bytes] = []
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while True:
             own, left = hashlib.md5(usedforsecurity=False), part
             while left and (data := file.read(min(left, _BLOCK))):

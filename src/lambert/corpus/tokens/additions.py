@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from lambert.core.errors import DataError
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.tokenizer import CONTINUATION, described, rebuilt
+from lambert.corpus.tokens.trial import library_errors
 
 MARGIN = 0.1
 """Nats per character by which a new piece of a Unigram tokenizer is more probable than its old pieces (our choice). It
@@ -166,6 +167,7 @@ def addition(tokenizer: Tokenizer, source: str, *, replace: bool = True) -> Addi
     )
 
 
+@library_errors()
 def units(tokenizer: Tokenizer, text: str, *, raw: bool = False) -> list[str]:
     """Returns the units of a text. A `raw` text is taken as normalized."""
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer

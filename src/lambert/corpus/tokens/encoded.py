@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
+from lambert.core.files import open_regular, read_file
 from lambert.corpus.documents import MARK, Documents, Part, Source, add_name
 from lambert.corpus.parts import pyarrow
 from lambert.corpus.reading.pieces import as_text
@@ -63,7 +64,7 @@ def _read(path: Path) -> Iterator[tuple[Encoded, Part, int]]:
         return np.frombuffer(batch.column(name)[0].as_buffer(), kind)
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for batch in parquet.ParquetFile(file).iter_batches(1, use_threads=False):
                 width, removed, long, first, size = (batch.column(name)[0].as_py() for name in _NUMBERS)
                 encoded = Encoded(
@@ -89,7 +90,7 @@ class EncodedDocuments(Documents):
                 files = [numbers[number] for number in part.files]
                 yield (None, replace(own, long=part.long, first=part.first, files=files)), encoded
             if not source.repeat:
-                record = json.loads(source.encoded.with_suffix(".json").read_bytes())
+                record = json.loads(read_file(source.encoded.with_suffix(".json")))
                 self.read += record["documents"]
                 self.bad += record["unreadable"]
                 for text in record["named"]:

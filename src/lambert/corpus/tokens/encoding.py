@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from lambert.core.shards import token_type
 from lambert.corpus.tokens import roles, sentences
+from lambert.corpus.tokens.trial import library_errors
 from lambert.corpus.tokens.words import Integers, WordEncoder, scheme
 
 SENTENCES = 1 << 12  # encoded at a time if the library encodes all
@@ -51,6 +52,7 @@ class Encoder:
             self._words = WordEncoder(self._tokenizer, memory)
         self._between = " " if roles.reads_spaces(self._tokenizer) else ""
 
+    @library_errors()
     def __call__(self, texts: list[str]) -> Encoded:
         """Returns the ids of the documents' sentences."""
         cleaned = [sentences.clean(text) for text in texts]

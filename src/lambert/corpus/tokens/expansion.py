@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError
+from lambert.core.files import read_file
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import Documents, file_sources
 from lambert.corpus.reading import files
@@ -183,7 +184,7 @@ def listed(path: Path) -> list[str]:
     Raises DataError if the file cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_file(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as a list of words: {error}.") from error
     return [word for line in lines if (word := line.partition("\t")[0].strip())]

@@ -16,15 +16,18 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models
 
 from lambert.core.errors import DataError, shown
-from lambert.core.files import json_object
+from lambert.core.files import json_object, read_file
 from lambert.corpus.tokens import classes
 from lambert.corpus.tokens.classes import CLASSES, TokenizerClass
 from lambert.corpus.tokens.declared import ROLES, Declared, declare
+from lambert.corpus.tokens.trial import check_parts, library_errors
 
 JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
 PIECES, MERGES = "vocab.json", "merges.txt"
 """Files of byte-level BPE in older folders."""
 ADDED, SPECIAL = "added_tokens.json", "special_tokens_map.json"
+_LONGEST = 256
+"""Characters of the token for unknown words, of which each has a copy in the library (our choice)."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -101,15 +104,20 @@ def _kind_of_pieces(path: Path) -> object:
 
 def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | None) -> Tokenizer:
     try:
-        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path} is not a tokenizer: {' '.join(str(error).split())}.") from error
+        text = read_file(path).decode()
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not a tokenizer: {error}.") from error
+    if isinstance(values, dict):
+        check_parts(values, path)
+    with library_errors(f"{path} is not a tokenizer"):
+        tokenizer: Tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    values = json.loads(path.read_bytes())  # the library has read it
     own = {token["id"]: _added(token, path) for token in values.get("added_tokens") or ()}
     tokens = _tokens(path, config, kind, own)
     if kind is None:
+        _check_constant(tokenizer, path)
         _check_unknown(tokenizer, values["model"], path)
         _add(tokenizer, tokens, path)
         return tokenizer
@@ -125,6 +133,21 @@ def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | Non
             f'"do_lower_case": false or true into {path.with_name(CONFIG)}.'
         )
     return _assembled(values, config, kind, tokens, path, tokenizer.post_processor)
+
+
+def _check_constant(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises DataError if the model draws pieces at random. transformers does it too with this file."""
+    if value := getattr(tokenizer.model, "dropout", None):
+        raise DataError(
+            f"{path} has dropout = {value:g} in its model, with which the same text has other pieces each time: set it "
+            "to null there."
+        )
+
+
+def check_length(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises DataError if each unknown word would take the memory of a long name."""
+    if len(name := getattr(tokenizer.model, "unk_token", None) or "") > _LONGEST:
+        raise DataError(f"{path}: the token for unknown words has {len(name):,} characters. Correct unk_token.")
 
 
 def _check_unknown(tokenizer: Tokenizer, model: Mapping[str, Any], path: Path) -> None:
@@ -145,10 +168,8 @@ def _from_vocabulary(
     path: Path, config: Mapping[str, Any], kind: TokenizerClass, lowercase: bool | None, *, stated: bool
 ) -> Tokenizer:
     if path.name == PIECES:
-        try:
+        with library_errors(f"{path} and {MERGES} are no tokenizer"):
             vocabulary, merges = models.BPE.read_file(str(path), str(path.with_name(MERGES)))
-        except Exception as error:  # the library raises bare Exception
-            raise DataError(f"{path} and {MERGES} are no tokenizer: {' '.join(str(error).split())}.") from error
         model: dict[str, Any] = {"vocab": vocabulary, "merges": merges}
     else:
         pieces = lines(path)
@@ -325,13 +346,13 @@ def _number(value: Any, path: Path) -> int:
 
 def _object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file, empty if there is no file. Raises DataError for other content."""
-    return json_object(path) if path.is_file() else {}
+    return json_object(path) if path.exists() else {}
 
 
 def lines(path: Path) -> list[str]:
     """Returns the pieces of a vocab.txt. Raises DataError for a piece that occurs twice."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{line} is not UTF-8 text (byte 0x{error.object[error.start]:02x}).") from error

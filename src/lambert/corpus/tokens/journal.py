@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
+from lambert.core.files import open_regular, read_file
 
 
 class Journal:
@@ -25,7 +26,7 @@ class Journal:
         self._restored = np.zeros((0, columns), dtype="<u8")
         if state:
             self._count = state["records"]
-            data = path.read_bytes()[: self._bytes()] if path.is_file() else b""
+            data = read_file(path)[: self._bytes()] if path.is_file() else b""
             self._hash.update(data)
             if self._hash.hexdigest() != state["sha256"]:
                 raise DataError(f"{path} is damaged.")
@@ -43,7 +44,7 @@ class Journal:
     def save(self) -> dict[str, Any]:
         """Appends the records to the file, flushes it to the disk and returns the state."""
         data = b"".join(records.astype(records.dtype.newbyteorder("<")).tobytes() for records in self._fresh)
-        with self._path.open("r+b" if self._count else "wb") as file:
+        with open_regular(self._path, "r+b" if self._count else "wb") as file:
             file.truncate(self._bytes())
             file.seek(self._bytes())
             file.write(data)

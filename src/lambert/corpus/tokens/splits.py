@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
-from lambert.core.files import replace_files
+from lambert.core.files import read_file, replace_files
 from lambert.core.randomness import Stream, key, unit
 from lambert.core.shards import SPLITS, SplitWriter, has_hash, token_type, with_hash
 from lambert.corpus.documents import Part
@@ -237,7 +237,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     if not (folder / STATE).exists():
         return None
     try:
-        state = json.loads((folder / STATE).read_bytes())
+        state = json.loads(read_file(folder / STATE))
         if not has_hash(state):
             raise ValueError("its hash does not match")
     except (OSError, ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ from lambert.corpus.tokens import classes, folder, roles
 from lambert.corpus.tokens.classes import CONTINUATION
 from lambert.corpus.tokens.declared import ROLES, Declared, declare, declared
 from lambert.corpus.tokens.folder import CONFIG, JSON, VOCABULARY, file_in
+from lambert.corpus.tokens.trial import library_errors
 
 __all__ = [
     "CONFIG", "CONTINUATION", "DERIVED", "JSON", "SPECIAL_PIECES", "VOCABULARY", "build", "described", "file_in",
@@ -101,7 +102,13 @@ def load(path: Path, *, lowercase: bool | None = None, needs: Collection[str] = 
         path = file_in(path)
     if not path.is_file():
         raise DataError(f"No such tokenizer: {path}. Give a {VOCABULARY}, a {JSON} or a folder that holds one.")
+    with library_errors(f"{path} is not a tokenizer"):
+        return _loaded(path, lowercase, lowercases_first, needs)
+
+
+def _loaded(path: Path, lowercase: bool | None, lowercases_first: bool, needs: Collection[str]) -> Tokenizer:
     tokenizer = folder.read(path, lowercase)
+    folder.check_length(tokenizer, path)
     if path.suffix == ".json" and lowercase not in (None, found := lowercases(tokenizer)):
         says = "is not BERT's" if found is None else f"has lowercase = {str(found).lower()}"
         raise UsageError(f"{path} {says}: leave the setting lowercase out or use another tokenizer.")

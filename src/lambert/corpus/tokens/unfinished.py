@@ -21,7 +21,15 @@ from typing import Any
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
-from lambert.core.files import atomic_folder, delete_folder, make_folder, remove_all_leftovers, replace_files, sync
+from lambert.core.files import (
+    atomic_folder,
+    delete_folder,
+    make_folder,
+    read_file,
+    remove_all_leftovers,
+    replace_files,
+    sync,
+)
 from lambert.core.shards import SPLITS, check_corpus, has_hash, with_hash
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.plan import digest
@@ -64,7 +72,7 @@ class Unfinished:
     def _before(self) -> dict[str, Any]:
         """Returns the description of the earlier call; empty if there is none or it is damaged."""
         with suppress(OSError, ValueError, RecursionError, LookupError):
-            values = json.loads((self.keep / _CAUSES).read_bytes())
+            values = json.loads(read_file(self.keep / _CAUSES))
             if has_hash(values):
                 return {name: values[name] for name in ("causes", "threshold", "parts", "out")}
         return {}
@@ -106,7 +114,7 @@ class Unfinished:
     def tokenizer(self) -> Any | None:
         """Returns the tokenizer that was learnt for this corpus, or None."""
         with suppress(OSError):
-            if (self.keep / _LEARNT).read_text() == sha256(self.folder / tokenizer.JSON):
+            if read_file(self.keep / _LEARNT).decode() == sha256(self.folder / tokenizer.JSON):
                 return tokenizer.load(self.folder)
         return None
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lambert.core.errors import DataError, UsageError, shown
+from lambert.core.files import check_regular
 from lambert.model.tensorflow import table
 from lambert.model.tensorflow.crc32c import masked_crc32c
 from lambert.model.tensorflow.wire import fields
@@ -166,7 +167,7 @@ class Checkpoint:
         if number not in self._mapped:
             path = self._data_file(number)
             empty = path.stat().st_size == 0  # which cannot be mapped
-            self._mapped[number] = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
+            self._mapped[number] = np.empty(0, np.uint8) if empty else np.memmap(check_regular(path), np.uint8, "r")
         return self._mapped[number]
 
 

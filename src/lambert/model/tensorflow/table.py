@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lambert.core.errors import DataError
+from lambert.core.files import open_regular
 from lambert.model.tensorflow.crc32c import masked_crc32c
 from lambert.model.tensorflow.snappy import decompressed
 from lambert.model.tensorflow.wire import varint
@@ -27,7 +28,7 @@ _FOREIGN = {
 
 def read(path: Path) -> dict[str, bytes]:
     """Returns the values of a table by their keys. Raises DataError if the file is damaged or no table."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         beginning = file.read(32)
         size = file.seek(0, 2)
         file.seek(max(0, size - _FOOTER))

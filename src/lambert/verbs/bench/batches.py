@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, Target, flat_batch
 from lambert.core.errors import DataError
+from lambert.core.files import read_file
 from lambert.core.registry import choose
 from lambert.model.config import MODERN_SIZES, SIZES, EncoderConfig
 from lambert.model.families import family_of
@@ -60,7 +61,7 @@ def drawn_lengths(config: BenchConfig) -> Ints:
 
 def _listed(path: Path) -> Ints:
     lengths = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(read_file(path).decode(errors="replace").splitlines(), start=1):
         if not line.strip().isdecimal() or int(line) < 1:
             raise DataError(f"{path}:{number} is not a length: give one whole number above 0 a line.")
         lengths.append(int(line))

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from lambert.core.files import read_file
 from lambert.planning.choices import Choice
 
 _SPARE = 1.25
@@ -163,7 +164,7 @@ def kubernetes(choice: Choice, command: Command) -> str:
     resource = f"nvidia.com/gpu: {each}" if gpu else f"cpu: {choice.cluster.device.cores * each}"
     return _KUBERNETES.format(
         nodes=choice.cluster.nodes, processes="auto" if gpu else each, resource=resource, arguments=arguments,
-        verb=command.verb, recipe=_literal(command.recipe.read_text(encoding="utf-8")),
+        verb=command.verb, recipe=_literal(read_file(command.recipe).decode()),
         image=_quoted(command.image or _IMAGE), claim=_quoted(command.claim or _CLAIM),
         image_comment=command.image or f"CHANGE {_IMAGE} below, or plan with --image",
         claim_comment=command.claim or f"CHANGE {_CLAIM} below, or plan with --claim; all pods must write to it",

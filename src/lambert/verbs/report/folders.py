@@ -8,7 +8,7 @@ from typing import Any
 from lambert import __version__
 from lambert.core import settings
 from lambert.core.errors import DataError, LambertError
-from lambert.core.files import parse_json
+from lambert.core.files import check_regular, parse_json, read_file
 from lambert.core.unsupported import is_work_folder
 from lambert.engine.metrics_file import METRICS, read_row
 from lambert.runs.expect import TABLE
@@ -72,8 +72,7 @@ def read(folder: Path, name: str) -> Run:
         near = f" Run folders near it: {', '.join(known[:5])}." if known else ""
         if not folder.is_dir():
             raise DataError(f"No such folder: {folder}.{near}")
-        if metrics.exists():
-            raise DataError(f"{metrics} is a folder: it must be the file that a run writes.")
+        check_regular(metrics)
         raise DataError(f"{folder} is neither a run nor a corpus: it has no {METRICS} and no manifest.json.{near}")
     notices: list[str] = []
     rows = _rows(metrics, name, notices)
@@ -114,7 +113,7 @@ def _rows(path: Path, name: str, notices: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     rows, unreadable = [], 0
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_file(path).decode(errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         row = read_row(line)
         if row is not None:
@@ -132,7 +131,7 @@ def _log(path: Path) -> list[tuple[str, str]]:
     """Returns the lines that begin with a time; the others continue the line before them."""
     if not path.is_file():
         return []
-    lines = (line.partition(" ") for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    lines = (line.partition(" ") for line in read_file(path).decode(errors="replace").splitlines())
     return [(at, text) for at, _, text in lines if _is_time(at)]
 
 
@@ -140,7 +139,7 @@ def _json(path: Path, name: str, notices: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_file(path))
     except (ValueError, OSError) as error:
         notices.append(f"{name}: {path.name} could not be read ({error}).")
         return {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import DataError
-from lambert.core.files import parse_json
+from lambert.core.files import parse_json, read_file
 from lambert.verbs.report.cells import cell, table
 from lambert.verbs.report.curves import GRID, INK, RUNS, compact, svg
 from lambert.verbs.report.folders import is_number
@@ -43,7 +43,7 @@ def read(folder: Path, name: str) -> SweepPage:
     """Reads the folder of a sweep. Raises DataError if its sweep.json is damaged."""
     path = folder / SWEEP
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_file(path))
         rows = [row for row in found["trials"] if isinstance(row["values"], dict) and row["state"]]
         lower = found["direction"] == "minimize"
         space = {str(name): dict(table) for name, table in found["space"].items()}

@@ -11,7 +11,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.storages.journal._file import get_lock_file
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import identity, make_folder
+from lambert.core.files import identity, make_folder, open_regular, read_file
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -43,11 +43,11 @@ class Journal(JournalFileBackend):
     def _repair(self) -> None:
         """Removes a last line without an end, which a process left that was killed while it wrote it. Optuna would
         append to that line, and could not read the file again."""
-        with get_lock_file(JournalFileSymlinkLock(str(self._path))), self._path.open("r+b") as file:
+        with get_lock_file(JournalFileSymlinkLock(str(self._path))), open_regular(self._path, "r+b") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
             if size and file.read() != b"\n":
-                content = self._path.read_bytes()
+                content = read_file(self._path)
                 file.truncate(content.rfind(b"\n") + 1)
 
 

@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import parse_json
+from lambert.core.files import parse_json, read_file
 from lambert.core.lock import lock_folder
 from lambert.engine import archive
 from lambert.runs.result import Say, silent
@@ -170,7 +170,7 @@ class Study:
         if not path.is_file():
             return
         try:
-            before = parse_json(path.read_bytes())
+            before = parse_json(read_file(path))
             if before["study"] != self.plan.config.study or not before["trials"]:
                 return
             self._study.set_user_attr("settings", before["settings"])

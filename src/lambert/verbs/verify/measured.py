@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import parse_json
+from lambert.core.files import parse_json, read_file
 from lambert.core.settings import dotted
 from lambert.engine.incidents import INCIDENTS
 from lambert.runs.folder import CONFIG, DATA, FREE
@@ -111,7 +111,7 @@ def _problem(folder: Path, updates: int) -> str:
     """Returns where the guard stopped a run that has logged losses up to `updates`. The guard judges an update when the
     next one is done."""
     try:
-        last = parse_json((folder / INCIDENTS).read_bytes().splitlines()[-1])
+        last = parse_json(read_file(folder / INCIDENTS).splitlines()[-1])
         stopped = last["what"] == "diverged" and updates <= last["step"] + 1
         return f"Training diverged at step {last['step']}" if stopped else ""
     except (OSError, ValueError, IndexError, KeyError, TypeError):
@@ -120,7 +120,7 @@ def _problem(folder: Path, updates: int) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_file(path))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from lambert.core.errors import DataError, UsageError
-from lambert.core.files import write_atomic
+from lambert.core.files import read_file, write_atomic
 from lambert.core.settings import dotted, plain, read
 from lambert.runs.expect import TABLE, ExpectConfig, LossBand, ScoreBand
 from lambert.runs.folder import CONFIG
@@ -73,7 +73,7 @@ def expectation_of(runs: Sequence[Path], source: str = "") -> ExpectConfig:
 
 def write(recipe: Path, expect: ExpectConfig) -> None:
     """Replaces the table [expect] of a recipe, or adds it at the end. Everything else stays as it is."""
-    before = recipe.read_text(encoding="utf-8")
+    before = read_file(recipe).decode()
     text = _without(before).rstrip("\n") + "\n\n" + toml(expect)
     if _settings(text) != _settings(before):
         raise UsageError(
