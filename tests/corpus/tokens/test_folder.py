@@ -261,6 +261,7 @@ OTHERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "electra": ("electra", {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER}),
     "gte": ("gte", {tk.JSON: unigram()}),
     "nomic": ("nomic_bert", {tk.JSON: wordpiece(), tk.CONFIG: {**LOWER, "tokenizer_class": "BertTokenizer"}}),
+    "llama with bytes": ("roberta", {tk.JSON: bytes_(), tk.CONFIG: {"tokenizer_class": "LlamaTokenizer"}}),
     "gpt2": (
         "roberta", {tk.JSON: bytes_(True), tk.CONFIG: {"tokenizer_class": "GPT2Tokenizer", "unk_token": "<unk>"}}
     ),
@@ -298,6 +299,12 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
         {tk.VOCABULARY: VOCABULARY, "bpe.codes": "", "config.json": {"tokenizer_class": "PhobertTokenizer"}}, "Phobert"
     ),
     "RoFormer": ({tk.JSON: wordpiece(), tk.CONFIG: {"tokenizer_class": "RoFormerTokenizerFast"}}, "jieba"),
+    "code": ({tk.JSON: wordpiece(), tk.CONFIG: {"tokenizer_class": "BertJapaneseTokenizer"}}, "code of its own.*Fast"),
+    "rules of its own": ({tk.JSON: unigram(), tk.CONFIG: {"tokenizer_class": "T5Tokenizer"}}, "template of its own"),
+    "rules for pieces": ({tk.JSON: unigram(), tk.CONFIG: {"tokenizer_class": "LlamaTokenizerFast"}}, "of its own"),
+    "rules named by the model": (
+        {tk.JSON: unigram(), "config.json": {"model_type": "bert", "tokenizer_class": "AlbertTokenizer"}}, "of its own"
+    ),
     "pieces of another kind": ({tk.JSON: bytes_(), tk.CONFIG: LOWER}, "pieces of BPE.* WordPiece"),
     "a vocabulary of another family": (
         {tk.VOCABULARY: VOCABULARY, "config.json": {"model_type": "roberta"}}, "vocab.json and merges.txt"

@@ -51,10 +51,11 @@ def read(path: Path, lowercase: bool | None) -> Tokenizer:
     config, model = _object(path.with_name(CONFIG)), _object(path.with_name("config.json"))
     name = _class(config, model)
     if path.suffix == ".json" and path.name != PIECES:
-        if name in classes.WITHOUT_FILE:
+        if name in classes.WITHOUT_FILE and not (name in classes.AS_FILE_WITH_BYTES and _has_bytes(path)):
             raise DataError(
-                f"{path.parent} has the tokenizer {name}, which {classes.WITHOUT_FILE[name]}: "
-                "Lambert does not have this algorithm. Take a model with another tokenizer."
+                f"{path.parent} has the tokenizer {name}, which {classes.WITHOUT_FILE[name]}, whatever {JSON} says: "
+                f"Lambert does not have it. Take a model with another tokenizer or, if this {JSON} is what the model "
+                f'learnt with, put "tokenizer_class": "PreTrainedTokenizerFast" into {CONFIG}.'
             )
         kind = CLASSES.get(name)
         if kind is not None and not config and "tokenizer_class" not in model and _kind_of_pieces(path) != kind.model:
@@ -97,6 +98,11 @@ def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 def _kind_of_pieces(path: Path) -> object:
     pieces = _object(path).get("model")
     return pieces.get("type") if isinstance(pieces, dict) else None
+
+
+def _has_bytes(path: Path) -> bool:
+    """Returns whether the pieces of a tokenizer.json are of bytes."""
+    return "ByteLevel" in json.dumps(_object(path).get("pre_tokenizer"))
 
 
 def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | None) -> Tokenizer:
