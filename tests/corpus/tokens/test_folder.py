@@ -352,6 +352,31 @@ def test_refused(tmp_path: Path, name: str) -> None:
         tk.load(write(tmp_path, files, "bert"))
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_input_names": ["input_ids", "attention_mask"]},
+        {"tokenizer_class": "DistilBertTokenizerFast"},
+        {"tokenizer_class": "DistilBertTokenizer", "model_input_names": ["input_ids", "token_type_ids"]},
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"tokenizer_class": "MyTokenizer", "model_input_names": ["input_ids", "token_type_ids"]},
+        {},
+    ],
+)
+@pytest.mark.parametrize("processor", ["TemplateProcessing", "BertProcessing"])
+def test_segments(tmp_path: Path, config: Mapping[str, Any], processor: str) -> None:
+    """A model whose inputs have no segment types gets those of 0."""
+    values = wordpiece()
+    if processor == "BertProcessing":
+        values["post_processor"] = {"type": processor, "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+    folder = write(tmp_path, {tk.JSON: values, tk.CONFIG: {**LOWER, **config}}, "bert")
+    want = transformers.AutoTokenizer.from_pretrained(folder)("ann", "met bob")
+    tk.save(tk.load(folder), tmp_path / "written")
+    for read in (folder, tmp_path / "written"):
+        got = tk.load(read).encode("ann", "met bob")
+        assert (got.ids, got.type_ids) == (want["input_ids"], want.get("token_type_ids", [0] * len(got.ids)))
+
+
 def test_a_json_without_added_tokens_is_read(tmp_path: Path) -> None:
     bare = {key: value for key, value in wordpiece().items() if key != "added_tokens"}
     whole, found = (

@@ -239,5 +239,7 @@ WITHOUT_FILE = {
     ),
 }  # fmt: skip
 """Other classes of transformers that do not do what a tokenizer.json says, and how they divide texts instead."""
+WITHOUT_SEGMENTS = ("DistilBertTokenizer", "DPRReaderTokenizer")
+"""Classes of BERT's pieces that give models no segment types, unless model_input_names of the folder says so."""
 AS_FILE_WITH_BYTES = ("LlamaTokenizer",)
 """Classes that are what tokenizer.json says if its pieces are of bytes."""
