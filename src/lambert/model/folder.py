@@ -16,7 +16,7 @@ from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
-from lambert.model.files import encoder_path
+from lambert.model.files import encoder_path, modules_of
 from lambert.model.heads import Model
 from lambert.model.labels import check_rows, default_names, ids_left_aside, label_keys, label_names
 from lambert.model.tensorflow import checkpoint
@@ -127,6 +127,11 @@ def _config_file(folder: Path) -> Path:
     if path is None:
         seed = min(folder.glob("seed-*"), default=None)
         hint = f" It holds the runs of several seeds: give one, such as {seed}." if seed else ""
+        if modules := modules_of(folder):
+            hint = (
+                f" It is a model of sentence-transformers with {', '.join(modules)}: read are those whose first module "
+                "is Transformer, an encoder."
+            )
         raise DataError(f"No model at {folder} (no {CONFIG} or {GOOGLE_CONFIG}).{hint}")
     return path
 
