@@ -18,7 +18,7 @@ from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
 from lambert.model.files import encoder_path, modules_of
 from lambert.model.heads import Model
-from lambert.model.labels import check_rows, default_names, ids_left_aside, label_keys, label_names
+from lambert.model.labels import check_rows, check_values, default_names, ids_left_aside, label_keys, label_names
 from lambert.model.tensorflow import checkpoint
 
 CONFIG = "config.json"
@@ -228,10 +228,7 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     names = label_names(settings, path)
     check_rows(len(names), head_rows(own, tensors, family) or len(names), path)
     if own == "value":
-        if len(names) > 1:
-            raise DataError(
-                f"{path} has problem_type = 'regression' and {len(names)} labels; a regression here has one value."
-            )
+        check_values(len(names), path)
         return {own: 0}
     return {own: len(names)}
 
