@@ -1,6 +1,8 @@
 """Which folder holds the model, and what a batch size may not change."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,12 @@ from processors import needs_fast
 
 from lambert.core.batch import Batch
 from lambert.core.errors import DataError, UsageError
+from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.detection import detect
 from lambert.engine.precision import Precision
 from lambert.inference.outputs import (
     batch_bounds,
+    check_padding,
     check_positions,
     check_segments,
     load_task,
@@ -168,3 +172,12 @@ def test_pairs_need_two_kinds_of_segments() -> None:
         check_segments(task, two)
         with pytest.raises(UsageError, match="segment_types = 1, and text pairs need 2"):
             check_segments(task, one)
+
+
+@pytest.mark.parametrize(("pad", "message"), [(0, ""), (1, r"'\[UNK\]'"), (2, r"'\[CLS\]'"), (5, "'a'"), (99, "")])
+def test_padding_that_texts_have_is_refused(pad: int, message: str, tmp_path: Path) -> None:
+    tokenizer = tokenizers.build([*tokenizers.SPECIAL_PIECES, "a"], lowercase=True)
+    config = EncoderConfig(block="roberta", segment_types=1, position_offset=pad + 1, pad=pad)
+    with pytest.raises(DataError, match=f"id of padding .*{message}") if message else nullcontext():
+        check_padding(tokenizer, config, tmp_path)
+    check_padding(tokenizer, replace(config, position_offset=0), tmp_path)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,20 @@ def test_vectors_are_those_of_transformers(pooling: Any, pretrained: Path) -> No
         assert np.allclose(model.encode(text, pooling=pooling), vector, atol=1e-6)
     assert model.encode([]).shape == (0, 32)
     assert model.encode("river " * 500).shape == (32,)  # cut to its positions
+
+
+def test_texts_are_cut_as_the_tokenizer_of_another_library_says(pretrained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(pretrained / "model", folder, ignore=shutil.ignore_patterns("SHA256SUMS"))
+    for name, changes in (("tokenizer_config.json", {"model_max_length": 8}), ("config.json", {"lambert": None})):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**values, **changes}))
+    text, model = "river " * 50, library.load(folder)
+    cut = model.encode("river " * 6)
+    assert np.allclose(model.encode(text), cut, atol=1e-6)
+    assert not np.allclose(model.encode(text, max_length=32), cut, atol=1e-3)
+    ours, short = (library.load(folder, task="embed").encode(one) for one in (text, "river " * 6))
+    assert np.allclose(ours, short, atol=1e-6)
 
 
 def test_wrong_requests_are_answered(pretrained: Path, tmp_path: Path) -> None:

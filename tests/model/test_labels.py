@@ -121,3 +121,5 @@ def test_heads_with_other_labels_than_the_folder_are_refused(tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(DataError, match=r"problem_type = 'regression' and 3 labels"):
         weights.load(folder)
+    with pytest.raises(DataError, match=r"problem_type = 'regression' and 3 labels"):
+        weights.load(folder, {"value": 0})

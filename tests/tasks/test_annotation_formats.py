@@ -1,5 +1,6 @@
 """Annotated texts of each format: equal spans, broken offsets, what is not gold, and round trips."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,27 @@ def test_every_format_has_the_same_spans(words: Tokenizer, tmp_path: Path) -> No
         assert [task.config.labels[number] for number in data.truth_W] == TAGS, name
         assert data.sentences == [TOKENS], name
         assert any(name in note for note in data.notes), data.notes
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_tables_of_label_studio(separator: str, tmp_path: Path) -> None:
+    """Its CSV and TSV have the spans of a text as JSON in a cell, which is empty for a text without spans."""
+    path = tmp_path / ("a.csv" if separator == "," else "a.tsv")
+    cells = [json.dumps(objects(TEXT, SPANS, label="labels", quotes="text"))]
+    cells = [cell.replace('"PER"', '["PER"]').replace('"LOC"', '["LOC"]') for cell in cells]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, delimiter=separator)
+        rows.writerows([["annotator", "id", "label", "text"], ["1", "2", *cells, TEXT], ["1", "3", "", "no name"]])
+    found = read_annotated(path)
+    assert found is not None
+    assert found.format == "Label Studio JSON-MIN"
+    assert [[(one.start, one.end, one.label) for one in document.spans] for document in found.documents] == [SPANS, []]
+
+
+def test_unknown_forms_of_spans_are_named(words: Tokenizer, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "Rome fell", "entities": [{"offset": 0, "length": 4, "category": "X"}]})
+    with pytest.raises(DataError, match=r'forms such as \{"text".*Keys found: text, entities'):
+        learn(TaskConfig(name="tag"), words, path)
 
 
 @pytest.mark.parametrize("name", ["Label Studio", "spaCy (Doc.to_json)"])

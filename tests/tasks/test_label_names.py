@@ -130,6 +130,14 @@ def test_labels_that_differ_in_case_only_are_told() -> None:
     assert doubtful(("a", "b", "none", "NA"), Path("a.csv")) == ()
 
 
+def test_labels_that_look_alike_are_told() -> None:
+    labels = ("fr\u00f6h\u00adlich", "fr\u00f6hlich", "\uff11", "1", "New  York", "New York", "x")
+    (note,) = doubtful(labels, Path("a.csv"))
+    assert "not seen, in white space or in their width" in note
+    assert "'1'" in note
+    assert note.endswith("'New  York' and 'New York'.")
+
+
 @pytest.mark.parametrize(
     ("labels", "said"),
     [

@@ -210,6 +210,16 @@ def test_texts_are_lower_cased_first(make: Make, folders: ModuleType) -> None:
     assert folders.difference(folder) <= folders.LARGEST
 
 
+@pytest.mark.parametrize("module", ["StaticEmbedding", "Router"])
+@pytest.mark.parametrize("path", ["", "0_First"])
+def test_models_without_an_encoder_are_named(module: str, path: str, tmp_path: Path) -> None:
+    (tmp_path / path).mkdir(exist_ok=True)
+    rows = [{"idx": 0, "name": "0", "path": path, "type": f"sentence_transformers.models.{module}"}]
+    (tmp_path / "modules.json").write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=f"model of sentence-transformers with {module}: read are those"):
+        library.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("module", "settings", "message"),
     [

@@ -79,7 +79,7 @@ def test_json_lines_and_parquet(tmp_path: Path) -> None:
         (
             "x.csv",
             b"text,label\na,1\n\xff,1\n",
-            r"x\.csv:3 is not UTF-8 text \(byte 0xff\): .* iconv -f CP1252 -t UTF-8\.$",
+            r"x\.csv:3 is not UTF-8 text \(byte 0xff\): .* iconv -f CP1252 -t UTF-8 \(CP1250",
         ),
         ("x.tsv", b"text\ttext\na\t1\n", r"x\.tsv:1: two columns have the name 'text'\. Rename one"),
         ("x.tsv", b"text\tlabel\n\xff\t1\n", r"x\.tsv:2 is not UTF-8 text \(byte 0xff\)"),

@@ -92,8 +92,8 @@ def test_a_first_row_that_looks_like_names(content: str, named: str) -> None:
 def test_rows_that_cannot_be_read() -> None:
     found = read(b'text,label\nx,\xe9\n"a \\"b\\" c",x\na,b,c\n\nd\n"e"f,x\n"g,y\n"h",z\nlast,a\n"never,b\n')
     assert found == [
-        "is not UTF-8 text (byte 0xe9): it may be in Windows-1252 (Latin-1). Convert the file, such as with iconv -f "
-        "CP1252 -t UTF-8",
+        "is not UTF-8 text (byte 0xe9): it may be in Windows-1252 (Latin-1) or one like it. Convert the file, such as "
+        "with iconv -f CP1252 -t UTF-8 (CP1250 for Central Europe, CP1254 for Turkish)",
         "has a quotation mark after a backslash: within a cell, write it twice, without the backslash",
         "has 3 cells where the first line has 2: put a cell that holds a comma in quotation marks",
         "has 1 cell where the first line has 2",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lambert.core.batch import Batch, Ints, Source
 from lambert.core.contents import model_files, sha256
-from lambert.core.errors import UsageError
+from lambert.core.errors import DataError, UsageError, shown
 from lambert.core.registry import check_named
 from lambert.core.world import World
 from lambert.corpus.tokens import roles
@@ -28,6 +28,7 @@ from lambert.engine.precision import Precision
 from lambert.inference.cpu import for_cpu
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.config import EncoderConfig
 from lambert.model.families import takes_pairs
 from lambert.model.folder import model_folder
 from lambert.model.heads import Model
@@ -85,6 +86,7 @@ def load_task(
     model, report = weights.load(folder, heads, pieces, code=code, share=True)
     report.check_tied(folder, heads)
     check_segments(task.config, model)
+    check_padding(tokenizer, model.config, folder)
     if not report.missing:
         return model.eval(), tokenizer, task, "", report.lost
     own = layout.answering_head(settings, layout.check_family(settings, folder))
@@ -108,6 +110,21 @@ def check_segments(config: TaskConfig, model: Model) -> None:
     if (config.name in ("squad", "choice") or pairs) and not takes_pairs(model.config):
         raise UsageError(
             f"The model has segment_types = {model.config.segment_types}, and text pairs need 2: use another model."
+        )
+
+
+def check_padding(tokenizer: Any, config: EncoderConfig, folder: Path) -> None:
+    """Raises DataError if transformers would take a token of texts for padding: encoders with positions after that of
+    padding, such as RoBERTa, give tokens with the id of padding its position, and do not count them."""
+    number = config.position_offset - 1
+    name = None if number < 0 else tokenizer.id_to_token(number)
+    template = roles.template(tokenizer, str(folder))
+    in_texts = number in (template.cls, template.sep, roles.named(tokenizer, "unk"))
+    if name is not None and (in_texts or number not in roles.own(tokenizer)) and name.strip("[]<>|").lower() != "pad":
+        raise DataError(
+            f"{folder} has {number} as the id of padding (pad_token_id), which is {shown(name)} in its tokenizer: the "
+            "positions that transformers gives to a text with it are not supported. If the tokenizer is of another "
+            "model, replace it."
         )
 
 

@@ -27,11 +27,21 @@ from lambert.inference.outputs import load_task, outputs, ready
 from lambert.inference.scheduler import Work
 from lambert.model.encoder import Encoder
 from lambert.model.families import reads_segments
-from lambert.model.folder import model_folder
+from lambert.model.folder import model_folder, read_config
 from lambert.model.heads import Model
 from lambert.model.pooling import modes_of, pooled, pooling_of
 from lambert.model.publish import publish
-from lambert.tasks import Outputs, Row, Task, TaskConfig, asked, model_files, scored, with_top
+from lambert.tasks import (
+    Outputs,
+    Row,
+    Task,
+    TaskConfig,
+    asked,
+    model_files,
+    scored,
+    sentence_transformers,
+    with_top,
+)
 from lambert.tasks.bad_rows import readable
 from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.embed import Embed
@@ -108,6 +118,8 @@ class TextModel:
         """A line about pieces that the tokenizer may have lost; else empty."""
         model, self.tokenizer, self._task, self._missing, self.note = load_task(self.folder, task, code, columns, squad)
         self._model, self._precision = ready(model, inference.precision, world.device)
+        limit = 0 if read_config(self.folder).get("lambert") else sentence_transformers.length(self.folder)
+        self._longest = min(limit or model.config.positions, model.config.positions)
         self._inference, self._world = inference, world
         self._work = Work(self._model, self._precision)
         self._vectors: dict[str, Work] = {}
@@ -209,7 +221,8 @@ class TextModel:
                 `EmbedConfig.pooling`. Default: the vectors of a model that was trained for them, of length 1 if its
                 task says so; else "mean".
             max_length: Longer texts are cut to this number of tokens, at least 8. Default: that of a model of vectors,
-                else the number of the model's positions.
+                else that of the tokenizer of a folder that Lambert did not write, else the number of the model's
+                positions.
             prompt: What precedes each text. Default: the default prompt of a model of vectors, which is that of queries
                 if it names no other.
             prompt_name: Name of a prompt of a model of vectors, such as "document"; `embed.named_prompts()` has all.
@@ -229,7 +242,7 @@ class TextModel:
         """Returns what the vectors of the texts need, as `request` does. The arguments are those of `encode`."""
         positions, config = self._model.config.positions, self._task.config
         own = isinstance(self._task, Embed) and not pooling
-        length = (config.max_length if own else positions) if max_length is None else max_length
+        length = (config.max_length if own else self._longest) if max_length is None else max_length
         if not SHORTEST <= length <= positions:
             raise UsageError(f"max_length = {length} must be from {SHORTEST} to {positions}, the model's positions.")
         if isinstance(texts, Mapping) or not isinstance(texts, Iterable):

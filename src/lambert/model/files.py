@@ -49,6 +49,18 @@ def encoder_path(folder: Path) -> str:
     return own if isinstance(own, str) and own not in ("", ".", "..") and not set(own) & set("/\\:\0") else ""
 
 
+def modules_of(folder: Path) -> list[str]:
+    """Returns the names of the modules of a folder of sentence-transformers, also if `folder` is that of its first one;
+    none for another folder."""
+    for path in (Path(folder) / "modules.json", Path(folder).absolute().parent / "modules.json"):
+        try:
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            return [str(row["type"]).rpartition(".")[2] for row in rows]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            continue
+    return []
+
+
 def read(folder: Path) -> tuple[Tensors, Path]:
     """Returns the tensors of a model folder by their names in the file, and the path of the file or of the index.
 

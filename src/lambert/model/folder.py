@@ -16,9 +16,9 @@ from lambert.core.unsupported import NOT_DOWNLOADED, refuse_model
 from lambert.model.config import EncoderConfig
 from lambert.model.families import DEFAULT, FAMILIES, family_of
 from lambert.model.family import Family
-from lambert.model.files import encoder_path
+from lambert.model.files import encoder_path, modules_of
 from lambert.model.heads import Model
-from lambert.model.labels import check_rows, default_names, ids_left_aside, label_keys, label_names
+from lambert.model.labels import check_rows, check_values, default_names, ids_left_aside, label_keys, label_names
 from lambert.model.tensorflow import checkpoint
 
 CONFIG = "config.json"
@@ -127,6 +127,11 @@ def _config_file(folder: Path) -> Path:
     if path is None:
         seed = min(folder.glob("seed-*"), default=None)
         hint = f" It holds the runs of several seeds: give one, such as {seed}." if seed else ""
+        if modules := modules_of(folder):
+            hint = (
+                f" It is a model of sentence-transformers with {', '.join(modules)}: read are those whose first module "
+                "is Transformer, an encoder."
+            )
         raise DataError(f"No model at {folder} (no {CONFIG} or {GOOGLE_CONFIG}).{hint}")
     return path
 
@@ -223,10 +228,7 @@ def heads_of(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], folder:
     names = label_names(settings, path)
     check_rows(len(names), head_rows(own, tensors, family) or len(names), path)
     if own == "value":
-        if len(names) > 1:
-            raise DataError(
-                f"{path} has problem_type = 'regression' and {len(names)} labels; a regression here has one value."
-            )
+        check_values(len(names), path)
         return {own: 0}
     return {own: len(names)}
 

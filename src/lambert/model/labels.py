@@ -94,6 +94,12 @@ def listed(labels: Sequence[str]) -> str:
     return ", ".join(labels[:_LISTED]) + more
 
 
+def check_values(rows: int, source: object) -> None:
+    """Raises DataError if a regression head has several rows."""
+    if rows > 1:
+        raise DataError(f"{source} has problem_type = 'regression' and {rows} labels; a regression here has one value.")
+
+
 def check_rows(count: int, rows: int, source: object) -> None:
     """Raises DataError if a head has another number of rows than the config.json at `source` has labels."""
     if count != rows:

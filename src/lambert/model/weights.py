@@ -27,7 +27,7 @@ from lambert.model.families import family_of
 from lambert.model.family import Family
 from lambert.model.heads import Model, built
 from lambert.model.initial_head import InitialHead, fits, initial_head
-from lambert.model.labels import check_rows
+from lambert.model.labels import check_rows, check_values
 from lambert.model.weight_checks import (
     ANSWERING,
     check_lacking,
@@ -310,6 +310,8 @@ def _initial_head(
         return initial_head(head, labels, own, settings, rows, folder)
     usable = not own or fits(head, own)
     if usable and head in layout.LABELLED_HEADS:
+        if head == "value":
+            check_values(rows, folder / layout.CONFIG)
         check_rows(count or 1, rows, folder / layout.CONFIG)
     return InitialHead(kept=usable)
 

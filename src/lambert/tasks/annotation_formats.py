@@ -367,9 +367,13 @@ def _recognised(rows: Collection[tuple[str, Any]]) -> str:
 
 
 def _rows(path: Path) -> list[tuple[str, Any]]:
-    """Returns the values of a JSON file, or the rows of Parquet and Arrow; nothing for files of other kinds."""
+    """Returns the values of a JSON file, the rows of Parquet and Arrow, or those of a table that Label Studio wrote;
+    nothing for files of other kinds."""
     if kind(path) in (".parquet", ".arrow"):
         return [*read_rows(path, Columns())]
+    if kind(path) in (".csv", ".tsv") and _STUDIO_CELL in content_of(path):
+        rows = read_rows(path, Columns())
+        return [(place, {key: _unpacked(cell) for key, cell in row.items()}) for place, row in rows]
     if kind(path) not in _JSON:
         return []
     content = content_of(path)
@@ -381,6 +385,19 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
         return [(f"{path}:{number}", json.loads(line)) for number, line in lines if line.strip()]
     except (ValueError, RecursionError):  # the reader of rows says where and why
         return []
+
+
+_STUDIO_CELL = b'""labels"":'
+"""What a table of Label Studio has within a cell with spans, which is JSON."""
+
+
+def _unpacked(cell: Any) -> Any:
+    """Returns the objects in a cell with a JSON list, and the text of another cell."""
+    try:
+        found = json.loads(cell) if isinstance(cell, str) and cell.startswith("[{") else cell
+    except (ValueError, RecursionError):
+        return cell
+    return found if _is_list(found, _has_labels) else cell
 
 
 def _whole(text: str) -> list[Any] | None:

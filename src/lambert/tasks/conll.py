@@ -16,7 +16,7 @@ from lambert.core.errors import DataError, shown
 from lambert.tasks.config import Columns
 from lambert.tasks.conllu import surface
 from lambert.tasks.mismatch import Advice, Mismatch
-from lambert.tasks.table import other_task, plain_label, read_rows
+from lambert.tasks.table import SPANS, other_task, plain_label, read_rows
 from lambert.tasks.task import Row, keys_found, whole_text
 from lambert.text.rows import kind, lines
 
@@ -102,6 +102,11 @@ def tokens_of(row: Row, key: str, place: str) -> list[str]:
 
         def message(say: Advice) -> str:
             hint = other_task(row, say) if key not in row else ""
+            if hint and {*row} & SPANS:  # in a form that `annotation_formats` does not read
+                hint = (
+                    ' Spans of characters are read in forms such as {"text": "Rome fell", "spans": [{"start": 0, '
+                    f'"end": 4, "label": "LOC"}}]}} (docs/finetune.md lists them). Keys found: {keys_found(row)}.'
+                )
             return f"{place}: {key!r} is not a list of texts, one for each word.{hint or form}"
 
         raise Mismatch(message)

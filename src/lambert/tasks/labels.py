@@ -17,6 +17,7 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.label_names import is_number, whole
 from lambert.tasks.metrics import Floats
 from lambert.tasks.table import ordered
+from lambert.text.tables import as_seen
 
 _FRACTION = re.compile(r"[-+]?\d*\.\d+(e[-+]?\d+)?", re.IGNORECASE)
 _FRACTIONS = 10
@@ -70,11 +71,13 @@ def absent(counts_L: Ints, labels: tuple[str, ...], path: Path) -> tuple[str, ..
 
 def doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
     """Returns notes about labels of a training file that may mean something else than classes of their own: names that
-    differ in case only, numbers that differ in leading zeros only, numbers with decimal commas, names of missing
-    values."""
+    differ in case only or look alike, numbers that differ in leading zeros only, numbers with decimal commas, names of
+    missing values."""
     forms: dict[str, list[str]] = {}
+    shapes: dict[str, list[str]] = {}
     for label in labels:
         forms.setdefault(label.casefold(), []).append(label)
+        shapes.setdefault(as_seen(label), []).append(label)
     numbers: dict[str, list[str]] = {}
     for label in filter(is_number, labels):
         numbers.setdefault(label.lstrip("0") or "0", []).append(label)
@@ -82,6 +85,11 @@ def doubtful(labels: tuple[str, ...], path: Path) -> tuple[str, ...]:
     every = all(_COMMA.fullmatch(label) or is_number(label) for label in labels)
     found = [
         ("differ in case only and are classes of their own", _several(forms)),
+        (
+            "differ only in characters that are not seen, in white space or in their width, and are classes of their "
+            "own",
+            _several(shapes),
+        ),
         ("differ in leading zeros only and are classes of their own", _several(numbers)),
         (
             'look like numbers with a decimal comma and are classes here (for task.name = "regress", write a point)',

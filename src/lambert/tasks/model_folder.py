@@ -11,8 +11,8 @@ from lambert.tasks.config import TaskConfig
 from lambert.tasks.task import described
 
 CONFIG = "config.json"
-_CUT = ("classify", "multilabel", "regress", "choice")
-"""Tasks whose texts transformers cuts at the limit of the tokenizer."""
+_CUT = ("classify", "multilabel", "regress", "choice", "embed")
+"""Tasks whose texts sentence-transformers or transformers cuts at the limit of the tokenizer."""
 
 
 def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskConfig:
@@ -37,7 +37,7 @@ def task_of(folder: Path, settings: Mapping[str, Any], name: str = "") -> TaskCo
         return config
     try:
         config = replace(config, max_length=sentence_transformers.length(folder))
-        if config.name == "choice":
+        if config.name in ("choice", "embed"):
             return config
         config = replace(config, activation=_activation(config, folder, settings))
         scores_pairs = pairs or bool(sentence_transformers.activation_of(folder, settings))

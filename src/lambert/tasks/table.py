@@ -148,7 +148,7 @@ def _missing(row: Row, names: Sequence[tuple[str, str]], place: str, *, table: b
     return Mismatch(message)
 
 
-_SPANS = {"spans", "ents", "entities", "tokenized_text", "annotations", "completions"}
+SPANS = {"spans", "ents", "entities", "tokenized_text", "annotations", "completions"}
 """Columns of annotated texts (`annotation_formats`)."""
 
 
@@ -161,7 +161,7 @@ def other_task(row: Row, say: Advice) -> str:
         return (
             " These are classifications of Label Studio: export them as CSV or JSON-MIN, which have columns for them."
         )
-    if names & _SPANS:
+    if names & SPANS:
         return f" Rows with spans of characters are for tagging: {say.task('tag')}."
     if "data" in names or {"question", "context"} <= names:
         return f" Questions are for question answering, in a SQuAD file: {say.task('squad')}."

@@ -106,8 +106,12 @@ def invalid(data: bytes, begin: int) -> str:
     high = sum(byte >= 0x80 for byte in data)
     letters = high + sum(chr(byte).isalpha() for byte in data if byte < 0x80)
     script = high > 4 and 2 * high > letters
-    likely = "the encoding of another script" if script else "Windows-1252 (Latin-1)"
-    known = " (CP1251 Cyrillic, CP949 Korean, GB18030 Chinese, CP932 Japanese)" if script else ""
+    likely = "the encoding of another script" if script else "Windows-1252 (Latin-1) or one like it"
+    known = (
+        " (CP1251 Cyrillic, CP949 Korean, GB18030 Chinese, CP932 Japanese)"
+        if script
+        else " (CP1250 for Central Europe, CP1254 for Turkish)"
+    )
     return (
         f"is not UTF-8 text (byte 0x{data[begin]:02x}): it may be in {likely}. Convert the file, such as with iconv -f "
         f"{'ENCODING' if script else 'CP1252'} -t UTF-8{known}"

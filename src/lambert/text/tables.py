@@ -7,6 +7,7 @@ has the names of the columns. So a table is read in the same way whatever its na
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,13 @@ def visible(name: str) -> str:
     while before != name:
         before, name = name, name.strip().strip(_ODD)
     return name
+
+
+def as_seen(text: str) -> str:
+    """Returns a text without the characters that are not seen, with the usual form of the others (NFKC), and one space
+    for white space between words."""
+    kept = "".join(character for character in text if character not in _ODD)
+    return " ".join(unicodedata.normalize("NFKC", kept).split())
 
 
 def recognised(beginning: bytes, suffix: str) -> Table:
@@ -230,6 +238,8 @@ def table_rows(stream: Any, table: Table, names: Sequence[str], offset: int, lin
 
 def _misfit(cells: Sequence[str], keys: Sequence[str], table: Table) -> str:
     found = f"has {len(cells)} cell{'s' * (len(cells) != 1)} where the first line has {len(keys)}"
+    if len(keys) == 1 and table.begin == (0, 0):
+        return f"{found}: if the first line is a title, remove it; if the row is one cell, put it in quotation marks"
     if len(cells) < len(keys) or not table.quoted:
         return found
     return f"{found}: put a cell that holds a {_NAMES.get(table.separator, 'separator')} in quotation marks"

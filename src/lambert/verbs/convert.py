@@ -17,6 +17,7 @@ from lambert.exports import hugging_face, onnx, openvino, program, written
 from lambert.exports.checking import Check, Comparison, check
 from lambert.exports.config import ExportConfig
 from lambert.exports.original import kept
+from lambert.inference.outputs import check_padding
 from lambert.model import folder as layout
 from lambert.model import weights
 from lambert.model.bert import tensorflow
@@ -103,6 +104,7 @@ def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iter
         if config.lowercase is None and not (folder / tokenizers.CONFIG).is_file():
             _check_case(tokenizer, path)
         model, report = _google(checkpoint, folder, pieces)
+    check_padding(tokenizer, model.config, folder)
     yield from (*report.lines(), *report.warnings())
     extra, files = kept(folder, model.config.hidden)
     positions = model.config.positions

@@ -20,7 +20,7 @@ from lambert.engine.precision import Precision
 from lambert.engine.signals import Interrupted, StopRequest
 from lambert.engine.step import Step
 from lambert.inference.config import InferenceConfig
-from lambert.inference.outputs import check_positions, check_segments, check_widths, outputs
+from lambert.inference.outputs import check_padding, check_positions, check_segments, check_widths, outputs
 from lambert.inference.text_model import TextModel
 from lambert.model import folder as layout
 from lambert.model import weights
@@ -215,6 +215,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     model, report = weights.load(folder, heads, roles.size(tokenizer), config.seed, config.code, labels=labels)
     check_positions(task.config.max_length, model)
     check_segments(task.config, model)
+    check_padding(tokenizer, model.config, folder)
     check_widths(task, model)
     check_examples(config, data, model.config)
     notes += filter(None, [keep_layers(model, config.distil.student_layers)])

@@ -46,8 +46,8 @@ def test_a_row_that_cannot_be_read_affects_no_other(tmp_path: Path) -> None:
         'a "b"', "<line 3 is no row (',' expected after '\"')>",
         "<line 4 has 3 cells where the first line has 2: put a cell that holds a comma in quotation marks>",
         "<line 6 has 1 cell where the first line has 2>",
-        "<line 7 is not UTF-8 text (byte 0xe9): it may be in Windows-1252 (Latin-1). Convert the file, such as with "
-        "iconv -f CP1252 -t UTF-8>", "g",
+        "<line 7 is not UTF-8 text (byte 0xe9): it may be in Windows-1252 (Latin-1) or one like it. Convert the file, "
+        "such as with iconv -f CP1252 -t UTF-8 (CP1250 for Central Europe, CP1254 for Turkish)>", "g",
         "<line 9 begins a cell with a quotation mark that is never closed: the rest of the file is lost>",
     ]  # fmt: skip
 

@@ -179,7 +179,10 @@ def test_a_bad_json_line_is_located(tmp_path: Path, line: bytes, message: str) -
 
 def test_invalid_utf8_is_located(tmp_path: Path) -> None:
     path = written(tmp_path / "a.txt", b"fine\n\nfine\nnot \xe9t\xe9\n\nfine\n")
-    advice = "it may be in Windows-1252 (Latin-1). Convert the file, such as with iconv -f CP1252 -t UTF-8"
+    advice = (
+        "it may be in Windows-1252 (Latin-1) or one like it. Convert the file, such as with iconv -f CP1252 -t UTF-8 "
+        "(CP1250 for Central Europe, CP1254 for Turkish)"
+    )
     assert errors(path) == [("line 4", f"is not UTF-8 text (byte 0xe9): {advice}")]
     pieces = list(read(path, Layout(documents="blank-line")))
     assert [piece.text.strip() for piece in pieces if not piece.error] == ["fine", "fine"]

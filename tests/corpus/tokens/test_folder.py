@@ -261,6 +261,7 @@ OTHERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "electra": ("electra", {tk.VOCABULARY: VOCABULARY, tk.CONFIG: LOWER}),
     "gte": ("gte", {tk.JSON: unigram()}),
     "nomic": ("nomic_bert", {tk.JSON: wordpiece(), tk.CONFIG: {**LOWER, "tokenizer_class": "BertTokenizer"}}),
+    "llama with bytes": ("roberta", {tk.JSON: bytes_(), tk.CONFIG: {"tokenizer_class": "LlamaTokenizer"}}),
     "gpt2": (
         "roberta", {tk.JSON: bytes_(True), tk.CONFIG: {"tokenizer_class": "GPT2Tokenizer", "unk_token": "<unk>"}}
     ),
@@ -298,6 +299,12 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
         {tk.VOCABULARY: VOCABULARY, "bpe.codes": "", "config.json": {"tokenizer_class": "PhobertTokenizer"}}, "Phobert"
     ),
     "RoFormer": ({tk.JSON: wordpiece(), tk.CONFIG: {"tokenizer_class": "RoFormerTokenizerFast"}}, "jieba"),
+    "code": ({tk.JSON: wordpiece(), tk.CONFIG: {"tokenizer_class": "BertJapaneseTokenizer"}}, "code of its own.*Fast"),
+    "rules of its own": ({tk.JSON: unigram(), tk.CONFIG: {"tokenizer_class": "T5Tokenizer"}}, "template of its own"),
+    "rules for pieces": ({tk.JSON: unigram(), tk.CONFIG: {"tokenizer_class": "LlamaTokenizerFast"}}, "of its own"),
+    "rules named by the model": (
+        {tk.JSON: unigram(), "config.json": {"model_type": "bert", "tokenizer_class": "AlbertTokenizer"}}, "of its own"
+    ),
     "pieces of another kind": ({tk.JSON: bytes_(), tk.CONFIG: LOWER}, "pieces of BPE.* WordPiece"),
     "a vocabulary of another family": (
         {tk.VOCABULARY: VOCABULARY, "config.json": {"model_type": "roberta"}}, "vocab.json and merges.txt"
@@ -343,6 +350,31 @@ def test_refused(tmp_path: Path, name: str) -> None:
     files, message = REFUSED[name]
     with pytest.raises(DataError, match=message):
         tk.load(write(tmp_path, files, "bert"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_input_names": ["input_ids", "attention_mask"]},
+        {"tokenizer_class": "DistilBertTokenizerFast"},
+        {"tokenizer_class": "DistilBertTokenizer", "model_input_names": ["input_ids", "token_type_ids"]},
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"tokenizer_class": "MyTokenizer", "model_input_names": ["input_ids", "token_type_ids"]},
+        {},
+    ],
+)
+@pytest.mark.parametrize("processor", ["TemplateProcessing", "BertProcessing"])
+def test_segments(tmp_path: Path, config: Mapping[str, Any], processor: str) -> None:
+    """A model whose inputs have no segment types gets those of 0."""
+    values = wordpiece()
+    if processor == "BertProcessing":
+        values["post_processor"] = {"type": processor, "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
+    folder = write(tmp_path, {tk.JSON: values, tk.CONFIG: {**LOWER, **config}}, "bert")
+    want = transformers.AutoTokenizer.from_pretrained(folder)("ann", "met bob")
+    tk.save(tk.load(folder), tmp_path / "written")
+    for read in (folder, tmp_path / "written"):
+        got = tk.load(read).encode("ann", "met bob")
+        assert (got.ids, got.type_ids) == (want["input_ids"], want.get("token_type_ids", [0] * len(got.ids)))
 
 
 def test_a_json_without_added_tokens_is_read(tmp_path: Path) -> None:

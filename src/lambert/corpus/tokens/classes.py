@@ -214,5 +214,32 @@ OF_MODEL = {
 """The class of a folder that names none, by model_type of its config.json."""
 AS_FILE = ("modernbert",)
 """Values of model_type for which transformers reads tokenizer.json whatever class is named."""
-WITHOUT_FILE = {"RoFormerTokenizer": "divides texts with jieba, which tokenizer.json does not hold"}
-"""Classes whose tokenizer.json, if they have one, does not say what they do."""
+WITHOUT_FILE = {
+    "RoFormerTokenizer": "divides texts with jieba",
+    **dict.fromkeys(
+        (
+            "BartphoTokenizer", "BertGenerationTokenizer", "BertJapaneseTokenizer", "BertweetTokenizer",
+            "BioGptTokenizer", "CTRLTokenizer", "CanineTokenizer", "CpmTokenizer", "FlaubertTokenizer",
+            "M2M100Tokenizer", "MarianTokenizer", "PLBartTokenizer", "PhobertTokenizer", "ProphetNetTokenizer",
+            "RoCBertTokenizer", "TapasTokenizer", "XLMTokenizer",
+        ),
+        "divides texts with code of its own",
+    ),
+    **dict.fromkeys(
+        (
+            "AlbertTokenizer", "BarthezTokenizer", "BigBirdTokenizer", "BlenderbotTokenizer", "CLIPTokenizer",
+            "CodeLlamaTokenizer", "CohereTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer", "FNetTokenizer",
+            "FunnelTokenizer", "GPTNeoXTokenizer", "GemmaTokenizer", "LayoutLMv2Tokenizer", "LayoutLMv3Tokenizer",
+            "LayoutXLMTokenizer", "LlamaTokenizer", "LukeTokenizer", "MBart50Tokenizer", "MBartTokenizer",
+            "MLukeTokenizer", "MarkupLMTokenizer", "NllbTokenizer", "OpenAIGPTTokenizer", "PegasusTokenizer",
+            "Qwen2Tokenizer", "ReformerTokenizer", "RemBertTokenizer", "SeamlessM4TTokenizer", "SplinterTokenizer",
+            "T5Tokenizer", "UdopTokenizer", "WhisperTokenizer", "XGLMTokenizer", "XLNetTokenizer",
+        ),
+        "has a normalizer and a template of its own",
+    ),
+}  # fmt: skip
+"""Other classes of transformers that do not do what a tokenizer.json says, and how they divide texts instead."""
+WITHOUT_SEGMENTS = ("DistilBertTokenizer", "DPRReaderTokenizer")
+"""Classes of BERT's pieces that give models no segment types, unless model_input_names of the folder says so."""
+AS_FILE_WITH_BYTES = ("LlamaTokenizer",)
+"""Classes that are what tokenizer.json says if its pieces are of bytes."""

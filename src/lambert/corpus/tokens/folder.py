@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from lambert.core.errors import DataError, shown
 from lambert.core.files import json_object, read_file
 from lambert.corpus.tokens import classes
 from lambert.corpus.tokens.classes import CLASSES, TokenizerClass
-from lambert.corpus.tokens.declared import ROLES, Declared, declare
+from lambert.corpus.tokens.declared import ROLES, Declared, declare, declared
 from lambert.corpus.tokens.trial import check_parts, library_errors
 
 JSON, VOCABULARY, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
@@ -53,11 +53,19 @@ def read(path: Path, lowercase: bool | None) -> Tokenizer:
     """
     config, model = _object(path.with_name(CONFIG)), _object(path.with_name("config.json"))
     name = _class(config, model)
+    tokenizer = _read(path, config, model, name, lowercase)
+    return tokenizer if _gives_segments(config, name) else _without_segments(tokenizer)
+
+
+def _read(
+    path: Path, config: Mapping[str, Any], model: Mapping[str, Any], name: str, lowercase: bool | None
+) -> Tokenizer:
     if path.suffix == ".json" and path.name != PIECES:
-        if name in classes.WITHOUT_FILE:
+        if name in classes.WITHOUT_FILE and not (name in classes.AS_FILE_WITH_BYTES and _has_bytes(path)):
             raise DataError(
-                f"{path.parent} has the tokenizer {name}, which {classes.WITHOUT_FILE[name]}: "
-                "Lambert does not have this algorithm. Take a model with another tokenizer."
+                f"{path.parent} has the tokenizer {name}, which {classes.WITHOUT_FILE[name]}, whatever {JSON} says: "
+                f"Lambert does not have it. Take a model with another tokenizer or, if this {JSON} is what the model "
+                f'learnt with, put "tokenizer_class": "PreTrainedTokenizerFast" into {CONFIG}.'
             )
         kind = CLASSES.get(name)
         if kind is not None and not config and "tokenizer_class" not in model and _kind_of_pieces(path) != kind.model:
@@ -100,6 +108,39 @@ def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 def _kind_of_pieces(path: Path) -> object:
     pieces = _object(path).get("model")
     return pieces.get("type") if isinstance(pieces, dict) else None
+
+
+def _gives_segments(config: Mapping[str, Any], name: str) -> bool:
+    """Returns whether transformers gives models the segment types of the template; otherwise all are 0."""
+    usual = name == "" or (name in CLASSES and name not in classes.WITHOUT_SEGMENTS)
+    return "token_type_ids" in config.get("model_input_names", ["token_type_ids"] * usual)
+
+
+def _without_segments(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns the tokenizer with a template whose segment types are 0."""
+    if not any(tokenizer.encode("", "").type_ids):
+        return tokenizer
+    values = json.loads(tokenizer.to_str())
+    last = values["post_processor"]
+    for processor in last.get("processors", [last]):
+        if processor["type"] == "BertProcessing":
+            (sep, sep_id), (cls, cls_id) = processor["sep"], processor["cls"]
+            template = processors.TemplateProcessing(
+                single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B", sep], special_tokens=[(cls, cls_id), (sep, sep_id)]
+            )
+            processor.clear()
+            processor.update(json.loads(template.__getstate__()))
+        for part in (*processor.get("single", ()), *processor.get("pair", ())):
+            for token in part.values():
+                token["type_id"] = 0
+    copy: Tokenizer = Tokenizer.from_str(json.dumps(values))
+    declare(copy, declared(tokenizer))
+    return copy
+
+
+def _has_bytes(path: Path) -> bool:
+    """Returns whether the pieces of a tokenizer.json are of bytes."""
+    return "ByteLevel" in json.dumps(_object(path).get("pre_tokenizer"))
 
 
 def _from_json(path: Path, config: Mapping[str, Any], kind: TokenizerClass | None) -> Tokenizer:
@@ -192,9 +233,9 @@ def _assembled(
     kind: TokenizerClass,
     tokens: "_Tokens",
     path: Path,
-    processor: Any = None,
+    given: Any = None,
 ) -> Tokenizer:
-    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `processor` is the template of
+    """Returns the tokenizer that transformers builds from the vocabulary in `values`; `given` is the template of
     classes that set none."""
     settings = {key: config.get(key, usual) for key, usual in kind.settings.items()}
     for key, value in settings.items():
@@ -210,7 +251,7 @@ def _assembled(
     tokenizer = kind.start(values, names, settings)
     _add(tokenizer, tokens, path)
     if all(tokenizer.token_to_id(names.get(role, "")) is not None for role in kind.template_roles):
-        tokenizer.post_processor = kind.template(tokenizer, names, settings) or processor
+        tokenizer.post_processor = kind.template(tokenizer, names, settings) or given
     return tokenizer
 
 
