@@ -163,6 +163,20 @@ def test_fine_tuning_keeps_what_a_folder_says(layered: Path, folders: ModuleType
     assert folders.difference(result.folder / "model") <= folders.LARGEST
 
 
+def test_no_prompt_is_put_before_a_text_that_names_none(make: Make) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = make("bert", "5.2", prompts="excluded")
+    changed(
+        folder / "config_sentence_transformers.json",
+        prompts={"query": "find: ", "document": ""},
+        default_prompt_name=None,
+    )
+    net, model = SentenceTransformer(str(folder), device="cpu"), library.load(folder)
+    np.testing.assert_allclose(model.encode(TEXTS), net.encode(TEXTS), atol=2e-6)
+    np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), net.encode_query(TEXTS), atol=2e-6)
+
+
 def test_prompts_by_name(make: Make) -> None:
     from sentence_transformers import SentenceTransformer
 
