@@ -83,7 +83,7 @@ def test_the_table_says_what_pretraining_adds(
     assert summary["tables"][0]["rows"] == [
         ["loss of masked words, held-out text", "2.00 nats", "3.00 (frequencies of words alone)"],
         ["names found, F1, 3 seeds", "50.0%", "25.0% (the same from scratch)"],
-        ["what pre-training adds", "+25.0 points", "2.0 times the score, 95% interval +20.0 to +30.0"],
+        ["what pre-training adds", "+25.0 points", "2.0 times, 95% interval +20.0 to +30.0"],
     ]
     assert summary["examples"][0]["rows"] == [["[b]", "[b]"]]
     assert "does not show" not in capsys.readouterr().out

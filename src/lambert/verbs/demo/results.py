@@ -37,7 +37,7 @@ class Gain:
     @property
     def rows(self) -> list[tuple[str, str, str]]:
         """The rows of the table."""
-        times = f"{self.f1 / self.scratch:.1f} times the score" if self.scratch else "from scratch, none is found"
+        times = f"{self.f1 / self.scratch:.1f} times" if self.scratch else "from scratch, none is found"
         interval = f"95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
         return [
             (f"names found, F1, {len(SEEDS)} seeds", f"{self.f1:.1%}", f"{self.scratch:.1%} (the same from scratch)"),
