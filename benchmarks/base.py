@@ -1,10 +1,10 @@
-"""Trains the encoder that the studies of short runs start from: BERT-tiny of 64 positions, in the demo's two stages.
+"""Trains the encoder that the studies of short runs start from: BERT-tiny of 64 positions, in two stages.
 
     python benchmarks/base.py --work WORK --out MODEL
 
 From nothing, a small encoder learns only the frequencies of words for its first thousands of updates (docs/log.md),
 whatever else is varied. So these studies start from this encoder, as MLPerf's BERT starts from a checkpoint. The stages
-are twice as long as the demo's. When the plateau ends depends on rounding: another seed is tried where it has not
+are twice as long as their recipes. When the plateau ends depends on rounding: another seed is tried where it has not
 ended. Hence other machines get other encoders, and studies/base/model has the one that all runs of the studies started
 from.
 """
@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiment import DEMO, lambert, scores
+from experiment import BASE, DEMO, lambert, scores
 
 PAST_PLATEAU = 5.0
 """Nats at 64 tokens on the demo's novels. Frequencies of words give 6.2, the plateau on which small encoders stay at
@@ -26,16 +26,16 @@ def trained(work: Path, threads: int, seeds: Sequence[int] = (42, 43, 44)) -> Pa
 
     Raises SystemExit if the encoders of all seeds are on the plateau.
     """
-    recipes, corpus = DEMO / "recipes", work / "corpus"
+    corpus = work / "corpus"
     texts = {"input": DEMO / "data/novels.jsonl.xz", "out": corpus}
-    lambert("prepare", recipes / "prepare.toml", flags=texts, threads=threads)
+    lambert("prepare", DEMO / "recipes/prepare.toml", flags=texts, threads=threads)
     for seed in seeds:
         first, second = work / f"pretrain-32-{seed}", work / f"pretrain-64-{seed}"
         common = {"corpus": corpus, "seed": seed, "train.threads": threads, "train.save-every": 500}
         flags = {**common, "out": first, "train.steps": 6000}
-        lambert("pretrain", recipes / "pretrain-32.toml", flags=flags, threads=threads)
+        lambert("pretrain", BASE / "pretrain-32.toml", flags=flags, threads=threads)
         flags = {**common, "out": second, "init": first, "train.steps": 3000}
-        lambert("pretrain", recipes / "pretrain-64.toml", flags=flags, threads=threads)
+        lambert("pretrain", BASE / "pretrain-64.toml", flags=flags, threads=threads)
         if scores(second)["mlm"] < PAST_PLATEAU:
             return second
     raise SystemExit(f"The encoders of the seeds {list(seeds)} in {work} are all on the plateau of unigrams.")

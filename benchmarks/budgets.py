@@ -6,10 +6,10 @@
     python benchmarks/budgets.py table
 
 `score` fine-tunes any model folder that Lambert reads on five tasks with each of `--seeds`, and prints the scores, in
-per cent: names (the demo's: F1), squad (SQuAD v1.1, 2,000 questions of train, 500 of dev: F1), mrpc (accuracy), sst2
+per cent: names (studies/base: F1), squad (SQuAD v1.1, 2,000 questions of train, 500 of dev: F1), mrpc (accuracy), sst2
 (4,000 rows of train: accuracy) and sts-b (vectors trained on its pairs: Spearman on dev). The score is their mean. The
 settings of the tasks are fixed (TASKS); the learning rate is `finetune`'s own, by the width of the model, but that of
-names is the demo's, 1e-3.
+names is that of studies/base, 1e-3.
 
 `run` measures what an update of the budget's recipe costs, gives the recipe as many updates as the budget allows,
 pre-trains and scores. `--peer` pre-trains a BERT of the same layers and width with transformers instead
@@ -108,7 +108,7 @@ TASKS = {
         {"task.name": "embed", "task.max-length": 64, "train.epochs": 4, "train.batch-size": 32},
     ),
 }  # fmt: skip
-"""Besides `names`, whose recipe is that of the demo. An encoder needs 128 positions."""
+"""Besides `names`, whose recipe is in studies/base. An encoder needs 128 positions."""
 
 
 def files(args: argparse.Namespace, folder: Path, name: str) -> tuple[Path, Path]:

@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "benchmarks" / "studies"
 DEMO = ROOT / "src/lambert/verbs/demo"
 """Recipes and texts of `lambert demo`."""
+BASE = ROOT / "benchmarks/studies/base"
+"""The encoder that studies start from, its recipes, and the names that encoders are scored by."""
 BASE = STUDIES / "base" / "model"
 """The encoder that studies of short runs start from; base.py trained it."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
@@ -251,13 +253,13 @@ def corpus(texts: Sequence[Path] | None, work: Path, vocabulary: int | Path) -> 
 
 
 def names(model: Path, out: Path, seed: int, threads: int) -> float:
-    """Returns the F1 of the demo's task, names in lower-case text, after fine-tuning `model` on its 200 passages."""
-    data = DEMO / "data"
+    """Returns the F1 of names in lower-case text, after fine-tuning `model` on 200 passages."""
     flags = {
-        "init": model, "data": data / "names-train.jsonl", "dev": data / "names-test.jsonl", "out": out, "seed": seed,
+        "init": model, "data": BASE / "names-train.jsonl.xz", "dev": BASE / "names-test.jsonl.xz", "out": out,
+        "seed": seed,
         "train.threads": threads, "train.compile": "off",
     }  # fmt: skip
-    lambert("finetune", DEMO / "recipes/names.toml", flags=flags, threads=threads)
+    lambert("finetune", BASE / "names.toml", flags=flags, threads=threads)
     return 100 * scores(out)["f1"]
 
 

@@ -4,7 +4,7 @@ tuned.
     python benchmarks/large_batches.py --text WIKIPEDIA... --work WORK
     python benchmarks/large_batches.py --table
 
-An encoder of the demo's recipes, BERT-tiny pre-trained on novels (studies/base), is trained further on `--samples`
+The encoder of studies/base, BERT-tiny pre-trained on novels, is trained further on `--samples`
 sequences of 32 tokens of other text, in batches from `--batches`. Arms:
 
 - lamb, adamw, radam: untuned. At the smallest batch, the first seed takes each of three learning rates (RATES), further
@@ -14,7 +14,7 @@ sequences of 32 tokens of other text, in batches from `--batches`. Arms:
 - adamw-tuned, lars-tuned: at every batch size the first seed takes three to five rates around that rule in the same
   way, with a warm-up of a tenth; the other seeds take the best one.
 
-Every run is scored by its held-out masked-LM loss and by the demo's names (F1 of four novels, after fine-tuning on 200
+Every run is scored by its held-out masked-LM loss and by names (F1 of four novels, after fine-tuning on 200
 passages with the same seed). A run that diverged is a row without scores. `--trust` takes one LAMB run at the
 largest batch instead, and writes the trust ratios of its tensors at some updates to trust.jsonl beside `--out`.
 """

@@ -31,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     **SIZES,
     **{f"modernbert-{name}": shape for name, shape in MODERN_SIZES.items()},
     "minilm-l6": {"layers": 6, "hidden": 384, "heads": 12, "intermediate": 1536},  # all-MiniLM-L6-v2
-    "demo": {**SIZES["tiny"], "heads": 4},  # the recipes of `lambert demo`
+    "demo": {**SIZES["tiny"], "heads": 4},  # the recipes of studies/base
 }
 """Fields of EncoderConfig by the name of a stage's size."""
 _HEADS = {"span": {"span": 2.0}, "classify": {"label": 1.0}, "tag": {"tag": 1.0}}

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-DEMO = Path("src/lambert/verbs/demo")
+DEMO, BASE = Path("src/lambert/verbs/demo"), Path("benchmarks/studies/base")
 LAMBERT = [sys.executable, "-m", "lambert"]
 BUSY = [sys.executable, "-c", "while True: pass"]
 WARM = 2
@@ -28,12 +28,12 @@ WARM = 2
 
 
 def prepared(folder: Path) -> None:
-    """Writes the demo's corpus and an encoder of the demo's shape to the folder, once."""
+    """Writes the demo's corpus and an encoder of the shape of studies/base to the folder, once."""
     if not (folder / "encoder" / "model").exists():
         flags: list[object] = ["--input", DEMO / "data/novels.jsonl.xz", "--out", folder / "corpus", "--workers", 1]
         call("prepare", DEMO / "recipes/prepare.toml", *flags)
         flags = ["--corpus", folder / "corpus", "--out", folder / "encoder", "--train.steps", 20]
-        call("pretrain", DEMO / "recipes/pretrain-32.toml", *flags, "--train.evaluate-every", 0)
+        call("pretrain", BASE / "pretrain-32.toml", *flags, "--train.evaluate-every", 0)
 
 
 def call(*arguments: object) -> None:
@@ -43,8 +43,8 @@ def call(*arguments: object) -> None:
 def command(work: str, folder: Path, out: Path) -> list[str]:
     """The arguments of a run of about ten seconds on two quiet cores."""
     if work == "names":
-        flags: list[object] = ["finetune", DEMO / "recipes/names.toml", "--init", folder / "encoder"]
-        flags += ["--data", DEMO / "data/names-train.jsonl"]
+        flags: list[object] = ["finetune", BASE / "names.toml", "--init", folder / "encoder"]
+        flags += ["--data", BASE / "names-train.jsonl.xz"]
         return [*map(str, flags), "--out", str(out), "--train.epochs", "40"]
     flags = ["pretrain", "recipes/mini-laptop.toml", "--corpus", folder / "corpus", "--train.steps", 60]
     flags += ["--train.batch-size", 32, "--train.save-every", 0, "--train.evaluate-every", 0, "--log.every", 5]

@@ -3,7 +3,7 @@
     python benchmarks/two_stages.py --text WIKIPEDIA... --work WORK
     python benchmarks/two_stages.py --table
 
-An encoder of the demo's recipes (studies/base) is trained further on other text with LAMB. As in the LAMB paper,
+The encoder of studies/base is trained further on other text with LAMB. As in the LAMB paper,
 stage 1 has 9/10 of the sequences at a quarter of the length (16 tokens, then 64), scored by the held-out masked-LM loss
 at 64 tokens. Arms:
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=81_920, help="sequences of `long`, and of both stages together")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument(
-        "--lr", type=float, default=4e-3, help="of LAMB at --batch; 4e-3 is that of the demo's second stage"
+        "--lr", type=float, default=4e-3, help="of LAMB at --batch; 4e-3 is that of the encoder's second stage"
     )
     parser.add_argument("--precision", default="float32")
     args = parser.parse_args()

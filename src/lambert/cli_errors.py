@@ -14,7 +14,7 @@ from lambert.core.settings import dotted_names, required
 EXAMPLES = {
     "runs": ("RUN folder", "runs/NAME"),
     "plan": ("RECIPE", "recipes/bert-base-128.toml --device A100-80GB --devices 8"),
-    "verify": ("RECIPE", "runs/demo/recipes/pretrain-32.toml --updates 100"),
+    "verify": ("RECIPE", "runs/demo/recipes/pretrain.toml --updates 100"),
     "model": ("MODEL folder", "runs/NAME --input TEXT --out FOLDER --words 1000"),
     "verb": ("VERB", "-np 2 pretrain ..."),
 }

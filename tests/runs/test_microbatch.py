@@ -29,6 +29,7 @@ from lambert.model.config import EncoderConfig
 from lambert.model.heads import Model
 from lambert.planning.devices import Cluster, Device
 from lambert.planning.memory import kept_per_token, kept_per_weight, weight_count
+from lambert.planning.micro_batches import LEAST
 from lambert.planning.steps import fitting
 from lambert.planning.work import Work, shapes_of
 from lambert.runs import microbatch, updates
@@ -182,7 +183,7 @@ def test_ranks_take_the_least_and_share_the_machine(
 @pytest.mark.parametrize("longest", [128, 512])
 def test_ranks_get_equal_shares_whatever_their_number(ranks: int, longest: int) -> None:
     """Work of the rank with the most of it, as a multiple of an equal share, over a hundred updates."""
-    micro_tokens, shares = shared(2048, 1024, 256 * longest / 2, longest), []
+    micro_tokens, shares = shared(2048, 1024, 256 * longest / 2, longest, ranks), []
     for lengths_S in np.random.default_rng(1).integers(10, longest + 1, (100, 256)):
         cuts = [(n, low, high) for n, (low, high) in enumerate(even_bounds(lengths_S, micro_tokens))]
         assert max(lengths_S[low:high].sum() for _, low, high in cuts) <= micro_tokens
@@ -192,10 +193,22 @@ def test_ranks_get_equal_shares_whatever_their_number(ranks: int, longest: int) 
 
 
 @pytest.mark.parametrize(
-    ("update", "tokens"), [(100_000, 2048), (6000, 1564), (3000, 1024), (500, 1024)], ids=lambda n: f"{n:,}"
-)
-def test_small_updates_are_cut_up_for_ranks_but_not_to_pieces(update: int, tokens: int) -> None:
-    assert shared(2048, 1024, update, 128) == tokens
+    ("update", "ranks", "tokens"),
+    [
+        (100_000, 2, 2048), (6000, 2, 1564), (3000, 2, 1024), (500, 2, 314),
+        (6000, 4, 1564), (3000, 4, 814), (6000, 8, 814), (100_000, 8, 2048),
+    ],
+)  # fmt: skip
+def test_small_updates_are_cut_up_for_ranks_but_no_further(update: int, ranks: int, tokens: int) -> None:
+    assert shared(2048, 1024, update, 128, ranks) == tokens
+
+
+def test_no_rank_of_a_shipped_recipe_waits_without_a_micro_batch() -> None:
+    """256 sequences of 128 tokens on eight GPUs (recipes/bert-base-128.toml)."""
+    lengths_S = np.full(256, 115)
+    tokens = shared(65_536, LEAST["cuda"], lengths_S.sum(), 128, 8)
+    cuts = [(n, low, high) for n, (low, high) in enumerate(even_bounds(lengths_S, tokens))]
+    assert {len(own) for own in balanced(cuts, lengths_S, 8)} == {1}
 
 
 def test_one_rank_computes_a_small_update_at_once(model: Model, find: Callable[..., str]) -> None:
@@ -207,7 +220,7 @@ def test_one_rank_computes_a_small_update_at_once(model: Model, find: Callable[.
     again.load(of.state())
     assert find(again, room, batch_size=125) == ""
     four = Beside(size=4, other=-(10**6))
-    assert "are too few for 4 ranks. They are now of up to 1,024" in find(again, 4 * room, four, batch_size=125)
+    assert "are too few for 4 ranks. They are now of up to 780" in find(again, 4 * room, four, batch_size=125)
     assert find(again, 4 * room, four, batch_size=125) == ""
 
 
@@ -417,7 +430,7 @@ def test_one_rank_out_of_memory_lowers_it_on_all(same: dict[str, object], tmp_pa
     ranked(free_port(), 10**6, out=tmp_path / "reference", **same, train__micro_tokens=smaller)
     assert trained(tmp_path / "struck") == trained(tmp_path / "reference")
     first, _ = ranked(free_port(), 10**6, out=tmp_path / "found", **same)
-    assert "1 of 2 ranks have nothing to do" in first
+    assert "have nothing to do" not in first
 
 
 def test_a_model_larger_than_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

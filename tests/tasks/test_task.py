@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, create, described, learn, predict
+from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, check_metrics, create, described, learn, predict
 from lambert.tasks.task import stored, write_rows
 
 Build = Callable[[list[str]], Tokenizer]
@@ -50,6 +50,26 @@ def test_descriptions_of_other_origin() -> None:
         described({"lambert": "squad"})
     with pytest.raises(DataError, match=r"The model's config\.json has id2label = \{'O': '0'\}; it must be an object"):
         described({"architectures": ["BertForTokenClassification"], "id2label": {"O": "0"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "given", "message"),
+    [
+        ("classify", ("a", "b"), ("f1", "acuracy"), "'acuracy' is not a score of .* Did you mean 'accuracy'"),
+        ("classify", ("a", "b", "c"), ("f1",), "'f1' is not a score of .* Known: accuracy, ece, f1_macro"),
+        ("tag", ("O", "NAME"), ("span_f1",), "'span_f1' is not a score of the task 'tag'"),
+        ("regress", (), ("accuracy",), "Known: mse, pearson, spearman"),
+        ("squad", (), ("em",), "Known: exact_match, f1"),
+        ("multilabel", ("a", "b"), ("f1",), "'f1' is not a score of the task 'multilabel'"),
+    ],
+)
+def test_a_metric_that_the_task_does_not_have_is_named(
+    words: Tokenizer, name: str, labels: tuple[str, ...], given: tuple[str, ...], message: str
+) -> None:
+    task = create(TaskConfig(name=name, labels=labels), words)
+    check_metrics(task, task.score_names())
+    with pytest.raises(UsageError, match=message):
+        check_metrics(task, given)
 
 
 def test_registry(words: Tokenizer) -> None:

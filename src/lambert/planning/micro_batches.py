@@ -9,8 +9,9 @@ FAST = {"cpu": 2048, "cuda": 65_536}
 """Tokens above which a larger micro-batch is no faster. CPU: measured (docs/pretrain.md). GPU: our choice, not
 measured."""
 LEAST = {"cpu": 1024, "cuda": 16_384}
-"""Minimum tokens of the micro-batches into which an update is divided for several ranks. CPU: measured; two halves of
-1,600 tokens take up to 8% longer than the whole, four quarters 25% longer. GPU: our choice, not measured."""
+"""Minimum tokens of the micro-batches into which an update is divided for several ranks, where each has one. CPU:
+measured; two halves of 1,600 tokens take up to 8% longer than the whole, four quarters 25% longer. GPU: our choice, not
+measured."""
 FAST_NATIVE = 8192
 """FAST of a CPU with the compiled kernels, in bfloat16: the larger the micro-batch, the less often the gradient of the
 word embeddings is added to. Measured."""
@@ -35,8 +36,13 @@ def largest(fitting: int, fastest: int) -> int:
     return 1 << most.bit_length() - 1
 
 
-def shared(most: int, least: int, update_tokens: float, longest: int) -> int:
-    """Returns the micro-batch size, from `least` to `most` tokens, with which an update of `update_tokens` has several
-    micro-batches that ranks can share. It is the same for any number of ranks above one, because dropout masks are
+def shared(most: int, least: int, update_tokens: float, longest: int, ranks: int) -> int:
+    """Returns the micro-batch size, at most `most` tokens, with which an update of `update_tokens` has several
+    micro-batches, and at least one for each rank. It has fewer than `least` tokens only if a rank would otherwise have
+    no micro-batch. It is the same for two to four ranks if their shares have `least` tokens, because dropout masks are
     drawn for each micro-batch."""
-    return min(most, max(least, math.ceil(update_tokens / _PARTS) + longest // 2))
+
+    def part(of: int) -> int:
+        return math.ceil(update_tokens / of) + longest // 2
+
+    return min(most, max(part(max(_PARTS, ranks)), min(least, part(ranks))))

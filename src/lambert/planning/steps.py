@@ -161,7 +161,7 @@ def determined(work: Work, cluster: Cluster, held: float, per_token: int) -> int
     if cluster.devices == 1:
         return tokens
     least = micro_batches.LEAST["cpu" if cluster.device.kind == "cpu" else "cuda"]
-    return micro_batches.shared(tokens, least, work.batch_size * work.mean, work.longest)
+    return micro_batches.shared(tokens, least, work.batch_size * work.mean, work.longest, cluster.devices)
 
 
 def _alone(work: Work, cluster: Cluster, held: float, per_token: int) -> int:

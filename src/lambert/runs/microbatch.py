@@ -93,13 +93,13 @@ class MicrobatchSize:
         fitting = -world.largest(-(free // each))
         update_tokens, least = batch_size * sample.mean, LEAST.get(world.device.type, LEAST["cpu"])
         one = world.size == 1
-        enough = one or shared(self.tokens, least, update_tokens, sample.longest) == self.tokens
+        enough = one or shared(self.tokens, least, update_tokens, sample.longest, world.size) == self.tokens
         if 0 < self.tokens <= fitting and enough:
             return ""
         before = self.tokens
         self.tokens = largest(fitting, fastest(world.device.type, compiled=native))
         if not one:
-            self.tokens = shared(self.tokens, least, update_tokens, sample.longest)
+            self.tokens = shared(self.tokens, least, update_tokens, sample.longest, world.size)
         found = f"up to {self.tokens:,} tokens ({free / 1e9:,.1f} GB of memory free, {each / 1e3:,.0f} kB a token)"
         if not before:
             return f"micro-batches of {found}"

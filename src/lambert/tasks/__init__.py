@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any
 from lambert.core.registry import Kind, choose, lookup
 from lambert.tasks import named
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TaskConfig
-from lambert.tasks.task import Outputs, Row, Task, answers, asked, described, model_files, predict, scored, with_top
+from lambert.tasks.task import (
+    Outputs,
+    Row,
+    Task,
+    answers,
+    asked,
+    check_metrics,
+    described,
+    model_files,
+    predict,
+    scored,
+    with_top,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,7 +51,7 @@ KIND = Kind(
 
 __all__ = [
     "TASKS", "Columns", "EmbedConfig", "Outputs", "Row", "SquadConfig", "Task", "TaskConfig",
-    "answers", "asked", "create", "described", "learn", "model_files", "needed_roles", "predict",
+    "answers", "asked", "check_metrics", "create", "described", "learn", "model_files", "needed_roles", "predict",
     "resolved", "scored", "tuned", "with_top",
 ]  # fmt: skip
 

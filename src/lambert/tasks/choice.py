@@ -131,6 +131,9 @@ class Choice(SentenceTask):
         found = self.predictions(data, outputs)
         return np.stack([np.pad(chances_C, (0, max(map(len, found)) - len(chances_C))) for chances_C in found])
 
+    def score_names(self) -> tuple[str, ...]:
+        return ("accuracy", "loss")
+
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"
         truth = data.truth_N.astype(np.int64).tolist()

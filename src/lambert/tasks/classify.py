@@ -99,6 +99,11 @@ class Classify(SentenceTask):
         """Returns the probabilities of all labels [L] for each example, at the temperature 1."""
         return list(metrics.softmax(self._logits(data, outputs)))
 
+    def score_names(self) -> tuple[str, ...]:
+        of_two = ("f1",) if self.labels == 2 else ()
+        of_groups = ("exact_match",) if self.config.columns.group else ()
+        return ("accuracy", *of_two, "f1_macro", "matthews", "loss", "ece", "temperature", *of_groups)
+
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"
         truth_N, chances_NL = data.truth_N.astype(np.int64), self.tuned(data, predictions)._calibrated(predictions)
@@ -212,6 +217,9 @@ class Regress(SentenceTask):
             values_N = activation_named(self.config.activation)(torch.from_numpy(values_N)).numpy()
         values: list[float] = values_N.tolist()
         return values
+
+    def score_names(self) -> tuple[str, ...]:
+        return ("pearson", "spearman", "mse")
 
     def score(self, data: Sentences, predictions: Sequence[float]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs values"

@@ -283,8 +283,8 @@ class TaskConfig:
     """multilabel: a threshold for each label, in the order of the labels, instead of `threshold`. best: those with the
     best F1 of each label on `dev`, which the model folder keeps. Empty: `threshold` for all labels."""
     metrics: tuple[str, ...] = ()
-    """Scores that are listed before the others; the first is the headline. Names that the task does not have are
-    ignored. Empty: the task's own order."""
+    """Scores that are listed before the others; the first is the headline. A name that the task does not have is an
+    error. Empty: the task's own order."""
     top: int = 5
     """mask: number of candidates listed for each [MASK]."""
     columns: Columns = field(default_factory=Columns)

@@ -149,6 +149,9 @@ class Embed:
         vectors_UD = self._vectors(outputs)
         return [vectors_UD[texts_G] for texts_G in data.texts_NG]
 
+    def score_names(self) -> tuple[str, ...]:
+        return ("spearman", "pearson", *retrieval.SCORES)
+
     def score(self, data: TextVectors, predictions: Sequence[Floats]) -> dict[str, float]:
         if data.scores_N is not None:
             return _similarity(np.array([_cosine(found) for found in predictions]), data.scores_N)

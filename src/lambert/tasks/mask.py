@@ -57,6 +57,9 @@ class Mask:
     def read(self, path: Path, *, training: bool = False) -> Masked:
         _unlabelled()
 
+    def score_names(self) -> tuple[str, ...]:
+        return ()
+
     def score(self, data: Masked, predictions: Sequence[list[Candidates]]) -> dict[str, float]:
         _unlabelled()
 

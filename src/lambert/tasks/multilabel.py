@@ -86,6 +86,10 @@ class MultiLabel(SentenceTask):
         """Returns the probabilities of all labels [L] for each example."""
         return list(np.exp(-np.logaddexp(0.0, -self._logits(data, outputs))))
 
+    def score_names(self) -> tuple[str, ...]:
+        of_one = () if self.config.label_thresholds else ("threshold",)
+        return ("f1_micro", "f1_macro", "average_precision", "exact_match", "loss", *of_one)
+
     def score(self, data: Sentences, predictions: Sequence[Floats]) -> dict[str, float]:
         assert data.truth_N is not None, "scoring needs labels"
         truth_NL, chances_NL = data.truth_N > 0.5, np.stack(predictions)

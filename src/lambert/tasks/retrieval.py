@@ -60,6 +60,10 @@ def _best(scores_C: npt.NDArray[Any], count: int) -> Ints:
     return near[np.argsort(-scores_C[near], kind="stable")][:count]
 
 
+SCORES = ("ndcg_10", "mrr_10", "recall_10", "recall_100", "accuracy_1", "map_100")
+"""The names of the scores of a ranking."""
+
+
 def scores(ranked: Sequence[Ints], relevant: Sequence[frozenset[int]]) -> dict[str, float]:
     """Returns the mean over the queries of nDCG and MRR of the first 10 results, of recall of the first 10 and 100, of
     the share of first results that are relevant, and of average precision of the first 100, with standard errors.

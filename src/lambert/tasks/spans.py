@@ -231,6 +231,13 @@ def _allowed(spans: Spans) -> Spans:
     return Spans(spans.first[kept], spans.last[kept], spans.label[kept], spans.allowed[kept])
 
 
+def span_score_names(reader: Reader) -> list[str]:
+    """Returns the names of `span_scores`, without those of standard errors."""
+    strict = [] if reader.scheme in NOT_STRICT else ["strict_span_f1"]
+    labels = [f"span_f1_{label}" for label in reader.labels] if len(reader.labels) > 1 else []
+    return ["span_f1", "span_precision", "span_recall", *strict, *labels]
+
+
 def span_scores(reader: Reader, truth_N: Ints, found_N: Ints, bounds: Ints) -> dict[str, float]:
     """Returns micro-averaged span_f1, span_precision and span_recall; span_f1_LABEL if there are several labels;
     strict_span_f1 for schemes that mark one end of every span or both; and NAME_se, by bootstrap over the sentences."""

@@ -86,6 +86,10 @@ class Squad:
         """Returns what a student learns from: the logits of all tokens of all windows to be start and end [T, 2]."""
         return concatenated(outputs, self.head)
 
+    def score_names(self) -> tuple[str, ...]:
+        prefixes = ("", "has_answer_", "no_answer_", "best_") if self.config.squad.version == "2.0" else ("",)
+        return tuple(prefix + name for prefix in prefixes for name in ("exact_match", "f1"))
+
     def score(self, data: Windows, predictions: Sequence[Answer]) -> dict[str, float]:
         language = self.config.squad.language
         texts = self.tuned(data, predictions)._texts(data, predictions)

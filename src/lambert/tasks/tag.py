@@ -36,6 +36,7 @@ from lambert.tasks.spans import (
     check_tags,
     has_suffixes,
     recognised,
+    span_score_names,
     span_scores,
     tag_examples,
 )
@@ -137,6 +138,9 @@ class Tag:
         """Returns what a student learns from: the probabilities of the labels of every word [W, L], NaN for words
         without a piece."""
         return data.of_words(metrics.softmax(concatenated(outputs, self.head)), np.nan)
+
+    def score_names(self) -> tuple[str, ...]:
+        return (*(span_score_names(self.reader) if self.reader else ()), "f1", "accuracy")
 
     def score(self, data: Words, predictions: Sequence[list[int | None]]) -> dict[str, float]:
         assert data.truth_W is not None, "scoring needs tags"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import json_text, write_atomic
+from lambert.core.registry import nearest
 from lambert.core.settings import as_dict, typed
 from lambert.model.labels import label_names
 from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig
@@ -56,6 +57,10 @@ class Task(Protocol[D, P]):
     def predictions(self, data: D, outputs: Outputs) -> list[P]:
         """Returns one prediction per example, from the outputs for all sequences of `data` in order."""
 
+    def score_names(self) -> tuple[str, ...]:
+        """Returns the names of all scores that labelled data may have, without standard errors and counts. A task from
+        outside may lack this method; `task.metrics` is then not checked."""
+
     def score(self, data: D, predictions: Sequence[P]) -> dict[str, float]:
         """Returns scores by name. NAME_se is the standard error of NAME."""
 
@@ -78,6 +83,17 @@ def scored(task: Task[Any, Any], data: Any, predictions: Sequence[Any]) -> dict[
     found = task.score(data, predictions)
     first = [key for name in task.config.metrics for key in (name, f"{name}_se") if key in found]
     return {key: found[key] for key in dict.fromkeys([*first, *found])}
+
+
+def check_metrics(task: Task[Any, Any], given: Sequence[str]) -> None:
+    """Raises UsageError if `given`, the setting task.metrics, names a score that the task does not have."""
+    known = task.score_names() if hasattr(task, "score_names") else given
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"task.metrics: {name!r} is not a score of the task {task.config.name!r} with these labels."
+                f"{nearest(name, list(known))}"
+            )
 
 
 def with_top(task: Task[Any, Any], top: int) -> Task[Any, Any]:

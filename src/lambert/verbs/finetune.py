@@ -38,6 +38,7 @@ from lambert.runs.updates import run_to_end, run_updates
 from lambert.tasks import (
     Outputs,
     TaskConfig,
+    check_metrics,
     described,
     model_files,
     needed_roles,
@@ -191,6 +192,7 @@ def _prepared(given: FinetuneConfig, world: World) -> _Prepared:
     cache = FeatureCache(config.cache, tokenizer, agreement.code())
     task: Any
     task, data = cache.learn(config.task, train_path)
+    check_metrics(task, given.task.metrics)
     parts: list[str] = []
     dev_path = None if isinstance(held_out, float) else held_out
     if isinstance(held_out, float):

@@ -65,7 +65,8 @@ def _lines(scores: Mapping[str, Mapping[str, Any]], config: FinetuneConfig) -> I
         yield f"{len(config.seeds)} seeds in {config.out}; without dev there are no scores"
         return
     columns = {"mean": "mean", "deviation": "deviation", "mean_se": "error of mean", "examples_se": "error of examples"}
-    yield f"{f'{len(config.seeds)} seeds':20s}" + "".join(f" {label:>17s}" for label in columns.values())
+    count = f"{len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}"
+    yield f"{count:20s}" + "".join(f" {label:>17s}" for label in columns.values())
     for name, of in scores.items():
         if name.endswith(COUNTS):
             continue

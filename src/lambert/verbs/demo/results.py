@@ -1,26 +1,48 @@
-"""What the demo's models learned, as a table: held-out losses, and the names that they find with and without
+"""What the demo's models learned, as a table: the held-out loss, and the names that they find with and without
 pre-training."""
 
 import json
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lambert.inference.text_model import TextModel, load
-from lambert.verbs import evaluate
-from lambert.verbs.settings.evaluate import EvaluateConfig
+from lambert.verbs.demo import ENCODER, REPORT, SEEDS, SHORT_UPDATES, TUNED
 
 SENTENCES = (
-    "he said that miss barfoot and mr. micklethwaite had gone down to clevedon on the monday .",
-    "when i came back to rome , rowland was sitting with christina on the terrace .",
+    '"jane," said mr. rochester, "are you happy?"',
+    '"i am glad to see you," said roderick to mrs. hudson.',
 )
-PREDICTIONS = "predictions.jsonl"
+"""In lower case. The first has names of a novel that is not in the data."""
 COLUMNS = ("", "this model", "to compare with")
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The F1 of the names, and what pre-training adds to it."""
+
+    f1: float
+    """Mean over the seeds, with pre-training."""
+    scratch: float
+    """The same of fresh weights."""
+    low: float
+    """Lower end of the 95% interval of the difference."""
+    high: float
+    """Upper end."""
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """The rows of the table."""
+        times = f"{self.f1 / self.scratch:.1f} times" if self.scratch else "from scratch, none is found"
+        interval = f"95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
+        return [
+            (f"names found, F1, {len(SEEDS)} seeds", f"{self.f1:.1%}", f"{self.scratch:.1%} (the same from scratch)"),
+            ("what pre-training adds", f"{100 * (self.f1 - self.scratch):+.1f} points", f"{times}, {interval}"),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,58 +51,42 @@ class Results:
 
     folder: Path
     """The folder of the demo."""
-    model: Path
-    """The first model with pre-training."""
-    losses: tuple[float, float]
-    """Held-out masked-LM losses of both stages, in nats."""
+    loss: float
+    """Held-out masked-LM loss, in nats."""
     unigram_entropy: float
     """The loss of predictions from the frequencies of the pieces, in nats."""
-    seeds: int
-    """Models of each kind."""
-    f1: tuple[float, float]
-    """Mean F1 of the names, with and without pre-training."""
-    error: float
-    """Standard error of the difference of both."""
-    examples: tuple[tuple[str, str], ...]
+    gain: Gain | None = None
+    """None in a short demo."""
+    examples: tuple[tuple[str, str], ...] = ()
     """Sentences, and the names found in them."""
 
     @property
-    def gain(self) -> float:
-        """How much pre-training raises F1."""
-        return self.f1[0] - self.f1[1]
+    def run(self) -> Path:
+        """The run folder of the first fine-tuned model."""
+        return first_run(self.folder)
 
     def scores(self) -> dict[str, float]:
         """The results by name."""
-        return {"mlm": self.losses[1], "f1": self.f1[0], "f1_scratch": self.f1[1], "gain_se": self.error}
+        scores = {"mlm": self.loss}
+        return scores if self.gain is None else {**scores, "f1": self.gain.f1, "f1_scratch": self.gain.scratch}
 
     def rows(self) -> list[tuple[str, str, str]]:
         """The rows of the table."""
-        losses = zip((32, 64), self.losses, strict=True)
-        worth = f"{self.gain / self.error:.1f} standard errors" if self.error else "nothing was found on either side"
-        return [
-            *(
-                (
-                    f"held-out masked-LM loss, {tokens} tokens",
-                    f"{loss:.3f} nats",
-                    f"{self.unigram_entropy:.3f} (unigram entropy)",
-                )
-                for tokens, loss in losses
-            ),
-            (
-                f"names found, F1, mean of {self.seeds} seeds",
-                f"{self.f1[0]:.1%}",
-                f"{self.f1[1]:.1%} (the same from scratch)",
-            ),
-            ("what pre-training is worth", f"{self.gain:+.1%} ± {self.error:.1%}", worth),
-        ]
+        unigrams = f"{self.unigram_entropy:.2f} (frequencies of words alone)"
+        loss = ("loss of masked words, held-out text", f"{self.loss:.2f} nats", unigrams)
+        return [loss, *(self.gain.rows if self.gain else ())]
 
     def summary(self) -> dict[str, Any]:
         """The results for the report."""
-        return {
-            "title": "Lambert demo: raw text to a scored model",
+        title = "Lambert demo: raw text to a scored model" if self.gain else "Lambert demo, short: every step ran"
+        found: dict[str, Any] = {
+            "title": title,
             "tables": [{"caption": "What it learned", "columns": COLUMNS, "rows": self.rows()}],
-            "examples": [{"caption": "Names in lower case", "columns": ["text", "names found"], "rows": self.examples}],
         }
+        if self.examples:
+            columns = ["text", "names found"]
+            found["examples"] = [{"caption": "Names in lower case", "columns": columns, "rows": self.examples}]
+        return found
 
     def show(self, seconds: float) -> None:
         """Prints the results, and how long the demo took."""
@@ -96,67 +102,50 @@ class Results:
         for row in self.rows():
             table.add_row(*row)
         console.print(table)
-        if self.gain <= 2 * self.error:
-            console.print("The gain is within two standard errors: this run does not show that pre-training helped.")
-        report = self.folder / "report.html"
         started = Path(sys.argv[0])  # as it was typed, where the environment is not active
         command = started if started.name == "lambert" and not shutil.which("lambert") else "lambert"
-        places = {"model": str(self.model), **({"report": str(report)} if report.exists() else {})}
-        places["to try"] = f"{command} serve --model {shlex.quote(str(self.model))}"
+        if self.gain is None:
+            console.print(
+                "Every step ran, and pre-training began on the expected curve. "
+                f"Its {SHORT_UPDATES} updates are too few for a score to mean anything. "
+                f"For a result, in 90 seconds on two cores: {command} demo",
+                markup=False,
+            )
+        elif self.gain.low <= 0:
+            console.print("The 95% interval contains 0: this run does not show that pre-training helped.")
+        report, model = self.folder / REPORT, self.run / "model"
+        places = {"model": str(model), **({"report": str(report)} if report.exists() else {})}
+        if self.gain is not None:
+            places["to try"] = f"{command} serve --model {shlex.quote(str(model))}"
         for name, place in places.items():
             console.print(f"{name:8}{place}", markup=False, soft_wrap=True)
 
 
-def compared(folder: Path, pretrained: list[Path], scratch: list[Path]) -> Results:
-    """Returns the results of a demo from its run folders, with and without pre-training, one for each seed."""
-    test = folder / "data" / "names-test.jsonl"
-    for run in (*pretrained, *scratch):
-        evaluate.run(EvaluateConfig(run, test, predictions=run / PREDICTIONS))
+def first_run(folder: Path) -> Path:
+    """Returns the run folder of the first fine-tuned model of the demo in `folder`."""
+    return folder / TUNED / f"seed-{SEEDS[0]}"
+
+
+def results(folder: Path, outcome: Mapping[str, Any] | None) -> Results:
+    """Returns the results of the demo in `folder`; `outcome` is the comparison of its models, from scratch first, or
+    None if there is none."""
     manifest = json.loads((folder / "corpus" / "manifest.json").read_text(encoding="utf-8"))
-    first, second = (json.loads((folder / f"pretrain-{n}" / "scores.json").read_text()) for n in (32, 64))
-    f1, error = f1_of_names(pretrained, scratch, test)
-    model = load(pretrained[0] / "model")
+    scores = json.loads((folder / ENCODER / "scores.json").read_text(encoding="utf-8"))
+    found = Results(folder, scores["mlm"], manifest["splits"]["heldout"]["unigram_cross_entropy"])
+    if outcome is None:
+        return found
+    f1 = outcome["comparisons"][0]["scores"]["f1"]
+    model = load(found.run / "model")
     return Results(
-        folder=folder,
-        model=pretrained[0] / "model",
-        losses=(first["mlm"], second["mlm"]),
-        unigram_entropy=manifest["splits"]["heldout"]["unigram_cross_entropy"],
-        seeds=len(pretrained),
-        f1=f1,
-        error=error,
-        examples=tuple((sentence, ", ".join(names(model, sentence)) or "none") for sentence in SENTENCES),
+        folder,
+        found.loss,
+        found.unigram_entropy,
+        Gain(f1["second"], f1["first"], f1["low"], f1["high"]),
+        tuple((sentence, ", ".join(names(model, sentence)) or "none") for sentence in SENTENCES),
     )
-
-
-def f1_of_names(pretrained: list[Path], scratch: list[Path], test: Path) -> tuple[tuple[float, float], float]:
-    """Returns the mean F1 of names in the test passages with and without pre-training, and the standard error of the
-    difference, from the passages (paired bootstrap) and the seeds of both sides."""
-    truth = [json.loads(line)["tags"] for line in test.read_text(encoding="utf-8").splitlines()]
-
-    def counts(run: Path) -> list[tuple[int, int, int]]:
-        """Returns for each passage the numbers of correct, predicted and true names."""
-        rows = []
-        lines = (run / PREDICTIONS).read_text(encoding="utf-8").splitlines()
-        for line, tags in zip(lines, truth, strict=True):
-            predicted = json.loads(line)["tags"]
-            hits = sum(a == b == "NAME" for a, b in zip(predicted, tags, strict=True))
-            rows.append((hits, predicted.count("NAME"), tags.count("NAME")))
-        return rows
-
-    def f1(side: Any, passages: Any) -> Any:
-        """Returns F1 of each seed."""
-        hits, predicted, true = np.moveaxis(side[:, passages].sum(1), -1, 0)
-        return 2 * hits / np.maximum(predicted + true, 1)
-
-    with_counts, without_counts = (np.array([counts(run) for run in runs]) for runs in (pretrained, scratch))
-    draws = np.random.default_rng(0).integers(0, len(truth), (1000, len(truth)))
-    passages = np.std([f1(with_counts, draw).mean() - f1(without_counts, draw).mean() for draw in draws])
-    a, b = f1(with_counts, slice(None)), f1(without_counts, slice(None))
-    seeds = (a.var(ddof=1) + b.var(ddof=1)) / len(a)
-    return (float(a.mean()), float(b.mean())), float(np.sqrt(passages**2 + seeds))
 
 
 def names(model: TextModel, sentence: str) -> list[str]:
     """Returns the names in a sentence."""
-    words = sentence.split()
-    return [word for word, tag in zip(words, model({"tokens": words})["tags"], strict=True) if tag == "NAME"]
+    found = model({"text": sentence})
+    return [word for word, tag in zip(found["tokens"], found["tags"], strict=True) if tag == "NAME"]
