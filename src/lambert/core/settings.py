@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import re
 import tomllib
 import types
@@ -256,10 +257,13 @@ def defaults(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as TOML represents it: paths as strings, tuples as lists, settings as tables."""
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, list | tuple):
+    """Returns a value as TOML represents it: paths as strings, tuples as lists, settings as tables, numbers and arrays
+    of numpy, torch and pandas as plain ones."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | range):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}

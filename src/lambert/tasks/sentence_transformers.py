@@ -139,6 +139,14 @@ def root(folder: Path) -> Path | None:
     return above if tensor_files.encoder_path(above) == folder.name else None
 
 
+def similarity_name(folder: Path) -> str:
+    """Returns the name of the similarity of vectors that a model folder asks for, as sentence-transformers reads it:
+    cosine if it says nothing."""
+    top = root(folder)
+    found = _settings(top / SETTINGS).get("similarity_fn_name") if top is not None else None
+    return str(found or "cosine")
+
+
 def is_cross_encoder(folder: Path) -> bool:
     """Returns whether a model folder is one of sentence-transformers' CrossEncoder, which scores pairs of texts. Raises
     DataError if it has modules that Lambert does not have, or a prompt before pairs."""
