@@ -28,7 +28,7 @@ from lambert import __version__
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
-from lambert.core.errors import LambertError, UsageError, printable
+from lambert.core.errors import EXPLAINED, UsageError, printable
 from lambert.core.imports import imported
 from lambert.core.limits import check_limits
 from lambert.core.settings import (
@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         call(tokens)
     except CycloptsError as error:
         _leave(str(error), 2, debug)
-    except LambertError as error:
+    except EXPLAINED as error:
         _leave(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         _leave("Interrupted.", 130, debug)

@@ -6,8 +6,8 @@ LambertError. Nothing is printed unless `log__console=True`.
 """
 
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from cyclopts.exceptions import CycloptsError
 
 from lambert import cli
 from lambert.core import settings as tables
-from lambert.core.errors import UsageError
+from lambert.core.errors import SavedAndStopped, UsageError
 from lambert.core.files import read_file, write_atomic
 from lambert.corpus import peek as preview
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import Peeked
 from lambert.engine.device import keep_current_gpu
+from lambert.engine.progress import aside
 from lambert.engine.step import Step
 from lambert.exports.config import Against
 from lambert.inference.config import Precisions
@@ -56,7 +57,8 @@ _KINDS: dict[str, type] = {
 def prepare(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> Result:
     """Converts raw text to a tokenizer and token shards, as `lambert prepare`. The folder of the result is the
     corpus."""
-    return preparation.run(_settings("prepare", recipe, settings))
+    with _running():
+        return preparation.run(_settings("prepare", recipe, settings))
 
 
 def peek(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> list[Peeked]:
@@ -69,9 +71,10 @@ def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: A
     """Trains an encoder on the shards of a corpus, as `lambert pretrain`. Repeating the call continues the run. The
     result has the held-out scores.
 
-    After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 the run is saved and SavedAndStopped is raised.
+    After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 the run is saved and SavedAndStopped is raised, which ends a script with
+    128 + the number of the signal.
     """
-    with keep_current_gpu():
+    with _running():
         return pretraining.run(_settings("pretrain", recipe, settings))
 
 
@@ -83,7 +86,7 @@ def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: A
     of dicts, or a dict of columns. They are written beside the run folder `out`, as OUT-data.jsonl or OUT-data.arrow,
     so that the run can be repeated from its config.toml. Signals are handled as in `pretrain`.
     """
-    with keep_current_gpu():
+    with _running():
         return finetuning.run(_settings("finetune", recipe, settings))
 
 
@@ -95,7 +98,7 @@ def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) ->
     whose `data` and `dev` may be rows as in `finetune`.
     Signals are handled as in `pretrain`.
     """
-    with keep_current_gpu():
+    with _running():
         return sweeping.run(_settings("sweep", recipe, settings), cli.settings)
 
 
@@ -151,7 +154,7 @@ def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: A
     """Scores a fine-tuned model on labelled data, as `lambert evaluate`. With `predictions`, also writes that file.
     `data` may be rows as in `finetune`."""
     with ExitStack() as stack:
-        stack.enter_context(keep_current_gpu())
+        stack.enter_context(_running())
         if is_rows(data := settings.get("data")):
             path = stack.enter_context(data_path(data))
             found = evaluation.run(_settings("evaluate", recipe, {**settings, "data": path}))
@@ -178,7 +181,7 @@ def plan(recipe: str | Path, /, **settings: Any) -> Plan:
         recipe: The TOML file of the run.
         settings: Those of the command, such as `device="H100"`, `devices=8` and `set=["train.batch_size=512"]`.
     """
-    with keep_current_gpu():
+    with _running():
         return planning.run(_settings("plan", recipe, settings), cli.settings)
 
 
@@ -217,7 +220,7 @@ def verify(
     config = _settings(_verb_of(recipe, settings, "verify"), recipe, {"out": "run", **settings})
     name = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     own, compared = (None if folder is None else Path(folder) for folder in (out, run))
-    with keep_current_gpu():
+    with _running():
         return verification.verified(config, name, updates, own, compared, [*settings])
 
 
@@ -284,6 +287,18 @@ def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 _ROWS = {"finetune": ("data", "dev"), "sweep": ("base__data", "base__dev")}
 """The settings of a verb that may be rows."""
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    """A context in which the current GPU of torch is kept, and a signal that ends the work is said on stderr: a script
+    that ends by SavedAndStopped says nothing itself."""
+    try:
+        with keep_current_gpu():
+            yield
+    except SavedAndStopped as stop:
+        aside(str(stop))
+        raise
 
 
 def _with_files(verb: str, recipe: object, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,9 +33,9 @@ def similarity(a: Any, b: Any, name: str) -> Tensor:
 
 def _rows(vectors: Any) -> Tensor:
     try:
-        if isinstance(vectors, list | tuple) and vectors and isinstance(vectors[0], Tensor):
-            vectors = torch.stack(list(vectors))
-        found = vectors if isinstance(vectors, Tensor) else torch.from_numpy(np.asarray(vectors))
+        if isinstance(vectors, list | tuple) and vectors and isinstance(vectors[0], Tensor | np.ndarray):
+            vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
+        found = torch.as_tensor(vectors)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError("similarity takes vectors: those of texts come from encode.") from error
     if found.ndim not in (1, 2):

@@ -186,6 +186,8 @@ class TextModel:
             texts = rows_of(texts, "texts")
         if isinstance(texts, str | Mapping):
             return self([texts], top=top)[0]
+        if not isinstance(texts, Iterable):
+            raise UsageError(f"A model takes a text or several, not a {type(texts).__name__}.")
         return self._computed(self.request(rows_of(texts, "texts") if is_table(texts) else items_of(texts), top=top))
 
     def request(self, texts: Sequence[Text], places: Sequence[str] = (), top: int = 0) -> "Request[list[Row]]":
