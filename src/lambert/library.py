@@ -2,7 +2,7 @@
 
 Each function takes a recipe (the path of a TOML file) or a settings dataclass, and keywords that override it: nested
 settings are written `optim__lr=1e-3` or `optim={"lr": 1e-3}`; None unsets a setting. All errors are subclasses of
-LambertError. Nothing is printed unless `log__console=True`.
+LambertError. Nothing is printed unless `log__console=True`, except in a notebook, which shows what a terminal would.
 """
 
 import dataclasses
@@ -16,17 +16,17 @@ from cyclopts.exceptions import CycloptsError
 
 from lambert import cli
 from lambert.core import settings as tables
-from lambert.core.errors import SavedAndStopped, UsageError
+from lambert.core.errors import SavedAndStopped, UsageError, printable
 from lambert.core.files import read_file, write_atomic
 from lambert.corpus import peek as preview
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import Peeked
 from lambert.engine.device import keep_current_gpu
-from lambert.engine.progress import aside
+from lambert.engine.progress import aside, in_notebook
 from lambert.engine.step import Step
 from lambert.exports.config import Against
 from lambert.inference.config import Precisions
-from lambert.runs.result import Result
+from lambert.runs.result import Result, Say, silent
 from lambert.text.memory import data_file, data_path, is_path, is_rows
 from lambert.verbs import compare as comparison
 from lambert.verbs import convert as conversion
@@ -58,7 +58,7 @@ def prepare(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any
     """Converts raw text to a tokenizer and token shards, as `lambert prepare`. The folder of the result is the
     corpus."""
     with _running():
-        return preparation.run(_settings("prepare", recipe, settings))
+        return preparation.run(_settings("prepare", recipe, settings), _say())
 
 
 def peek(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> list[Peeked]:
@@ -75,7 +75,7 @@ def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: A
     128 + the number of the signal.
     """
     with _running():
-        return pretraining.run(_settings("pretrain", recipe, settings))
+        return pretraining.run(config := _settings("pretrain", recipe, settings), _say(config))
 
 
 def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: Any) -> Result:
@@ -87,7 +87,7 @@ def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: A
     so that the run can be repeated from its config.toml. Signals are handled as in `pretrain`.
     """
     with _running():
-        return finetuning.run(_settings("finetune", recipe, settings))
+        return finetuning.run(config := _settings("finetune", recipe, settings), _say(config))
 
 
 def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) -> Result:
@@ -99,7 +99,7 @@ def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) ->
     Signals are handled as in `pretrain`.
     """
     with _running():
-        return sweeping.run(_settings("sweep", recipe, settings), cli.settings)
+        return sweeping.run(_settings("sweep", recipe, settings), cli.settings, _say())
 
 
 def extend(model: str | Path, /, **settings: Any) -> Result:
@@ -110,7 +110,7 @@ def extend(model: str | Path, /, **settings: Any) -> Result:
         model: Run folder or model folder.
         settings: `out`, `input` and `words`, and others of the command.
     """
-    return extension.run(_settings("extend", model, settings))
+    return extension.run(_settings("extend", model, settings), _say())
 
 
 def import_model(
@@ -157,9 +157,9 @@ def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: A
         stack.enter_context(_running())
         if is_rows(data := settings.get("data")):
             path = stack.enter_context(data_path(data))
-            found = evaluation.run(_settings("evaluate", recipe, {**settings, "data": path}))
+            found = evaluation.run(_settings("evaluate", recipe, {**settings, "data": path}), _say())
             return replace(found, notes=tuple(line.replace(str(path), "data") for line in found.notes))
-        return evaluation.run(_settings("evaluate", recipe, settings))
+        return evaluation.run(_settings("evaluate", recipe, settings), _say())
 
 
 def compare(*runs: str | Path, gold: str | Path | None = None) -> dict[str, Any]:
@@ -222,6 +222,13 @@ def verify(
     own, compared = (None if folder is None else Path(folder) for folder in (out, run))
     with _running():
         return verification.verified(config, name, updates, own, compared, [*settings])
+
+
+def _say(config: PretrainConfig | FinetuneConfig | None = None) -> Say:
+    """Returns what receives the lines of a verb: in a notebook they are printed, unless log.console is false."""
+    if not in_notebook() or (config is not None and config.log.console is False):
+        return silent
+    return lambda line: print(printable(line), flush=True)
 
 
 def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, None]:
