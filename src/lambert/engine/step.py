@@ -71,6 +71,11 @@ class Step:
         self._objectives, self._parameters = objectives, parameters
         self._reading, self._stopwatch = reading, stopwatch
 
+    def __repr__(self) -> str:
+        """Without what the device computes, so that showing a step does not wait for it."""
+        scores = "".join(f", {name} {value:.4f}" for name, value in self.scores.items())
+        return f"Step({self.index}: lr {self.lr:g}, {self.sequences:,} sequences, {self.tokens:,} tokens{scores})"
+
     def due(self, every: int) -> bool:
         """Returns whether an action that runs once in `every` updates is due after this update; 0 means never."""
         return every > 0 and self.index % every == 0
