@@ -20,7 +20,8 @@ from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
 from lambert.model.heads import Model, built
 from lambert.model.publish import publish
-from lambert.runs.card import PIPELINES, Origin, card
+from lambert.runs.card import PIPELINES, Origin, card, card_of_converted
+from lambert.tasks.config import TaskConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -152,6 +153,20 @@ def test_a_card_knows_the_origin_of_its_model(tmp_path: Path) -> None:
     assert Origin.of(run) == Origin.of(run.parent) == Origin("mine", "")
     (run / "README.md").write_text("license: mit\n")
     assert Origin.of(run).license == ""
+
+
+def test_the_card_of_a_converted_folder_names_its_origin(model: Model, tmp_path: Path) -> None:
+    source = tmp_path / "minilm"
+    source.mkdir()
+    (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    text = card_of_converted(model, tmp_path / "mine", source, TaskConfig(name="mask"))
+    assert text.startswith(
+        '---\nlibrary_name: transformers\nlicense: apache-2.0\nbase_model: "minilm"\npipeline_tag: fill-mask\n'
+    )
+    assert "from minilm, whose licence is apache-2.0." in text
+    assert 'model("A text with a [MASK].")' in text
+    pair = TaskConfig(name="embed")
+    assert "SentenceTransformer" in card_of_converted(model, tmp_path / "mine", source, pair)
 
 
 def test_a_card_says_which_head_transformers_cannot_read() -> None:

@@ -73,7 +73,8 @@ class Step:
 
     def __repr__(self) -> str:
         """Without what the device computes, so that showing a step does not wait for it."""
-        scores = "".join(f", {name} {value:.4f}" for name, value in self.scores.items())
+        found = {name: value for name, value in self.scores.items() if not name.endswith("_se")}
+        scores = "".join(f", {name} {value:.4f}" for name, value in found.items())
         return f"Step({self.index}: lr {self.lr:g}, {self.sequences:,} sequences, {self.tokens:,} tokens{scores})"
 
     def due(self, every: int) -> bool:

@@ -75,9 +75,6 @@ class Trained:
 def card(model: Model, config: RunConfig, scores: Mapping[str, float], trained: Trained | None = None) -> str:
     """Returns the model card: the shape of the model, its held-out scores, how to load it, and its recipe; of a
     fine-tuned model also its task, its data and the limits of its scores."""
-    shape, family = model.config, family_of(model.config)
-    tag = DEFAULT if shape.custom_block else shape.block
-    size = sum(parameter.numel() for parameter in model.parameters())
     errors = {name: f" ± {scores[f'{name}_se']:.4f}" for name in scores if f"{name}_se" in scores}
     rows = "".join(
         f"| {_plain(name)} | {score_text(name, value)}{errors.get(name, '')} |\n"
@@ -85,35 +82,53 @@ def card(model: Model, config: RunConfig, scores: Mapping[str, float], trained: 
         if name not in {f"{scored}_se" for scored in errors}
     )
     base = None if getattr(config, "random_init", False) or config.init is None else Origin.of(config.init)
+    task = trained.task if trained else None
     return (
-        f"{_front(model, tag, base, trained)}# {_plain(config.out.name)}\n\n"
-        f"A {family.title} encoder of {shape.layers} layers, width {shape.hidden}, {shape.heads} heads, "
-        f"{shape.vocabulary:,} pieces and {size:,} parameters, with the heads {_plain(', '.join(model.objectives))}. "
-        f"Made by Lambert {__version__}"
-        + (f" from {_plain(base.name)}, whose licence is {base.license or 'not known'}.\n\n" if base else ".\n\n")
+        _beginning(model, config.out.name, base, task)
         + (_data(trained) if trained else "")
         + (f"## Held-out scores\n\n| score | value |\n|---|---|\n{rows}\n" if scores else "")
         + (_limits(trained, config) if trained else "")
-        + f"## Use\n\n{_use(model, trained.task if trained else None)}"
+        + f"## Use\n\n{_use(model, task)}"
         f"## Recipe\n\n{_fenced(settings.text(config), 'toml')}"
     )
 
 
-def _has_vectors(model: Model) -> bool:
+def card_of_converted(model: Model, out: Path, source: Path, task: TaskConfig) -> str:
+    """Returns the model card of a folder that was converted from another: its shape, its origin, and how to load it."""
+    known = None if task.name == "mask" else task
+    return f"{_beginning(model, out.name, Origin.of(source), known)}## Use\n\n{_use(model, known)}".rstrip() + "\n"
+
+
+def _beginning(model: Model, name: str, base: Origin | None, task: TaskConfig | None) -> str:
+    """Returns the metadata, the title and the shape of the model."""
+    shape = model.config
+    size = sum(parameter.numel() for parameter in model.parameters())
+    names = _plain(", ".join(model.objectives))
+    heads = f"with the heads {names}" if names else "without a head"
+    return (
+        f"{_front(model, base, task)}# {_plain(name)}\n\n"
+        f"A {family_of(shape).title} encoder of {shape.layers} layers, width {shape.hidden}, {shape.heads} heads, "
+        f"{shape.vocabulary:,} pieces and {size:,} parameters, {heads}. "
+        f"Made by Lambert {__version__}"
+        + (f" from {_plain(base.name)}, whose licence is {base.license or 'not known'}.\n\n" if base else ".\n\n")
+    )
+
+
+def _has_vectors(model: Model, task: TaskConfig | None) -> bool:
     """Returns whether sentence-transformers reads the folder."""
-    return model.joint and not model.config.custom_block
+    return (model.joint or (task is not None and task.name == "embed")) and not model.config.custom_block
 
 
-def _front(model: Model, tag: str, base: Origin | None, trained: Trained | None) -> str:
+def _front(model: Model, base: Origin | None, task: TaskConfig | None) -> str:
     """Returns the metadata of the card, as the Hugging Face Hub reads it."""
-    library = "sentence-transformers" if _has_vectors(model) else "transformers"
-    task = trained.task.name if trained else "mask" if "mlm" in model.objectives else ""
+    library = "sentence-transformers" if _has_vectors(model, task) else "transformers"
+    name = task.name if task else "mask" if "mlm" in model.objectives else ""
     lines = {
         "library_name": library,
         "license": base.license if base else "",
         "base_model": json.dumps(base.name) if base else "",
-        "pipeline_tag": PIPELINES.get(task, ""),
-        "tags": f"[{tag}, lambert]",
+        "pipeline_tag": PIPELINES.get(name, ""),
+        "tags": f"[{DEFAULT if model.config.custom_block else model.config.block}, lambert]",
     }
     return "".join(["---\n", *(f"{key}: {value}\n" for key, value in lines.items() if value), "---\n\n"])
 
@@ -135,7 +150,7 @@ def _use(model: Model, task: TaskConfig | None) -> str:
             f"{said}Lambert reads this folder. transformers has no {name}: its `AutoModel` reads the encoder without "
             "the head.\n\n"
         )
-    if _has_vectors(model):
+    if _has_vectors(model, task):
         theirs = "from sentence_transformers import SentenceTransformer\n\n"
         theirs += 'model = SentenceTransformer(".")\nvectors = model.encode(["A text.", "Another text."])\n'
     else:

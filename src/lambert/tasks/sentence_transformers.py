@@ -135,8 +135,8 @@ def root(folder: Path) -> Path | None:
     before 2021, the one above; None if there is none."""
     if (folder / MODULES).is_file():
         return folder
-    above = folder.absolute().parent
-    return above if tensor_files.encoder_path(above) == folder.name else None
+    own = folder.absolute()  # the name of the current folder, "." in short, is not empty
+    return own.parent if tensor_files.encoder_path(own.parent) == own.name else None
 
 
 def similarity_name(folder: Path) -> str:
