@@ -30,6 +30,7 @@ def test_every_name_leads_to_one_that_exists() -> None:
         ("pretrain", "train_file", "corpus"),
         ("evaluate", "batch_size", "inference.micro_tokens"),
         ("finetune", "batch_size", "train.batch_size"),
+        ("finetune", "optm.lr", ""),
         ("finetune", "nonsense", ""),
         ("finetune", "name", ""),  # of two tables
     ],

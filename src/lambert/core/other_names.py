@@ -74,8 +74,11 @@ TASKS: Mapping[str, str] = {
 
 def our_setting(name: str, known: Collection[str]) -> str:
     """Returns which of the `known` dotted names is meant by a name that is not among them: by the names of other
-    libraries, or because one table alone has a setting of that name; "" if nothing is known."""
-    leaf = name.rpartition(".")[2].replace("-", "_").lower()
+    libraries, or because one table alone has a setting of that name; "" if nothing is known, or its table is none."""
+    table, _, leaf = name.rpartition(".")
+    if table and not any(ours.startswith(f"{table}.") for ours in known):
+        return ""  # the table is misspelt
+    leaf = leaf.replace("-", "_").lower()
     named = [ours for ours in SETTINGS.get(leaf, ()) if ours in known and ours != name]
     same = [ours for ours in known if ours.rpartition(".")[2] == leaf and ours != name]
     return same[0] if len(same) == 1 else (named or [""])[0]
