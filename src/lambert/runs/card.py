@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from lambert import __version__
 from lambert.core import settings
+from lambert.core.files import open_regular
 from lambert.engine.progress import score_text
 from lambert.model.families import DEFAULT, family_of
 from lambert.model.folder import architecture, unknown_to_transformers
@@ -46,7 +47,7 @@ class Origin:
         card = (path / "model" if (path / "model").is_dir() else path) / "README.md"
         front = ""
         if card.is_file():
-            with card.open("rb") as file:
+            with open_regular(card) as file:
                 front = file.read(1 << 16).decode("utf-8", "replace").replace("\r\n", "\n")
             front = front[4:].partition("\n---")[0] if front.startswith("---\n") else ""
         license_ = _LICENSE.search(front)
