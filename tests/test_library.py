@@ -1,5 +1,6 @@
 """The library as a stranger uses it: lazy names, the verbs as functions, updates in a loop, a model over texts."""
 
+import contextlib
 import inspect
 import logging
 import os
@@ -16,8 +17,10 @@ import pytest
 import torch
 
 import lambert
+from lambert import library
 from lambert.core.errors import DataError, UsageError
 from lambert.core.settings import read, text
+from lambert.runs.run import Run
 
 Tuned = Callable[[str], Path]
 Labelled = Callable[[str, str], Path]
@@ -250,8 +253,7 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
     assert model.evaluate(rows)["examples"] == 4
     with pytest.raises(UsageError, match=r"data differs from .*run-data\.jsonl"):
         lambert.finetune(**settings | {"data": rows[:3]}, train__steps=2)
-    with pytest.raises(UsageError, match=r"load\(model\)\.evaluate\(rows\)"):
-        lambert.evaluate(model=tmp_path / "run", data=rows)
+    assert lambert.evaluate(model=tmp_path / "run", data=rows).scores["examples"] == 4
     with pytest.raises(UsageError, match="a value that JSON does not have"):
         lambert.finetune(init=pretrained, out=tmp_path / "other", data=[{"text": "a", "label": {"x"}}])
     with pytest.raises(UsageError, match="exists: name another folder"):
@@ -264,6 +266,105 @@ def test_rows_instead_of_files(pretrained: Path, tmp_path: Path) -> None:
         lambert.finetune(init=pretrained, data=rows)
     with pytest.raises(UsageError, match="a list of dicts"):
         lambert.finetune(init=pretrained, data=["text"], out=tmp_path / "x")
+    for wrong in (5, None):
+        with pytest.raises(UsageError, match="takes a text or several, not a"):
+            model(wrong)  # type: ignore[call-overload]
+    shown = repr(model)
+    assert "BERT of 1 layer, width 32" in shown
+    assert "task classify; labels 0, 1; up to 32 tokens; float32 on cpu" in shown
+
+
+def test_a_table_in_memory_trains_as_a_file_does(pretrained: Path, tmp_path: Path) -> None:
+    """The names of classes keep their order, as those of a saved data set do; settings may be scalars of numpy."""
+    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
+    texts = [f"the {word} found a stone" for word in ("king", "bird", "river", "boat")]
+    classes = datasets.ClassLabel(names=["zebra", "ant"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": classes})
+    held = datasets.Dataset.from_dict({"text": texts, "label": [0, 1, 1, 0]}, features=features)
+    frame = pandas.DataFrame({"text": texts, "label": pandas.Categorical(["zebra", "ant", "ant", "zebra"])})
+    settings: dict[str, Any] = {"init": pretrained, "train__batch_size": np.int64(4), "task__max_length": 32}
+    settings |= {"optim__lr": np.float32(1e-3), "train__steps": 2}
+    result = lambert.finetune(**settings, data=held.select([2, 0, 3, 1]), dev=frame, out=tmp_path / "run")
+    model = lambert.load(result.folder)
+    assert model.task.config.labels == ("zebra", "ant")
+    scores = [model.evaluate(held), model.evaluate(frame), lambert.evaluate(model=result.folder, data=frame).scores]
+    assert [found["loss"] for found in scores] == pytest.approx([result.scores["loss"]] * 3, abs=1e-6)
+    predictions = model(texts)
+    several = (frame, held, frame["text"], np.array(texts), {"text": texts}, held.with_format("pandas"))
+    assert all([row["label"] for row in model(given)] == [row["label"] for row in predictions] for given in several)
+    with pytest.raises(DataError, match=r"^data:2: the label \(column 'label'\) is empty"):
+        model.evaluate(frame.assign(label=["ant", None, "ant", "ant"]))
+
+
+def test_base_of_a_sweep_may_have_rows(tmp_path: Path) -> None:
+    rows = {"text": ["a", "b"], "label": np.array([0, 1])}
+    given = {"out": tmp_path / "sweep", "space": {"optim.lr": {"choices": list(np.array([1e-3, 2e-3]))}}}
+    for base in ({"base": {"data": rows, "init": "pre", "optim": {"eps": np.float32(0.5)}}}, {"base__data": rows}):
+        config = library._settings("sweep", None, {**given, **base, "metric": "accuracy"})
+        assert config.base["data"] == str(tmp_path / "sweep-data.jsonl")
+        assert config.space == {"optim.lr": {"choices": [1e-3, 2e-3]}}
+    assert (tmp_path / "sweep-data.jsonl").read_text() == '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lr": 1e-3}, "optim.lr"),
+        ({"learning_rate": 1e-3}, "optim.lr"),
+        ({"num_train_epochs": 3}, "train.epochs"),
+        ({"per_device_train_batch_size": 8}, "train.batch_size"),
+        ({"max_seq_length": 64}, "task.max_length"),
+        ({"model": "minilm"}, "init"),
+        ({"output_dir": "x"}, "out"),
+        ({"optim__learning_rate": 1e-3}, "optim.lr"),
+        ({"task": "ner"}, "'tag'"),
+        ({"task": "text-classification"}, "'classify'"),
+        ({"task__name": "token-classification"}, "'tag'"),
+    ],
+)
+def test_names_of_other_libraries_are_answered(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    given = {"data": "rows.csv", "init": "pre", "out": tmp_path / "x"} | settings
+    with pytest.raises(UsageError, match=rf"Did you mean {said}\?$"):
+        lambert.finetune(**given)
+
+
+def test_a_signal_ends_a_script_and_its_run_is_saved(
+    pretraining: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that tries several runs and catches what fails ends too, with the exit code of the signal."""
+    save, sent = Run.save, []
+
+    def saved(*given: Any, **named: Any) -> None:
+        if not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+        save(*given, **named)
+
+    monkeypatch.setattr(Run, "save", saved)
+
+    def script() -> None:
+        for _ in range(2):
+            with contextlib.suppress(Exception):
+                lambert.pretrain(**pretraining, train__save_every=2)
+
+    with pytest.raises(lambert.SavedAndStopped) as ended:
+        script()
+    assert isinstance(ended.value, SystemExit)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert capfd.readouterr().err.splitlines()[-1].startswith("Stopped by SIGTERM; saved after update 3 of 6.")
+    assert lambert.pretrain(**pretraining).metrics["step"].max() == 6
+
+
+def test_a_notebook_shows_progress(
+    pretraining: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = type("Module", (), {"get_ipython": staticmethod(type("Shell", (), {"kernel": None}))})
+    monkeypatch.setitem(sys.modules, "IPython", shell)  # type: ignore[arg-type]
+    lambert.pretrain(**pretraining, log__console=False)
+    assert capfd.readouterr() == ("", "")
+    lambert.pretrain(**pretraining | {"out": pretraining["out"].with_name("shown")})
+    shown = capfd.readouterr()
+    assert "model  " in shown.out
+    assert "shown: 6/6 (100%) updates" in shown.err
 
 
 # --- the parts in somebody's own loop ---

@@ -28,9 +28,10 @@ from lambert import __version__
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
-from lambert.core.errors import LambertError, UsageError, printable
+from lambert.core.errors import EXPLAINED, UsageError, printable
 from lambert.core.imports import imported
 from lambert.core.limits import check_limits
+from lambert.core.other_names import our_setting
 from lambert.core.settings import (
     check_flags,
     check_names,
@@ -39,6 +40,7 @@ from lambert.core.settings import (
     read,
     unknown_name,
     with_names,
+    with_tables,
     without,
     wrong_type,
 )
@@ -184,7 +186,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         call(tokens)
     except CycloptsError as error:
         _leave(str(error), 2, debug)
-    except LambertError as error:
+    except EXPLAINED as error:
         _leave(str(error), error.exit_code, debug)
     except KeyboardInterrupt:
         _leave("Interrupted.", 130, debug)
@@ -256,7 +258,7 @@ def call(
         beside |= {name: values[name] for name in ("space", "base") if values.get(name) is not None}
         values = {name: value for name, value in values.items() if name not in ("space", "base")}
     if values and chosen in RUNS:
-        values = _split_expectation(values, source, beside)
+        values = with_tables(settings_of(VERBS[chosen]), _split_expectation(values, source, beside))
     if values:
         check_names(dotted(values), source.capitalize())
         check_numbers(settings_of(VERBS[chosen]), values, as_text=True)
@@ -273,7 +275,7 @@ def call(
             found, parts = split(found, str(recipe))
             beside |= parts | beside
         if chosen in RUNS:
-            found = _split_expectation(found, str(recipe), beside)
+            found = with_tables(settings_of(VERBS[chosen]), _split_expectation(found, str(recipe), beside))
         given.update(dotted(found))
         check_names(given, str(recipe))
         check_numbers(settings_of(VERBS[chosen]), found)
@@ -297,9 +299,12 @@ def call(
     except MissingArgumentError as error:
         raise missing(error, chosen, takes, settings_of(VERBS[chosen]), given | flags) from error
     except UnknownOptionError as error:
-        if error.token.source == "cli":
-            raise
         known = [name[2:].replace("-", "_") for argument in error.argument_collection for name in argument.names]
+        if error.token.source == "cli":
+            flag = str(error.token.keyword or error.token.value)
+            if not (ours := our_setting(flag.lstrip("-").replace("-", "_"), known)):
+                raise
+            raise UsageError(f"Unknown option: {flag}. Did you mean --{ours.replace('_', '-')}?") from error
         where, setting = place_of(error.token, tokens, source)
         kinds = {name: settings_of(verb) for name, verb in VERBS.items() if verb.takes == "recipe"}
         raise other_verb(where, given, kinds) or unknown_name(where, setting, known) from error

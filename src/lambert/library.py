@@ -2,11 +2,13 @@
 
 Each function takes a recipe (the path of a TOML file) or a settings dataclass, and keywords that override it: nested
 settings are written `optim__lr=1e-3` or `optim={"lr": 1e-3}`; None unsets a setting. All errors are subclasses of
-LambertError. Nothing is printed unless `log__console=True`.
+LambertError. Nothing is printed unless `log__console=True`, except in a notebook, which shows what a terminal would.
 """
 
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,18 @@ from cyclopts.exceptions import CycloptsError
 
 from lambert import cli
 from lambert.core import settings as tables
-from lambert.core.errors import UsageError
-from lambert.core.files import json_text, read_file, write_atomic
+from lambert.core.errors import SavedAndStopped, UsageError, printable
+from lambert.core.files import read_file, write_atomic
 from lambert.corpus import peek as preview
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.peek import Peeked
 from lambert.engine.device import keep_current_gpu
+from lambert.engine.progress import aside, in_notebook
 from lambert.engine.step import Step
 from lambert.exports.config import Against
 from lambert.inference.config import Precisions
-from lambert.runs.result import Result
+from lambert.runs.result import Result, Say, silent
+from lambert.text.memory import data_file, data_path, is_path, is_rows
 from lambert.verbs import compare as comparison
 from lambert.verbs import convert as conversion
 from lambert.verbs import evaluate as evaluation
@@ -45,8 +49,6 @@ from lambert.verbs.settings.sweep import SweepConfig
 from lambert.verbs.settings.training import KINDS
 from lambert.verbs.verify.comparison import Verified
 
-Rows = Sequence[Mapping[str, Any]]
-"""Labelled rows, as in a file of JSON lines."""
 _KINDS: dict[str, type] = {
     **KINDS, "prepare": PrepareConfig, "evaluate": EvaluateConfig, "sweep": SweepConfig,
 }  # fmt: skip
@@ -55,7 +57,8 @@ _KINDS: dict[str, type] = {
 def prepare(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> Result:
     """Converts raw text to a tokenizer and token shards, as `lambert prepare`. The folder of the result is the
     corpus."""
-    return preparation.run(_settings("prepare", recipe, settings))
+    with _running():
+        return preparation.run(_settings("prepare", recipe, settings), _say())
 
 
 def peek(recipe: str | Path | PrepareConfig | None = None, /, **settings: Any) -> list[Peeked]:
@@ -68,33 +71,35 @@ def pretrain(recipe: str | Path | PretrainConfig | None = None, /, **settings: A
     """Trains an encoder on the shards of a corpus, as `lambert pretrain`. Repeating the call continues the run. The
     result has the held-out scores.
 
-    After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 the run is saved and SavedAndStopped is raised.
+    After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 the run is saved and SavedAndStopped is raised, which ends a script with
+    128 + the number of the signal.
     """
-    with keep_current_gpu():
-        return pretraining.run(_settings("pretrain", recipe, settings))
+    with _running():
+        return pretraining.run(config := _settings("pretrain", recipe, settings), _say(config))
 
 
 def finetune(recipe: str | Path | FinetuneConfig | None = None, /, **settings: Any) -> Result:
     """Trains an encoder on labelled data, as `lambert finetune`. Repeating the call continues the run. The result has
     the scores on `dev`.
 
-    `data` and `dev` may be rows instead of files: lists of dicts with the keys of a line of JSON. They are written
-    beside the run folder `out`, as OUT-data.jsonl and OUT-dev.jsonl, so that the run can be repeated from its
-    config.toml. Signals are handled as in `pretrain`.
+    `data` and `dev` may be rows instead of files: a table of pandas, polars, pyarrow or Hugging Face's datasets, a list
+    of dicts, or a dict of columns. They are written beside the run folder `out`, as OUT-data.jsonl or OUT-data.arrow,
+    so that the run can be repeated from its config.toml. Signals are handled as in `pretrain`.
     """
-    with keep_current_gpu():
-        return finetuning.run(_settings("finetune", recipe, settings))
+    with _running():
+        return finetuning.run(config := _settings("finetune", recipe, settings), _say(config))
 
 
 def sweep(recipe: str | Path | SweepConfig | None = None, /, **settings: Any) -> Result:
     """Searches for the best settings of a training run, as `lambert sweep`. Repeating the call continues the sweep. The
     result has the best value; best.toml in its folder has the best settings.
 
-    `space` has the settings to vary, as in the table [sweep.space] of a recipe; `base` has the settings of the verb.
+    `space` has the settings to vary, as in the table [sweep.space] of a recipe; `base` has the settings of the verb,
+    whose `data` and `dev` may be rows as in `finetune`.
     Signals are handled as in `pretrain`.
     """
-    with keep_current_gpu():
-        return sweeping.run(_settings("sweep", recipe, settings), cli.settings)
+    with _running():
+        return sweeping.run(_settings("sweep", recipe, settings), cli.settings, _say())
 
 
 def extend(model: str | Path, /, **settings: Any) -> Result:
@@ -105,7 +110,7 @@ def extend(model: str | Path, /, **settings: Any) -> Result:
         model: Run folder or model folder.
         settings: `out`, `input` and `words`, and others of the command.
     """
-    return extension.run(_settings("extend", model, settings))
+    return extension.run(_settings("extend", model, settings), _say())
 
 
 def import_model(
@@ -146,9 +151,15 @@ def export(
 
 
 def evaluate(recipe: str | Path | EvaluateConfig | None = None, /, **settings: Any) -> Result:
-    """Scores a fine-tuned model on labelled data, as `lambert evaluate`. With `predictions`, also writes that file."""
-    with keep_current_gpu():
-        return evaluation.run(_settings("evaluate", recipe, settings))
+    """Scores a fine-tuned model on labelled data, as `lambert evaluate`. With `predictions`, also writes that file.
+    `data` may be rows as in `finetune`."""
+    with ExitStack() as stack:
+        stack.enter_context(_running())
+        if is_rows(data := settings.get("data")):
+            path = stack.enter_context(data_path(data))
+            found = evaluation.run(_settings("evaluate", recipe, {**settings, "data": path}), _say())
+            return replace(found, notes=tuple(line.replace(str(path), "data") for line in found.notes))
+        return evaluation.run(_settings("evaluate", recipe, settings), _say())
 
 
 def compare(*runs: str | Path, gold: str | Path | None = None) -> dict[str, Any]:
@@ -170,7 +181,7 @@ def plan(recipe: str | Path, /, **settings: Any) -> Plan:
         recipe: The TOML file of the run.
         settings: Those of the command, such as `device="H100"`, `devices=8` and `set=["train.batch_size=512"]`.
     """
-    with keep_current_gpu():
+    with _running():
         return planning.run(_settings("plan", recipe, settings), cli.settings)
 
 
@@ -209,8 +220,15 @@ def verify(
     config = _settings(_verb_of(recipe, settings, "verify"), recipe, {"out": "run", **settings})
     name = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     own, compared = (None if folder is None else Path(folder) for folder in (out, run))
-    with keep_current_gpu():
+    with _running():
         return verification.verified(config, name, updates, own, compared, [*settings])
+
+
+def _say(config: PretrainConfig | FinetuneConfig | None = None) -> Say:
+    """Returns what receives the lines of a verb: in a notebook they are printed, unless log.console is false."""
+    if not in_notebook() or (config is not None and config.log.console is False):
+        return silent
+    return lambda line: print(printable(line), flush=True)
 
 
 def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, None]:
@@ -235,7 +253,7 @@ def _verb_of(recipe: object, settings: Mapping[str, Any], caller: str) -> str:
 
 def _settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
     """Returns the settings of a verb. Raises UsageError with the message of the command line."""
-    tokens, values = [verb], _nested(given)
+    tokens, values = [verb], _nested(_with_files(verb, recipe, given))
     if dataclasses.is_dataclass(recipe):
         if not isinstance(recipe, _KINDS[verb]):
             raise UsageError(f"{verb} takes a {_KINDS[verb].__name__}, not a {type(recipe).__name__}.")
@@ -245,11 +263,6 @@ def _settings(verb: str, recipe: object, given: Mapping[str, Any]) -> Any:
     elif recipe is not None:
         path = str(recipe)
         tokens.append(f"./{path}" if path.startswith("-") else path)  # so that it is not parsed as a flag
-    if verb == "evaluate" and not isinstance(values.get("data", ""), str):
-        raise UsageError("evaluate takes the path of a file. For rows: lambert.load(model).evaluate(rows).")
-    for name in ("data", "dev") if verb == "finetune" else ():
-        if isinstance(values.get(name), list | tuple):
-            values[name] = str(_written(values[name], name, values, recipe))
     try:
         return cli.settings(tokens, values)
     except CycloptsError as error:
@@ -279,21 +292,49 @@ def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _written(rows: Rows, name: str, values: Mapping[str, Any], recipe: object) -> Path:
-    """Writes rows to a file of JSON lines beside the run folder and returns its path."""
-    out = values.get("out")
-    if out is None and isinstance(recipe, str | Path) and Path(recipe).is_file():
-        out = tables.read(Path(recipe)).get("out")
-    if not isinstance(out, str):
-        raise UsageError(f"{name} is a list of rows, which is written beside the run folder: also give out.")
-    if not all(isinstance(row, Mapping) for row in rows):
-        raise UsageError(f'{name}: give a path or a list of dicts such as {{"text": "...", "label": "..."}}.')
-    path = Path(out).with_name(f"{Path(out).name}-{name}.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
+_ROWS = {"finetune": ("data", "dev"), "sweep": ("base__data", "base__dev")}
+"""The settings of a verb that may be rows."""
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    """A context in which the current GPU of torch is kept, and a signal that ends the work is said on stderr: a script
+    that ends by SavedAndStopped says nothing itself."""
     try:
-        text = "".join(json_text(dict(row)) + "\n" for row in rows)
-    except TypeError as error:
-        raise UsageError(f"{name} has a row with a value that JSON does not have: {error}.") from error
-    if Path(out).is_dir() and path.is_file() and read_file(path) != text.encode():
+        with keep_current_gpu():
+            yield
+    except SavedAndStopped as stop:
+        aside(str(stop))
+        raise
+
+
+def _with_files(verb: str, recipe: object, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns keywords with the paths of files, which are written beside the run folder, instead of rows."""
+    base = given.get("base") if verb == "sweep" else None
+    nested = {f"base__{name}": value for name, value in base.items()} if isinstance(base, Mapping) else {}
+    found = {name: value for name, value in given.items() if not nested or name != "base"} | nested
+    for name in _ROWS.get(verb, ()):
+        if is_rows(found.get(name)):
+            found[name] = _written(found[name], name.rpartition("__")[2], _out(verb, recipe, given))
+    return found
+
+
+def _out(verb: str, recipe: object, given: Mapping[str, Any]) -> Path | None:
+    """Returns the run folder that the keywords name, or the recipe."""
+    out = given.get("out", getattr(recipe, "out", None))
+    if out is None and isinstance(recipe, str | Path) and Path(recipe).is_file():
+        table = tables.read(Path(recipe))
+        out = (table.get("sweep", {}) if verb == "sweep" else table).get("out")
+    return Path(out) if is_path(out) else None
+
+
+def _written(rows: Any, name: str, out: Path | None) -> Path:
+    """Writes rows to a file beside the run folder and returns its path."""
+    if out is None:
+        raise UsageError(f"{name} is in memory, and is written beside the run folder: also give out.")
+    suffix, content = data_file(rows, name)
+    path = out.with_name(f"{out.name}-{name}{suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if out.is_dir() and path.is_file() and read_file(path) != content:
         raise UsageError(f"{name} differs from {path}, with which the run in {out} began: choose another out.")
-    return write_atomic(path, text)
+    return write_atomic(path, content)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import lambert
 from lambert.core.errors import DataError
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.model import publish as module
@@ -19,7 +20,8 @@ from lambert.model.config import EncoderConfig
 from lambert.model.folder import read_config
 from lambert.model.heads import Model, built
 from lambert.model.publish import publish
-from lambert.runs.publish import card
+from lambert.runs.card import PIPELINES, Origin, card, card_of_converted
+from lambert.tasks.config import TaskConfig
 from lambert.verbs.settings.finetune import FinetuneConfig
 
 
@@ -80,12 +82,15 @@ def test_a_card_shows_names_from_outside_as_they_stand(name: str, model: Model, 
     out = tmp_path / name.replace("/", "∕")
     text = card(model, FinetuneConfig(data=Path(name), out=out, init=Path(name)), {name: 0.5, "f1": 0.25})
     front, _, rest = text.removeprefix("---\n").partition("\n---\n")
-    assert front == "library_name: transformers\ntags: [bert, lambert]"
+    assert front == (
+        f"library_name: transformers\nbase_model: {json.dumps(Path(name).name)}\npipeline_tag: fill-mask\n"
+        "tags: [bert, lambert]"
+    )
     tokens = MarkdownIt("commonmark").enable("table").parse(rest)
     kinds = [token.type for token in tokens] + [part.type for token in tokens for part in token.children or ()]
     assert not {"html_block", "html_inline", "link_open", "image", "strong_open", "em_open"} & set(kinds)
     assert kinds.count("heading_open") == 4
-    assert kinds.count("fence") == 2
+    assert kinds.count("fence") == 3
     assert kinds.count("tr_open") == 3
     shown = "".join(part.content for part in tokens[1].children or ())
     assert shown == " ".join(out.name.split("\n"))
@@ -109,7 +114,8 @@ def test_a_card_shows_names_from_outside_as_they_stand(name: str, model: Model, 
 def test_a_card_loads_the_model_with_its_heads(heads: dict[str, int], name: str, pretrained: Path) -> None:
     shape = weights.load(pretrained / "model")[0].config
     text = card(Model(shape, heads), FinetuneConfig(data=Path("d"), out=Path("o"), init=Path("i")), {})
-    code = text.split("```python\n")[1].split("```")[0]
+    own, code = (block.split("```")[0] for block in text.split("```python\n")[1:])
+    compile(own, "card", "exec")
     compile(code, "card", "exec")
     assert f" {name}" in code
     if name.startswith("Auto"):
@@ -118,12 +124,57 @@ def test_a_card_loads_the_model_with_its_heads(heads: dict[str, int], name: str,
     assert f"library_name: {'transformers' if name.startswith('Auto') else 'sentence-transformers'}\n" in text
 
 
+@pytest.mark.parametrize("kind", ["classify", "squad", "embed"])
+def test_the_snippets_of_a_card_run(
+    kind: str, tuned: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tuned(kind) / "model"
+    front, *code = (folder / "README.md").read_text().split("```python\n")
+    assert f"pipeline_tag: {PIPELINES[kind]}\n" in front
+    assert 'base_model: "pretrained"\n' in front
+    monkeypatch.chdir(folder)
+    assert len(code) == 2
+    for block in code:
+        names: dict[str, Any] = {}
+        exec(block.split("```")[0], names)
+        assert "outputs" in names or "vectors" in names or type(names["model"]) is lambert.TextModel
+    assert capsys.readouterr().out
+
+
+def test_a_card_knows_the_origin_of_its_model(tmp_path: Path) -> None:
+    cached = tmp_path / "models--google--bert_uncased-L2" / "snapshots" / "0123"
+    cached.mkdir(parents=True)
+    assert Origin.of(cached) == Origin("google/bert_uncased-L2", "")
+    (cached / "README.md").write_text("---\r\nlanguage: en\r\nlicense: apache-2.0\r\n---\r\n\nlicense: mine\n")
+    assert Origin.of(cached) == Origin("google/bert_uncased-L2", "apache-2.0")
+    run = tmp_path / "mine" / "model"
+    run.mkdir(parents=True)
+    (run / "README.md").write_text("---\nlicense: [a, b]\n---\n")
+    assert Origin.of(run) == Origin.of(run.parent) == Origin("mine", "")
+    (run / "README.md").write_text("license: mit\n")
+    assert Origin.of(run).license == ""
+
+
+def test_the_card_of_a_converted_folder_names_its_origin(model: Model, tmp_path: Path) -> None:
+    source = tmp_path / "minilm"
+    source.mkdir()
+    (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    text = card_of_converted(model, tmp_path / "mine", source, TaskConfig(name="mask"))
+    assert text.startswith(
+        '---\nlibrary_name: transformers\nlicense: apache-2.0\nbase_model: "minilm"\npipeline_tag: fill-mask\n'
+    )
+    assert "from minilm, whose licence is apache-2.0." in text
+    assert 'model("A text with a [MASK].")' in text
+    pair = TaskConfig(name="embed")
+    assert "SentenceTransformer" in card_of_converted(model, tmp_path / "mine", source, pair)
+
+
 def test_a_card_says_which_head_transformers_cannot_read() -> None:
     config = FinetuneConfig(data=Path("d"), out=Path("o"), init=Path("i"))
     shape = EncoderConfig(vocabulary=40, hidden=32, layers=1, heads=2, intermediate=48, block="eurobert")
     text = card(built(shape, {"span": 0}), config, {})
     assert "transformers has no EuroBertForQuestionAnswering" in text
-    assert "```python" not in text
+    assert text.count("```python") == 1
     assert "AutoModelForTokenClassification" in card(built(shape, {"tag": 3}), config, {})
 
 

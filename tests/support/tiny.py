@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Target, flat_batch
-from lambert.core.errors import LambertError
+from lambert.core.errors import EXPLAINED
 from lambert.core.world import World
 from lambert.distributed.config import ExchangeConfig
 from lambert.distributed.detection import detect
@@ -206,7 +206,7 @@ def leave(work: Callable[..., Any], *arguments: Any) -> None:
     """Ends this process as the command line would."""
     try:
         work(*arguments)
-    except LambertError as error:
+    except EXPLAINED as error:
         print(error, file=sys.stderr, flush=True)
         sys.stderr.flush()
         os._exit(error.exit_code)

@@ -281,3 +281,9 @@ def test_code_from_outside_is_named(make: Make) -> None:
     (folder / "modules.json").write_text(json.dumps([modules[0] | {"type": "custom_st.Transformer"}, *modules[1:]]))
     with pytest.raises(DataError, match=r"the module custom_st\.Transformer, code from outside"):
         library.load(folder)
+
+
+def test_a_folder_may_be_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    assert sentence_transformers.root(Path()) is None

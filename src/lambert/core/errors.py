@@ -4,6 +4,7 @@ Any other exception that ends the process is a bug in Lambert: exit code 1 and a
 """
 
 import re
+import signal
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and line feed, separators of lines, controls of the direction of text, half pairs."""
@@ -43,17 +44,25 @@ REMEDIES = "Try a smaller optim.lr, a longer warm-up, optim.max_grad_norm = 1, o
 """What a message of DivergedError advises."""
 
 
-class SavedAndStopped(LambertError):
-    """The run stopped on request and saved its state. Exit code 130 after an interrupt, 75 if the scheduler should
-    requeue the job."""
+class SavedAndStopped(SystemExit):
+    """The run stopped on request and saved its state.
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    It is no Exception: like KeyboardInterrupt, a request to stop must not be taken for a failure of one run. A script
+    that does not catch it ends with the exit code that shells give to a process ended by that signal, 128 + its number
+    (`code`). A command of Lambert ends with `exit_code`: 130 after an interrupt, 75 if the scheduler should requeue the
+    job.
+    """
+
+    def __init__(self, message: str, exit_code: int, number: int = signal.SIGTERM) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.code = 128 + (signal.SIGINT if exit_code == STOPPED[1] else number)
 
 
 STOPPED = (75, 130)
 """The exit codes of SavedAndStopped."""
+EXPLAINED = (LambertError, SavedAndStopped)
+"""What ends a process with one line and its `exit_code`."""
 
 
 def shown(value: object) -> str:

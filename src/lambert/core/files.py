@@ -30,10 +30,11 @@ _UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
 _TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
 
 
-def write_atomic(path: Path, text: str) -> Path:
-    """Writes a UTF-8 file atomically and returns its path. Raises MachineError if the disk refuses the write."""
+def write_atomic(path: Path, text: str | bytes) -> Path:
+    """Writes a file, of text in UTF-8, atomically and returns its path. Raises MachineError if the disk refuses the
+    write."""
     try:
-        replace_files({path: text.encode()})
+        replace_files({path: text.encode() if isinstance(text, str) else text})
     except OSError as error:
         raise MachineError(
             f"{path} cannot be written: {error.strerror}. Free space or choose another place."

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import re
 import tomllib
 import types
@@ -17,6 +18,7 @@ import tomli_w
 
 from lambert.core.errors import DataError, UsageError
 from lambert.core.files import open_regular
+from lambert.core.other_names import our_setting
 
 _MAXIMA = {int: 2**31 - 1, float: 1e18}
 """The largest settings whose range has no upper end: libraries use 32-bit integers, and the product of two such floats
@@ -122,11 +124,23 @@ def with_names(kind: Any, tokens: Sequence[str]) -> list[str]:
 
     def full(token: str) -> str:
         flag, equals, value = token.partition("=")
-        hint = _hint(kind, [flag[2:].replace("-", "_")]) if flag.startswith("--") else None
-        named = dataclasses.is_dataclass(hint) and _first([hint]) == "name"
+        named = flag.startswith("--") and _is_named(kind, flag[2:].replace("-", "_"))
         return f"{flag}.name{equals}{value}" if named else token
 
     return [*map(full, tokens)]
+
+
+def with_tables(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested settings with `{"task": {"name": "tag"}}` for `{"task": "tag"}`, as `with_names` of flags."""
+    return {
+        name: {"name": value} if isinstance(value, str) and _is_named(kind, name) else value
+        for name, value in values.items()
+    }
+
+
+def _is_named(kind: Any, setting: str) -> bool:
+    hint = _hint(kind, [setting])
+    return dataclasses.is_dataclass(hint) and _first([hint]) == "name"
 
 
 def check_flags(kind: Any, tokens: Sequence[str]) -> None:
@@ -204,6 +218,8 @@ def _expected(hint: Any) -> str:
 def unknown_name(where: str, name: str, known: Iterable[str]) -> UsageError:
     """Returns the error for a dotted name that is not among the `known` ones, with the nearest."""
     names = list(known)
+    if ours := our_setting(name, names):
+        return UsageError(f"{where}: unknown setting {name}. Did you mean {ours}?")
     tables = {table for table, dot, _ in (setting.partition(".") for setting in names) if dot}
     what, (table, dot, _) = "setting", name.partition(".")
     if dot and table not in tables:
@@ -256,10 +272,13 @@ def defaults(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value as TOML represents it: paths as strings, tuples as lists, settings as tables."""
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, list | tuple):
+    """Returns a value as TOML represents it: paths as strings, tuples as lists, settings as tables, numbers and arrays
+    of numpy, torch and pandas as plain ones."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | range):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}

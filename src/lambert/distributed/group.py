@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lambert.core.errors import (
+    EXPLAINED,
     STOPPED,
     DataError,
     DivergedError,
@@ -144,10 +145,10 @@ class Group(World):
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        own: LambertError | None = None
+        own: LambertError | SavedAndStopped | None = None
         try:
             yield
-        except LambertError as error:
+        except EXPLAINED as error:
             own = error
         answers = self.gather_text(json.dumps([str(own), own.exit_code]) if own else "")
         failed = [(rank, *json.loads(text)) for rank, text in enumerate(answers) if text]
@@ -182,7 +183,7 @@ class Group(World):
             self.detector.leave(_reason(error), getattr(error, "exit_code", 1))
             within_deadline(self.close)
 
-    def _explain(self, what: str, error: RuntimeError) -> LambertError:
+    def _explain(self, what: str, error: RuntimeError) -> LambertError | SavedAndStopped:
         """Returns the error that names the ranks that left, with their reasons, or the ranks that do not answer. It is
         a SavedAndStopped if they left because they were asked to stop."""
         lost = f"Rank {self.rank} lost its peers while {what}"
@@ -201,7 +202,7 @@ class Group(World):
         return PeerLost(f"{lost}, and they lost it ({_summary(error)}). Check the network between the nodes.")
 
 
-def _error_of_peer(text: str, code: int) -> LambertError:
+def _error_of_peer(text: str, code: int) -> LambertError | SavedAndStopped:
     """Returns the error of another rank that left with this exit code."""
     if code in STOPPED:
         return SavedAndStopped(text, code)
@@ -261,10 +262,10 @@ def _check_process_group(here: ProcessInfo, device: torch.device) -> None:
 def _reason(error: BaseException) -> str:
     """Returns the reason for which this rank leaves, in one line: an error that is not a LambertError with its type."""
     line = _summary(error)
-    return line if line and isinstance(error, LambertError) else f"{type(error).__name__}: {line}".rstrip(": ")
+    return line if line and isinstance(error, EXPLAINED) else f"{type(error).__name__}: {line}".rstrip(": ")
 
 
 def _summary(error: BaseException) -> str:
     """Returns one line of at most 300 characters: of an error of torch, its first sentence without source locations."""
     text = re.sub(r"\[[^\]]*\.(cc|cpp|h|hpp):\d+\] ?", "", " ".join(str(error).split()))
-    return (text if isinstance(error, LambertError) else text.split(". ")[0])[:300].rstrip(".")
+    return (text if isinstance(error, EXPLAINED) else text.split(". ")[0])[:300].rstrip(".")

@@ -161,6 +161,12 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             )  # fmt: skip
 
 
+def in_notebook() -> bool:
+    """Returns whether a kernel of IPython runs this process, as in Jupyter."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
 def aside(text: str) -> None:
     """Prints a line on stderr."""
     with contextlib.suppress(OSError):  # a closed pipe or a full disk behind stderr must not stop the task

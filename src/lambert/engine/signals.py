@@ -98,7 +98,7 @@ class StopRequest:
         return 130 if self.number == signal.SIGINT else _REQUEUE
 
     def _error(self, status: str, again: str) -> SavedAndStopped:
-        return SavedAndStopped(f"Stopped by {self.reason}{status}. {again}", self._code)
+        return SavedAndStopped(f"Stopped by {self.reason}{status}. {again}", self._code, self.number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._received:  # the listening thread handles a second signal
@@ -165,7 +165,7 @@ def graceful_stop(
         try:
             yield request
             request._deferred = True
-        except (Interrupted, Exception) as error:
+        except (Interrupted, SavedAndStopped, Exception) as error:
             # Libraries that were interrupted, for example while they are imported, fail in other ways, also later.
             if not isinstance(error, Interrupted) and (request._deferred or not request._received):
                 raise

@@ -71,6 +71,12 @@ class Step:
         self._objectives, self._parameters = objectives, parameters
         self._reading, self._stopwatch = reading, stopwatch
 
+    def __repr__(self) -> str:
+        """Without what the device computes, so that showing a step does not wait for it."""
+        found = {name: value for name, value in self.scores.items() if not name.endswith("_se")}
+        scores = "".join(f", {name} {value:.4f}" for name, value in found.items())
+        return f"Step({self.index}: lr {self.lr:g}, {self.sequences:,} sequences, {self.tokens:,} tokens{scores})"
+
     def due(self, every: int) -> bool:
         """Returns whether an action that runs once in `every` updates is due after this update; 0 means never."""
         return every > 0 and self.index % every == 0

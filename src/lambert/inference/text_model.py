@@ -1,6 +1,5 @@
 """A model for texts, for the library, `lambert predict` and `lambert evaluate`."""
 
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,22 +10,24 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from lambert.core.batch import Batch, Source
-from lambert.core.errors import DataError, LambertError, UsageError
-from lambert.core.files import json_text
+from lambert.core.errors import DataError, LambertError, UsageError, shown
 from lambert.core.registry import choose
 from lambert.core.world import World
 from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.distributed.launch_environment import process_info
 from lambert.engine.device import device_named, keep_current_gpu
 from lambert.engine.precision import Precision
+from lambert.engine.progress import in_notebook, progress
 from lambert.inference.config import InferenceConfig, Precisions
 from lambert.inference.outputs import load_task, outputs, ready
 from lambert.inference.scheduler import Work
+from lambert.inference.similarity import similarity
 from lambert.model.encoder import Encoder
-from lambert.model.families import reads_segments
+from lambert.model.families import family_of, reads_segments
 from lambert.model.folder import model_folder, read_config
 from lambert.model.heads import Model
 from lambert.model.pooling import modes_of, pooled, pooling_of
@@ -47,6 +48,7 @@ from lambert.tasks.config import SHORTEST, Columns, EmbedConfig, OtherColumns
 from lambert.tasks.embed import Embed
 from lambert.tasks.mismatch import using_a_model
 from lambert.tasks.templates import columns_of, is_template
+from lambert.text.memory import data_path, is_path, is_table, items_of, plain_row, rows_of
 
 R = TypeVar("R")
 Text = str | Mapping[str, Any]
@@ -124,6 +126,19 @@ class TextModel:
         self._work = Work(self._model, self._precision)
         self._vectors: dict[str, Work] = {}
 
+    def __repr__(self) -> str:
+        shape, config = self._model.config, self._task.config
+        size = sum(parameter.numel() for parameter in self._model.parameters())
+        family = family_of(shape).title
+        listed = ", ".join(config.labels[:8]) + ", ..." * (len(config.labels) > 8)
+        parts = [
+            f"{family} of {shape.layers} layer{'s' * (shape.layers != 1)}, width {shape.hidden}, {size:,} parameters",
+            f"task {config.name}" + (" without a head" if self._missing else ""),
+            *([f"labels {listed}"] if listed else []), f"up to {self.max_length} tokens",
+            f"{self.precision} on {self._world.device}",
+        ]  # fmt: skip
+        return f"TextModel({str(self.path)!r}: {'; '.join(parts)})"
+
     @property
     def task(self) -> Task[Any, Any]:
         """The task of the model, `mask` for a pre-trained one. Raises DataError if the folder has no head for it."""
@@ -159,16 +174,21 @@ class TextModel:
         """Returns the prediction for a text, or a list of predictions, as written by `lambert predict`
         (docs/predict.md).
 
-        A text is a string or a row, a dict with the keys of the training data. Text pairs and questions are rows. For a
-        tagging model a string is divided into words; for a pre-trained model it must contain [MASK].
+        A text is a string or a row, a dict with the keys of the training data. Several are a list, a table of pandas,
+        polars, pyarrow or datasets, a column of one, an array, or a dict of columns. Text pairs and questions are rows.
+        For a tagging model a string is divided into words; for a pre-trained model it must contain [MASK].
 
         Args:
             texts: A text or several texts.
             top: Number of labels, candidate answers or pieces to list, as `lambert predict --top`.
         """
+        if isinstance(texts, Mapping) and self._has_columns(texts):
+            texts = rows_of(texts, "texts")
         if isinstance(texts, str | Mapping):
             return self([texts], top=top)[0]
-        return self._computed(self.request(texts, top=top))
+        if not isinstance(texts, Iterable):
+            raise UsageError(f"A model takes a text or several, not a {type(texts).__name__}.")
+        return self._computed(self.request(rows_of(texts, "texts") if is_table(texts) else items_of(texts), top=top))
 
     def request(self, texts: Sequence[Text], places: Sequence[str] = (), top: int = 0) -> "Request[list[Row]]":
         """Returns what the predictions for the texts need: sequences to compute, and a function of their outputs.
@@ -199,23 +219,33 @@ class TextModel:
         request = Request(self._work, *found[1]) if found[1] is not None else None
         return [kept[at] for at in found[0]], request, errors
 
-    def _computed(self, request: "Request[R]") -> R:
-        work = request.work
-        found = outputs(work.model, request.source, work.precision, self._world, self._inference.micro_tokens)
+    def _computed(
+        self, request: "Request[R]", tokens: int = 0, advance: Callable[[int], None] = lambda sequences: None
+    ) -> R:
+        work, tokens = request.work, tokens or self._inference.micro_tokens
+        found = outputs(work.model, request.source, work.precision, self._world, tokens, advance)
         return request.finish(found)
 
     def encode(
         self,
-        texts: str | Sequence[str],
+        texts: Any,
         pooling: str = "",
         max_length: int | None = None,
         prompt: str | None = None,
-        prompt_name: str = "",
-    ) -> npt.NDArray[np.float32]:
-        """Returns a vector for each text, float32 [texts, D], or [D] for a single string.
+        prompt_name: str | None = None,
+        *,
+        batch_size: int | None = None,
+        normalize_embeddings: bool = False,
+        convert_to_tensor: bool = False,
+        convert_to_numpy: bool = True,
+        show_progress_bar: bool | None = None,
+        truncate_dim: int | None = None,
+    ) -> Any:
+        """Returns a vector for each text, an array float32 [texts, D], or [D] for a single string. The arguments from
+        `batch_size` on are those of sentence-transformers.
 
         Args:
-            texts: A text or several texts.
+            texts: A text, or several: a list, an array, or a column of a table.
             pooling: "mean" is the mean of the last states of all tokens, special ones included, as in
                 sentence-transformers; "cls" is the last state of the first token; others are those of
                 `EmbedConfig.pooling`. Default: the vectors of a model that was trained for them, of length 1 if its
@@ -226,18 +256,60 @@ class TextModel:
             prompt: What precedes each text. Default: the default prompt of a model of vectors, which is that of queries
                 if it names no other.
             prompt_name: Name of a prompt of a model of vectors, such as "document"; `embed.named_prompts()` has all.
+            batch_size: Maximum texts of a batch, as long as the longest may be; bounds the memory and does not change
+                the vectors. Default: `micro_tokens` alone bounds it.
+            normalize_embeddings: Divide the vectors by their length.
+            convert_to_tensor: Return a tensor on the model's device.
+            convert_to_numpy: False: return a list of tensors.
+            show_progress_bar: Show the progress on stderr. Default: in a notebook.
+            truncate_dim: Keep only the first components.
         """
-        several = [texts] if isinstance(texts, str) else texts
-        vectors_ND = self._computed(self.vectors(several, pooling, max_length, prompt, prompt_name))
-        return vectors_ND[0] if isinstance(texts, str) else vectors_ND
+        if batch_size is not None and batch_size < 1:
+            raise UsageError(f"batch_size = {batch_size} must be 1 or more.")
+        if truncate_dim is not None and truncate_dim < 1:
+            raise UsageError(f"truncate_dim = {truncate_dim} must be 1 or more.")
+        single = isinstance(texts, str)
+        request = self.vectors([texts] if single else texts, pooling, max_length, prompt, prompt_name)
+        tokens = self._inference.micro_tokens
+        if batch_size is not None:
+            tokens = min(tokens, int(batch_size) * (max_length or self.max_length))
+        quiet = not (in_notebook() if show_progress_bar is None else show_progress_bar)
+        with progress(request.source.size(0), "encode", unit="texts", quiet=quiet) as bar:
+            found_ND = self._computed(request, tokens, bar.advance)[:, :truncate_dim]
+        if not normalize_embeddings and convert_to_numpy and not convert_to_tensor:
+            return found_ND[0] if single else found_ND
+        tensor_ND = torch.from_numpy(found_ND)
+        if normalize_embeddings:
+            tensor_ND = nn.functional.normalize(tensor_ND)
+        if convert_to_tensor:
+            found: Any = tensor_ND.to(self._world.device)
+        else:
+            found = tensor_ND.numpy() if convert_to_numpy else list(tensor_ND.to(self._world.device))
+        return found[0] if single else found
+
+    def similarity(self, a: Any, b: Any) -> Tensor:
+        """Returns the similarities [N, M] of N and M vectors, as sentence-transformers does, by the function that the
+        model folder names: cosine, dot, euclidean or manhattan (distances are negative). Raises UsageError for another
+        one, and for what are no vectors."""
+        return similarity(a, b, self.similarity_fn_name)
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """Name of the similarity of its vectors."""
+        return sentence_transformers.similarity_name(self.folder)
+
+    @property
+    def max_length(self) -> int:
+        """Maximum tokens of a text."""
+        return self._task.config.max_length or self._model.config.positions
 
     def vectors(
         self,
-        texts: Sequence[str],
+        texts: Any,
         pooling: str = "",
         max_length: int | None = None,
         prompt: str | None = None,
-        prompt_name: str = "",
+        prompt_name: str | None = None,
     ) -> "Request[npt.NDArray[np.float32]]":
         """Returns what the vectors of the texts need, as `request` does. The arguments are those of `encode`."""
         positions, config = self._model.config.positions, self._task.config
@@ -245,11 +317,15 @@ class TextModel:
         length = (config.max_length if own else self._longest) if max_length is None else max_length
         if not SHORTEST <= length <= positions:
             raise UsageError(f"max_length = {length} must be from {SHORTEST} to {positions}, the model's positions.")
+        kind = type(texts).__name__
+        if is_table(texts):
+            raise UsageError(f"encode takes texts, not a {kind}: give a column of it, such as data['text'].")
         if isinstance(texts, Mapping) or not isinstance(texts, Iterable):
-            raise UsageError(f"encode takes a text or several, not a {type(texts).__name__}.")
-        several = list(texts)
-        if wrong := [text for text in several if not isinstance(text, str)]:
-            raise UsageError(f"encode takes texts, not {type(wrong[0]).__name__}.")
+            raise UsageError(f"encode takes a text or several, not a {kind}.")
+        several = items_of(texts)
+        for number, text in enumerate(several, 1):
+            if not isinstance(text, str):
+                raise UsageError(f"encode takes texts, not {type(text).__name__}: text {number} is {shown(text)}.")
         if prompt is not None and prompt_name:
             raise UsageError("encode takes prompt or prompt_name, not both.")
         if prompt_name:
@@ -279,18 +355,14 @@ class TextModel:
         hidden = self._model.config.hidden
         return self._task.width(hidden) if isinstance(self._task, Embed) else hidden
 
-    def evaluate(self, data: str | Path | Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Returns the scores on a labelled file or on labelled rows, dicts with the keys of a line of JSON. Warns
-        (UserWarning) if labels are read in another way than by their names, such as numbers."""
-        if isinstance(data, str | Path):
-            read = self.read(Path(data))
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder, "rows.jsonl")
-                path.write_text("".join(json_text(dict(row)) + "\n" for row in data), encoding="utf-8")
-                read = self.read(path)
+    def evaluate(self, data: Any) -> dict[str, float]:
+        """Returns the scores on a labelled file or on labelled rows: a table of pandas, polars, pyarrow or datasets, a
+        list of dicts with the keys of a line of JSON, or a dict of columns. Warns (UserWarning) if labels are read in
+        another way than by their names, such as numbers."""
+        with data_path(data) as path:
+            read = self.read(path)
         for line in read.label_notes:
-            warnings.warn(line, stacklevel=2)
+            warnings.warn(line if is_path(data) else line.replace(str(path), "data"), stacklevel=2)
         return scored(self.task, read, self.task.predictions(read, self.outputs(read)))
 
     def save(self, folder: str | Path) -> Path:
@@ -327,14 +399,25 @@ class TextModel:
 
     def _row(self, text: Text, place: str) -> Row:
         if isinstance(text, Mapping):
-            return dict(text)
+            return plain_row(text, place)
         if not isinstance(text, str):
             raise UsageError(f"{place} is neither a text nor a row (a dict), but {type(text).__name__}.")
         column = self.task.config.columns.text
         if is_template(column):
             names = ", ".join(columns_of(column))
             raise UsageError(f"{place} is a text, and the model reads the columns {names}: give a row (a dict).")
-        return {"text" if not column or column.isdecimal() else column: text}
+        return {self._text_key: text}
+
+    @property
+    def _text_key(self) -> str:
+        column = self._task.config.columns.text
+        return "text" if not column or column.isdecimal() else column
+
+    def _has_columns(self, row: Mapping[str, Any]) -> bool:
+        """Returns whether a dict has columns, and is no row: its text is a list. A row to tag may have a list of
+        words."""
+        text = row.get(self._text_key, "")
+        return self._task.config.name != "tag" and isinstance(text, Iterable) and not isinstance(text, str | Mapping)
 
 
 class _Vectors(nn.Module):

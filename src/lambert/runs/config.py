@@ -153,7 +153,7 @@ class LogConfig:
     price: float = 0.0
     """Price of an hour of one device (of one process), in any currency: the log and the report show the cost so far."""
     console: bool | None = None
-    """Show progress. Unset: the command line shows it, the library does not."""
+    """Show progress. Unset: the command line and a notebook show it, a script does not."""
     seconds: float = 10.0
     """Seconds between two lines of progress if the output is not a terminal."""
 

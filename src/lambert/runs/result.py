@@ -11,6 +11,7 @@ import numpy.typing as npt
 from lambert.core.errors import DataError
 from lambert.core.files import parse_json, read_file
 from lambert.engine.metrics_file import METRICS, read_row
+from lambert.engine.progress import score_text
 
 Say = Callable[[str], None]
 """Receives a line for the user. The command line prints the line."""
@@ -32,6 +33,20 @@ class Result:
     notes: tuple[str, ...] = ()
     """Lines of `evaluate` about the model and the file, such as how numbers of labels were read, and which rows were
     left out."""
+
+    def __repr__(self) -> str:
+        found = self.scores
+        errors = {name: f" ± {found[f'{name}_se']:.4f}" for name in found if f"{name}_se" in found}
+        scores = [
+            f"{name} {score_text(name, value)}{errors.get(name, '')}"
+            for name, value in found.items()
+            if not name.endswith("_se")
+        ]
+        parts = [
+            repr(str(self.folder)), *([f"model {str(self.model)!r}"] if self.model.is_dir() else []),
+            *([", ".join(scores)] if scores else []), *self.notes,
+        ]  # fmt: skip
+        return f"Result({'; '.join(parts)})"
 
     @classmethod
     def of_run(cls, folder: Path) -> "Result":

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
 from lambert.core.errors import UsageError
+from lambert.core.other_names import our_task
 from lambert.core.registry import nearest
 from lambert.core.settings import check
 from lambert.tasks.templates import is_template
@@ -30,6 +31,12 @@ _ONLY = {
     "label_thresholds": ((), ("multilabel",)),
 }
 """Settings of some tasks only: the default value, and the names of the tasks."""
+
+
+def check_task_name(name: str, setting: str = "task.name") -> None:
+    """Raises UsageError for a task by the name that another library gives it."""
+    if ours := our_task(name):
+        raise UsageError(f"{setting} = {name!r} is unknown. Did you mean {ours!r}?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +300,7 @@ class TaskConfig:
     tag: TagConfig = field(default_factory=TagConfig)
 
     def __post_init__(self) -> None:
+        check_task_name(self.name)
         length = {"max_length": f"[{SHORTEST}, inf)"} if self.max_length else {}
         ranges = {"class_weights": f"[{LEAST_WEIGHT}, inf)", "label_smoothing": "[0, 1)", "threshold": "[0, 1)"}
         ranges["temperature"] = "[0.05, 20]"  # the range that is searched

@@ -1,20 +1,14 @@
 """The files of labelled data: compressed or not, and folders that save_to_disk of Hugging Face's datasets wrote."""
 
 import hashlib
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError
-from lambert.tasks.task import Row
 from lambert.text.arrow import ArrowFile, NotArrow, dataset_splits, is_dataset
+from lambert.text.classes import Classes, declared
 from lambert.text.parquet import NotParquet, parquet_metadata
 from lambert.text.rows import data_files, kind, opened
-
-Classes = Mapping[str, tuple[str, ...]]
-"""The names of the classes 0, 1, ... of columns."""
 
 
 def brat_pairs(path: Path) -> list[tuple[Path, Path]]:
@@ -79,30 +73,6 @@ def class_names(path: Path) -> Classes:
     except (NotParquet, NotArrow) as error:
         raise DataError(f"{first} {error}.") from error
     try:
-        features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-        found = {name: _classes(feature) for name, feature in features.items()}
+        return declared(metadata)
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise DataError(f"{first}: the features in its metadata cannot be read: {error}.") from error
-    return {name: names for name, names in found.items() if names}
-
-
-def _classes(feature: Any) -> tuple[str, ...]:
-    """Returns the names of the classes of a feature, or of the elements of a list."""
-    if isinstance(feature, list):
-        return _classes(feature[0]) if feature else ()
-    if feature.get("_type") == "ClassLabel":
-        return tuple(map(str, feature.get("names") or ()))
-    inner = feature.get("feature")
-    return _classes(inner) if isinstance(inner, dict) else ()
-
-
-def named_classes(row: Row, names: Classes) -> Row:
-    """Returns the row with the names of its classes instead of their numbers. Numbers without a name, such as -1 for
-    "unlabelled", are kept."""
-    return {key: _named(value, names[key]) if key in names else value for key, value in row.items()}
-
-
-def _named(value: Any, names: tuple[str, ...]) -> Any:
-    if isinstance(value, list):
-        return [_named(element, names) for element in value]
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value

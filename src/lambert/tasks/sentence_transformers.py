@@ -136,8 +136,16 @@ def root(folder: Path) -> Path | None:
     before 2021, the one above; None if there is none."""
     if (folder / MODULES).is_file():
         return folder
-    above = folder.absolute().parent
-    return above if tensor_files.encoder_path(above) == folder.name else None
+    own = folder.absolute()  # the name of the current folder, "." in short, is not empty
+    return own.parent if tensor_files.encoder_path(own.parent) == own.name else None
+
+
+def similarity_name(folder: Path) -> str:
+    """Returns the name of the similarity of vectors that a model folder asks for, as sentence-transformers reads it:
+    cosine if it says nothing."""
+    top = root(folder)
+    found = _settings(top / SETTINGS).get("similarity_fn_name") if top is not None else None
+    return str(found or "cosine")
 
 
 def is_cross_encoder(folder: Path) -> bool:

@@ -11,11 +11,12 @@ from lambert.core.errors import DataError, shown
 from lambert.core.registry import nearest
 from lambert.core.unsupported import CONLL
 from lambert.tasks.config import Columns
-from lambert.tasks.files import class_names, named_classes
+from lambert.tasks.files import class_names
 from lambert.tasks.mismatch import Advice, Mismatch
 from lambert.tasks.multirc import answer_rows
 from lambert.tasks.task import Row, whole_text
 from lambert.tasks.templates import columns_of, filled, is_template
+from lambert.text.classes import named_classes
 from lambert.text.read_row import placed
 from lambert.text.rows import JSON, TABLES, RowFile, data_files, kind, opened
 from lambert.text.tables import visible

@@ -12,7 +12,7 @@ from lambert.core.files import json_text, write_atomic
 from lambert.core.registry import nearest
 from lambert.core.settings import as_dict, typed
 from lambert.model.labels import label_names
-from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig
+from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TagConfig, TaskConfig, check_task_name
 from lambert.tasks.examples import Examples
 from lambert.tasks.mismatch import using_a_model
 from lambert.text import read_row
@@ -147,6 +147,7 @@ def described(
         UsageError: The folder is of another task than `name`.
         DataError: The description is damaged.
     """
+    check_task_name(name, "task")
     ours = model_config.get("lambert") or {}
     try:
         kept = ours.get("task")

@@ -1,9 +1,10 @@
 """Reads data sets that `save_to_disk` of Hugging Face's datasets wrote: Arrow files in a folder, or in one a split."""
 
 import importlib
+import io
 import json
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +20,8 @@ _RATIO = 200
 """A row may have so many times the bytes of its record batch, if that is more than BATCH (our choice)."""
 _DIGITS = 76
 """Most digits of a decimal of Arrow, and here of those behind its point."""
+_WRITTEN = 10_000
+"""Maximum rows of a record batch that is written (ours)."""
 _FILE = b"ARROW1\0\0"
 _BODIES = ("record batch", "dictionary")
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
@@ -112,13 +115,33 @@ class ArrowFile:
                 yield from _rows(batch)
 
 
+def arrow_content(value: Any, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
+    """Returns the Arrow stream of a table of pyarrow, or of what gives an Arrow stream; `metadata` replace those of its
+    schema. Raises UsageError if pyarrow is not installed, or if the value has no columns."""
+    arrow, ipc = _pyarrow()
+    try:
+        table = arrow.Table.from_batches([value]) if isinstance(value, arrow.RecordBatch) else arrow.table(value)
+    except (TypeError, ValueError, arrow.ArrowException) as error:
+        raise UsageError(f"{type(value).__name__} is no table: {' '.join(str(error).split())}.") from error
+    if metadata is not None:
+        table = table.replace_schema_metadata(metadata)
+    stream = io.BytesIO()
+    with ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table, max_chunksize=_WRITTEN)
+    return stream.getvalue()
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
+    except ImportError as error:
+        raise UsageError("Reading Arrow needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
+
+
 @contextmanager
 def _explained(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
     """Gives pyarrow.ipc and the byte at which the Arrow stream begins. Failures of pyarrow are raised as NotArrow."""
-    try:
-        arrow, ipc = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
-    except ImportError as error:
-        raise UsageError("Reading Arrow needs pyarrow: pip install 'lambert-bert[parquet]'.") from error
+    arrow, ipc = _pyarrow()
     try:
         stream.seek(0)
         yield ipc, 8 if stream.read(8) == _FILE else 0  # the file format is a stream with an index behind it

@@ -26,7 +26,9 @@ from lambert.model.files import encoder_path, weights_file
 from lambert.model.heads import Model
 from lambert.model.publish import publish
 from lambert.model.tensorflow.checkpoint import Checkpoint, find
+from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
+from lambert.tasks.model_folder import task_of
 from lambert.tasks.sentence_transformers import length
 from lambert.verbs.settings.convert import ImportConfig
 
@@ -107,6 +109,7 @@ def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iter
     check_padding(tokenizer, model.config, folder)
     yield from (*report.lines(), *report.warnings())
     extra, files = kept(folder, model.config.hidden)
+    task = task_of(folder, layout.read_config(folder))
     positions = model.config.positions
     write_tokenizer = partial(
         tokenizers.save,
@@ -126,7 +129,8 @@ def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iter
         lines.append("note: no library reads checkpoints of TensorFlow 1, so nothing was compared on the texts.")
     try:
         verified = publish(
-            model, out, write_tokenizer, extra, files=files, replace=True, compare=True, check=compare
+            model, out, write_tokenizer, extra, card=card_of_converted(model, out, folder, task), files=files,
+            replace=True, compare=True, check=compare,
         )  # fmt: skip
     finally:
         yield from lines

@@ -18,7 +18,9 @@ from lambert.model import weights
 from lambert.model.extension import extended
 from lambert.model.families import reads_segments
 from lambert.model.publish import publish
+from lambert.runs.card import card_of_converted
 from lambert.runs.result import Result, Say, silent
+from lambert.tasks.model_folder import task_of
 from lambert.verbs.settings.extend import ExtendConfig
 
 ADDED = "added_words.tsv"
@@ -71,7 +73,8 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
         extended(model, old, rows),
         partial(tokenizers.save, larger, longest=shape.positions, segments=reads_segments(shape)),
     )
-    say(publish(model, config.out, write, extra, files=files, replace=True, compare=True))
+    card = card_of_converted(model, config.out, folder, task_of(folder, settings))
+    say(publish(model, config.out, write, extra, card=card, files=files, replace=True, compare=True))
     say(f"model     {config.out}")
     scores = {"tokens_per_word_before": before.tokens_per_word, "tokens_per_word": after.tokens_per_word}
     return Result(config.out, scores if before.words else {})

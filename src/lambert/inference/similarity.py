@@ -1,0 +1,44 @@
+"""Similarities of vectors, as sentence-transformers 6.2 computes them (`util.similarity`)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lambert.core.errors import UsageError
+from lambert.core.registry import choose
+
+SIMILARITIES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda a_ND, b_MD: normalize(a_ND) @ normalize(b_MD).T,
+    "dot": lambda a_ND, b_MD: a_ND @ b_MD.T,
+    "euclidean": lambda a_ND, b_MD: -torch.cdist(a_ND, b_MD, p=2.0),
+    "manhattan": lambda a_ND, b_MD: -torch.cdist(a_ND, b_MD, p=1.0),
+}
+"""From the vectors of N and of M texts to their similarities [N, M], by `similarity_fn_name`. Distances are
+negative."""
+
+
+def similarity(a: Any, b: Any, name: str) -> Tensor:
+    """Returns the similarities [N, M] of N and M vectors; one vector alone is a row. Raises UsageError for what is no
+    vector, for vectors of different widths, and for an unknown name."""
+    function = choose(SIMILARITIES, name, "similarity_fn_name")
+    a_ND, b_MD = _rows(a), _rows(b)
+    if a_ND.shape[1] != b_MD.shape[1]:
+        raise UsageError(f"The vectors have {a_ND.shape[1]} and {b_MD.shape[1]} components: both need as many.")
+    return function(a_ND, b_MD.to(a_ND))
+
+
+def _rows(vectors: Any) -> Tensor:
+    try:
+        if isinstance(vectors, list | tuple) and vectors and isinstance(vectors[0], Tensor | np.ndarray):
+            vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
+        found = torch.as_tensor(vectors)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError("similarity takes vectors: those of texts come from encode.") from error
+    if found.ndim not in (1, 2):
+        raise UsageError(f"similarity takes vectors [N, D], not an array of {found.ndim} dimensions.")
+    found = found if found.is_floating_point() else found.float()
+    return found[None] if found.ndim == 1 else found
