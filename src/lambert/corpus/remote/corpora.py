@@ -15,7 +15,7 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import delete_folder, make_folder, remove_leftovers, sync
 from lambert.core.lock import lock_folder
 from lambert.core.shards import FORMAT_VERSION, check_corpus, has_hash, read_manifest
-from lambert.corpus.remote.addresses import public
+from lambert.core.urls import public
 from lambert.corpus.remote.fetch import download
 from lambert.corpus.remote.servers import source_of
 from lambert.corpus.remote.store import Store
