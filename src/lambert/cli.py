@@ -28,7 +28,7 @@ from lambert import __version__
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
-from lambert.core.errors import LambertError, UsageError, printable
+from lambert.core.errors import LambertError, UsageError, printable_line
 from lambert.core.imports import imported
 from lambert.core.limits import check_limits
 from lambert.core.settings import (
@@ -390,8 +390,8 @@ def _command(
     return cast(Callable[..., Any], command)
 
 
-def _say(text: str) -> None:
-    print(printable(text), flush=True)
+def _say(line: str) -> None:
+    print(printable_line(line), flush=True)
 
 
 def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:

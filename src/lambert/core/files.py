@@ -27,6 +27,7 @@ _NEW, _OLD, _GONE = "new", "old", "gone"
 """The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
 replacement was not completed; and content that is being deleted."""
 _UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
 
 
@@ -90,11 +91,13 @@ def check_regular(path: Path) -> Path:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Returns a value as standard JSON, in which numbers that are not finite become null."""
+    """Returns a value as standard JSON that UTF-8 can encode. Numbers that are not finite become null; halves of
+    surrogate pairs, which stand for the bytes of file names that are not UTF-8, are escaped."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return text if text.isascii() else _HALF_PAIR.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:

@@ -20,7 +20,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.utils.store import barrier
 
-from lambert.core.errors import STOPPED, MachineError, printable
+from lambert.core.errors import STOPPED, MachineError, printable_line
 from lambert.core.launcher import FINAL, End, read_ends
 from lambert.distributed.failure_detector import report, within_deadline
 from lambert.distributed.rendezvous import connect
@@ -262,7 +262,7 @@ def _stores(group: WorkerGroup) -> list[Any]:
 
 def say(line: str) -> None:
     """Prints a line of the launcher to stderr, because stdout may show a progress bar."""
-    print(f"lambert launch: {printable(line)}", file=sys.stderr, flush=True)
+    print(f"lambert launch: {printable_line(line)}", file=sys.stderr, flush=True)
 
 
 def _described(end: End) -> str:

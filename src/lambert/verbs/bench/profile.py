@@ -136,11 +136,11 @@ def grouped(events: Iterable[Any], cuda: bool) -> Costs:
     return dict(sorted(costs.items(), key=lambda cost: -cost[1][0]))
 
 
-def costs_table(found: dict[str, Any]) -> str:
-    """Returns the result of `profile` as a table."""
+def costs_table(found: dict[str, Any]) -> list[str]:
+    """Returns the result of `profile` as the lines of a table."""
     shares = ", ".join(f"{kind} {share:.0%}" for kind, share in found["kinds"].items() if share >= 0.005)
     lines = [f"{ROUNDS} rounds of {found['work']}, {1e3 * found['seconds']:,.1f} ms each under the profiler"]
     lines += [*textwrap.wrap(shares, 100), "", f"{'kind':20}{'operation':48}{'share':>8}{'calls':>8}"]
     for cost in found["costs"]:
         lines.append(f"{cost['kind']:20}{cost['operation'][:46]:48}{cost['share']:8.1%}{cost['calls']:8,}")
-    return "\n".join([*lines, f"trace: {found['trace']} (chrome://tracing or ui.perfetto.dev)"])
+    return [*lines, f"trace: {found['trace']} (chrome://tracing or ui.perfetto.dev)"]

@@ -91,7 +91,8 @@ def _report(out: Path, summary: Mapping[str, Any], call: Callable[[list[str]], A
     stages = (out / "pretrain-32", out / "pretrain-64")
     write_atomic(stages[-1] / "summary.json", json_text(summary, indent=1))
     if find_spec("matplotlib") is None:
-        say("\nA report of the runs needs matplotlib: pip install 'lambert-bert[report]'.")
+        say("")
+        say("A report of the runs needs matplotlib: pip install 'lambert-bert[report]'.")
     else:
         _lambert(["report", *stages, "--chain", "--out", out / REPORT], call, say)
 
@@ -99,7 +100,8 @@ def _report(out: Path, summary: Mapping[str, Any], call: Callable[[list[str]], A
 def _lambert(words: Iterable[object], call: Callable[[list[str]], Any], say: Say) -> None:
     """Prints and runs a command line."""
     tokens = [str(word) for word in words]
-    say(f"\n$ lambert {shlex.join(tokens)}")
+    say("")
+    say(f"$ lambert {shlex.join(tokens)}")
     call(tokens)
 
 
