@@ -2,7 +2,8 @@
 
 import pytest
 
-from lambert.core.urls import account, public, without_secrets
+from lambert.core.errors import UsageError
+from lambert.core.urls import account, check_url, public, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,10 @@ def test_a_message_has_no_secret_of_a_url() -> None:
     assert not any(secret in found for secret in ("KEYID", "sec%2Fret", "sec/ret", "abcdef"))
     assert without_secrets("see (https://a:b@host/x), ok") == "see (https://host/x), ok"
     assert account("s3://bucket/x") == ""
+
+
+@pytest.mark.parametrize("url", ["http://[me:secret@x/a", "http://h:secret/a"])
+def test_what_is_no_url_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(UsageError, match="is no URL") as caught:
+        check_url(url)
+    assert ("secret" in str(caught.value)) == ("@" not in url)

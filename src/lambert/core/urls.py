@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from lambert.core.errors import UsageError
 
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
@@ -24,6 +26,14 @@ _SHORTEST = 3
 def is_remote(entry: str | Path) -> bool:
     """Returns whether an input is a URL, and not a path."""
     return _REMOTE.match(str(entry)) is not None
+
+
+def check_url(url: str) -> None:
+    """Raises UsageError if a URL cannot be divided into its parts."""
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise UsageError(f"{public(url)} is no URL: {without_secrets(str(error), url)}.") from error
 
 
 def account(url: str) -> str:
