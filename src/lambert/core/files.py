@@ -19,26 +19,26 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 
 MAX_BYTES = 1 << 30
 """Bytes that a file may have which is read whole, such as settings, rows of a run or a tokenizer (our choice)."""
 _NEW, _OLD, _GONE = "new", "old", "gone"
 """The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
 replacement was not completed; and content that is being deleted."""
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE)
+"""Errors of a disk that is full or fails, and of a process with too many open files."""
 _UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
 
 
 def write_atomic(path: Path, text: str) -> Path:
-    """Writes a UTF-8 file atomically and returns its path. Raises MachineError if the disk refuses the write."""
+    """Writes a UTF-8 file atomically and returns its path. Raises `not_written` if the disk refuses it."""
     try:
         replace_files({path: text.encode()})
     except OSError as error:
-        raise MachineError(
-            f"{path} cannot be written: {error.strerror}. Free space or choose another place."
-        ) from error
+        raise not_written(path, error) from error
     return path
 
 
@@ -78,6 +78,15 @@ def read_file(path: Path) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
             raise DataError(f"{path} has {size:,} bytes, more than such a file ever has ({MAX_BYTES >> 30} GiB).")
         return file.read()
+
+
+def not_written(path: Path, error: OSError, kind: str = "place") -> LambertError:
+    """Returns the error for a file or folder that the system does not let write: MachineError if the disk is full or
+    fails, UsageError if only another `kind` of path helps, such as in a folder that is read-only."""
+    problem = f"{path} cannot be written: {error.strerror or error}."
+    if error.errno in DISK:
+        return MachineError(f"{problem} Free space or choose another {kind}.")
+    return UsageError(f"{problem} Choose another {kind}.")
 
 
 def check_regular(path: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lambert.core.errors import MachineError, UsageError
+from lambert.core.files import not_written
 from lambert.core.world import World
 from lambert.verbs.bench.work import OWN, Work
 from lambert.verbs.settings.bench import BenchConfig
@@ -106,7 +107,7 @@ def _write(found: torch.profiler.profile, path: Path) -> None:
         found.export_chrome_trace(str(path))
         written = path.stat().st_size
     except OSError as error:
-        raise MachineError(f"{path} cannot be written: {error.strerror}. Choose another file.") from error
+        raise not_written(path, error, "file") from error
     if not written:  # the profiler does not report a full disk
         raise MachineError(f"{path} cannot be written. Free space or choose another place.")
 
