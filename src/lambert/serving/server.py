@@ -107,8 +107,8 @@ def serve(config: ServeConfig, say: Say) -> None:
         stalled_seconds=min(_STALLED_SECONDS, config.seconds), unread_bytes=_UNREAD_BODIES * config.body_bytes,
     )  # fmt: skip
     settings = uvicorn.Config(
-        service.app, http=protocol_class(limits, service.app.admission, service.metrics), ws="none", log_level="error",
-        access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
+        service.app, http=protocol_class(limits, service.app.admission, service.metrics, say), ws="none",
+        log_level="error", access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
     _listen(listener, config)
