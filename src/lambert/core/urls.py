@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, unquote_plus, urlencode, urlsplit
 
 from lambert.core.errors import UsageError
 
@@ -82,6 +82,7 @@ def _parameters(query: str) -> list[tuple[str, str]]:
 
 def _secrets(url: str) -> Iterator[str]:
     found = account(url)
-    values = [value for name, value in _parameters(url.partition("?")[2].partition("#")[0]) if _SECRET.search(name)]
-    parts = [found, unquote(found), *re.split("[:/?#@]", found), *re.split("[:/?#@]", unquote(found)), *values]
-    yield from {part for part in parts if len(part) >= _SHORTEST}
+    pairs = [pair.partition("=") for pair in re.split("[?&#]", url)]
+    values = [value for name, _, value in pairs if _SECRET.search(name)]
+    parts = [found, *re.split("[:/?#@]", found), *values]
+    yield from {form for part in parts for form in (part, unquote(part), unquote_plus(part)) if len(form) >= _SHORTEST}
