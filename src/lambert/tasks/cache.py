@@ -14,7 +14,6 @@ import tokenizers
 
 from lambert import tasks
 from lambert.core.contents import sha256
-from lambert.core.errors import UsageError
 from lambert.core.files import make_folder, not_written, open_regular, remove_leftovers
 from lambert.core.settings import as_dict
 from lambert.corpus.tokens.declared import declared
