@@ -150,7 +150,8 @@ def failing(error: BaseException) -> Any:
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), 4, "memory"),
         (OSError(errno.ENOSPC, "No space left on device", "/x"), 4, "No space left on device: /x"),
         (OSError(errno.EFBIG, "File too large"), 4, "File too large"),
-        (PermissionError(errno.EACCES, "Permission denied", "/y"), 4, "/y"),
+        (PermissionError(errno.EACCES, "Permission denied", "/y"), 2, "Permission denied: /y. Choose another path"),
+        (OSError(errno.EROFS, "Read-only file system", "/y"), 2, "/y"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/z/a"), 2, "/z/a"),
     ],
 )

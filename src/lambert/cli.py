@@ -28,7 +28,8 @@ from lambert import __version__
 from lambert.cli_errors import missing, no_recipe, other_verb, place_of, stray
 from lambert.core import launcher, signals
 from lambert.core.crash import save_traceback
-from lambert.core.errors import EXPLAINED, UsageError, printable
+from lambert.core.errors import EXPLAINED, UsageError, printable_line
+from lambert.core.files import DISK
 from lambert.core.imports import imported
 from lambert.core.limits import check_limits
 from lambert.core.other_names import our_setting
@@ -139,9 +140,10 @@ HELP_FLAGS = {"--help", "-h"}
 RUNS = ("pretrain", "finetune")
 """Verbs that train."""
 
-WRONG_PATH = (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
-MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.EIO)
-"""Errors of the operating system that are not bugs: impossible paths, and disks that refuse to write."""
+WRONG_PATH = (
+    errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS,
+)  # fmt: skip
+"""Errors of the operating system that are no bugs, and against which only another path helps."""
 
 _SMALLER = "or take a smaller model, if its weights alone do not fit"
 LESS_MEMORY = {
@@ -206,7 +208,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         place = error.filename or "the output folder"
         if error.errno in WRONG_PATH:
             _leave(f"{error.strerror}: {place}. Choose another path.", 2, debug)
-        if error.errno not in MACHINE:
+        if error.errno not in DISK:
             _crash(tokens)
         _leave(f"{error.strerror}: {place}. Free space or choose another folder.", 4, debug)
     except Exception:  # a bug in Lambert: the only place that catches everything
@@ -395,8 +397,8 @@ def _command(
     return cast(Callable[..., Any], command)
 
 
-def _say(text: str) -> None:
-    print(printable(text), flush=True)
+def _say(line: str) -> None:
+    print(printable_line(line), flush=True)
 
 
 def _leave(message: str, exit_code: int, debug: bool) -> NoReturn:

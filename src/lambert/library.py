@@ -16,7 +16,7 @@ from cyclopts.exceptions import CycloptsError
 
 from lambert import cli
 from lambert.core import settings as tables
-from lambert.core.errors import SavedAndStopped, UsageError, printable
+from lambert.core.errors import SavedAndStopped, UsageError, printable_line
 from lambert.core.files import read_file, write_atomic
 from lambert.corpus import peek as preview
 from lambert.corpus.config import PrepareConfig
@@ -228,7 +228,7 @@ def _say(config: PretrainConfig | FinetuneConfig | None = None) -> Say:
     """Returns what receives the lines of a verb: in a notebook they are printed, unless log.console is false."""
     if not in_notebook() or (config is not None and config.log.console is False):
         return silent
-    return lambda line: print(printable(line), flush=True)
+    return lambda line: print(printable_line(line), flush=True)
 
 
 def _updates(config: PretrainConfig | FinetuneConfig) -> Generator[Step, None, None]:

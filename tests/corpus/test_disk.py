@@ -12,7 +12,7 @@ from lambert.corpus.disk import disk_errors, size_text
     ("number", "kind", "message"),
     [
         (errno.ENOSPC, MachineError, r"No space left on device\. All is kept; free space, or choose another out\."),
-        (errno.EACCES, MachineError, r"Permission denied\. All is kept; choose another out\."),
+        (errno.EACCES, UsageError, r"Permission denied\. Choose another out\."),
         (errno.EIO, MachineError, r"Input/output error\. All is kept; choose another out\."),
         (errno.ENAMETOOLONG, UsageError, r"File name too long\. Choose another out\."),
         (errno.ENOTEMPTY, UsageError, r"written by another process meanwhile"),

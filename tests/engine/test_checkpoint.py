@@ -96,6 +96,13 @@ def test_the_layout_is_what_the_manifest_says(tmp_path: Path) -> None:
     }
 
 
+def test_all_files_may_be_read_by_the_same_users(tmp_path: Path) -> None:
+    saved(tmp_path, [1])
+    (tmp_path / "other").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "checkpoints" / "step-000001").iterdir()}
+    assert modes == {(tmp_path / "other").stat().st_mode}
+
+
 def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events, fsync, rename = [], os.fsync, Path.rename
 

@@ -9,7 +9,7 @@ import pytest
 from patience import HANGS
 from tiny import free_port, start
 
-from lambert.core.errors import MachineError, UsageError
+from lambert.core.errors import LambertError, MachineError, UsageError
 from lambert.distributed.detection import detect
 from lambert.engine.lock import hold
 
@@ -104,18 +104,22 @@ def test_a_file_in_the_place_of_the_folder_is_a_usage_error(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
-    [(errno.ENOSPC, r"No space left on device\. Free space"), (errno.EROFS, r"Read-only .* Choose")],
+    ("number", "kind", "words"),
+    [
+        (errno.ENOSPC, MachineError, r"No space left on device\. Free space"),
+        (errno.EROFS, UsageError, r"Read-only .* Choose"),
+        (errno.EACCES, UsageError, r"Permission denied\. Choose"),
+    ],
 )
-def test_a_full_or_read_only_disk_is_the_machine_and_not_a_wrong_folder(
-    number: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_the_machine_and_a_read_only_one_a_wrong_folder(
+    number: int, kind: type[LambertError], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "mkdir", full)
     with (
-        pytest.raises(MachineError, match=rf"cannot be written: {words}"),
+        pytest.raises(kind, match=rf"cannot be written: {words}"),
         hold(tmp_path / "run"),
     ):
         pass

@@ -45,7 +45,7 @@ KEYS = (
     "max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "layer_norm_eps", "initializer_range", "hidden_act", "model_type", "architectures", "position_embedding_type",
     "is_decoder", "tie_word_embeddings", "lambert_block", "lambert", "id2label", "label2id", "num_labels",
-    "problem_type", "dtype",
+    "problem_type", "dtype", "pad_token_id", "eos_token_id", "mask_token_id",
 )  # fmt: skip
 TASK_KEYS = ("name", "max_length", "labels", "top", "columns", "squad", "unheard_of")
 CUTS = st.tuples(st.floats(0, 1), st.binary(max_size=8), st.booleans())
@@ -100,6 +100,9 @@ def written(path: Path, values: object) -> None:
 @fuzzed
 @example(changes={"num_hidden_layers": None, "id2label": [True]})
 @example(changes={"max_position_embeddings": 1})
+@example(changes={"pad_token_id": 160})
+@example(changes={"layer_norm_eps": 0})
+@example(changes={"eos_token_id": 10**6})
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
 def test_settings_of_the_model(check: Any, changes: dict[str, Any]) -> None:
     def spoil(model: Path) -> None:

@@ -6,6 +6,7 @@ LAMBERT_FUZZ_EXAMPLES is the number of examples, few in the suite.
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from hypothesis import strategies as st
 from patience import limited
 
 from lambert import cli
+from lambert.core.errors import UsageError
+from lambert.verbs.settings.finetune import FinetuneConfig
+from lambert.verbs.sweep.space import dimensions
 
 Lambert = Callable[..., Any]
 
@@ -146,6 +150,33 @@ def test_files_that_are_no_recipe(verb: str, content: bytes, parse: Lambert, tmp
     path = tmp_path / "recipe.toml"
     path.write_bytes(content)
     answered(parse(verb, path))
+
+
+ends = st.one_of(
+    st.integers(), st.floats(), st.booleans(), st.dates(), st.datetimes(), st.text(max_size=3),
+    st.sampled_from([10**400, -(10**400), 2**53, 5e-324, 1e308, -1e308, 1e-5, 0, 1]),
+)  # fmt: skip
+spaces = st.dictionaries(
+    st.sampled_from(["optim.lr", "train.steps", "train.batch_size", "task.max_length", "seed", "optim", "x"]),
+    st.dictionaries(st.sampled_from(["low", "high", "step"]), ends, max_size=3)
+    | st.fixed_dictionaries({"low": ends, "high": ends}, optional={"step": ends, "log": st.booleans() | ends})
+    | st.fixed_dictionaries({"choices": st.lists(ends | st.lists(ends, max_size=2), max_size=3) | ends})
+    | ends,
+    min_size=1, max_size=3,
+)  # fmt: skip
+
+
+def test_spaces_of_sweeps() -> None:
+    @fuzz
+    @given(spaces)
+    def check(space: dict[str, Any]) -> None:
+        with limited(5), suppress(UsageError):
+            for dimension in dimensions(space, FinetuneConfig):
+                assert dimension.distribution is not None
+                assert str(dimension)
+                assert 0 < len(dimension.points()) <= 1_000_001
+
+    check()
 
 
 REAL = st.fixed_dictionaries(

@@ -52,6 +52,11 @@ def test_what_is_written_is_read() -> None:
     assert KEYS.to_json(dataclasses.replace(CONFIG, modern=ModernConfig(pooling="mean")))["pooling"] == "average"
 
 
+def test_a_whole_number_may_stand_for_a_fraction() -> None:
+    found = KEYS.from_json({**SIZES, "drop": 0}, PATH)
+    assert (found.dropout, type(found.dropout)) == (0.0, float)
+
+
 def test_keys_of_older_files() -> None:
     older = {"n_layer" if key == "num_hidden_layers" else key: value for key, value in SIZES.items()}
     assert KEYS.from_json(older, PATH) == CONFIG
@@ -68,6 +73,7 @@ def test_keys_of_older_files() -> None:
         ("vocab_size", 2**31, "from 1 to 2147483647"),
         ("num_hidden_layers", 0, "from 1 to"),
         ("pad_token_id", -1, r"it must be a whole number from 0 to 2147483647\."),
+        ("pad_token_id", 90, r"has pad_token_id = 90, beyond its table of 90 words \(vocab_size\)"),
         ("drop", 1.5, r"has drop = 1\.5; it must be a number from 0 to 1\.$"),
         ("drop", float("nan"), "drop = nan; it must be a number from 0 to 1"),
         ("drop", None, "drop = None"),

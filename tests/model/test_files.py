@@ -1,8 +1,11 @@
 """Weights in several files, values that are no numbers, and a decoder that is not the embeddings."""
 
 import json
+import os
+import re
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import safetensors.torch
 import torch
 
 from lambert.core.errors import DataError
+from lambert.exports.original import kept
 from lambert.model import files, weights
 from lambert.model.encoder import EncoderConfig
 
@@ -149,6 +153,35 @@ def test_sizes_that_are_made_up_cost_nothing(folder: Path, keys: dict[str, objec
     with pytest.raises(DataError):
         weights.load(folder)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(Fraction(1), "it calls fractions.Fraction, which no table of tensors needs"), (3, "holds no table of tensors")],
+)
+def test_advice_to_load_a_pickle_without_protection_is_not_quoted(folder: Path, value: object, said: str) -> None:
+    (folder / files.WEIGHTS).unlink()
+    torch.save({"a": value}, folder / files.PICKLED)
+    with pytest.raises(DataError, match=re.escape(said)) as caught:
+        weights.load(folder)
+    assert not re.search("weights_only|trust|PyTorch|\x1b", str(caught.value))
+
+
+def test_a_path_that_is_not_utf8_is_named(folder: Path) -> None:
+    other = folder.with_name(os.fsdecode(b"m\xff"))
+    folder.rename(other)
+    with pytest.raises(DataError, match="only opens files whose paths are UTF-8"):
+        weights.load(other)
+
+
+def test_special_tokens_beyond_the_vocabulary_are_told_and_not_copied(folder: Path) -> None:
+    assert weights.load(folder)[1].warnings() == []
+    change(folder, eos_token_id=90, bos_token_id=[2, -1], cls_token_id=3, mask_token_id=None)
+    model, report = weights.load(folder)
+    assert report.warnings() == [
+        "note: config.json has eos_token_id = 90, bos_token_id = [2, -1], left aside: the model has 90 pieces."
+    ]
+    assert kept(folder, model.config)[0] == {"cls_token_id": 3}
 
 
 def test_a_fingerprint_is_of_all_files_with_weights(folder: Path) -> None:

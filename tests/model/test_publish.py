@@ -252,6 +252,21 @@ def test_another_result_of_transformers_is_noticed(
     assert {path.name for path in tmp_path.iterdir()} == {"close"}
 
 
+def test_a_folder_that_transformers_refuses_is_not_written(
+    model: Model, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import BertForPreTraining
+
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise AssertionError("Padding_idx must be\nwithin num_embeddings.")
+
+    monkeypatch.setattr(BertForPreTraining, "from_pretrained", refuse)
+    message = r"transformers cannot read the folder \(AssertionError: Padding_idx must be within num_embeddings\);"
+    with pytest.raises(DataError, match=message):
+        publish(model, tmp_path / "model", write, {}, compare=True)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("head", ["label", "tag"])
 def test_large_outputs_may_differ_by_their_rounding(
     head: str, model: Model, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

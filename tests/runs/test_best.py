@@ -110,7 +110,7 @@ def test_a_disk_that_refuses_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
     best = Best(tmp_path, OPTIONS, World())
     best.begin(0, {})
     best.offer(10, {"accuracy": 0.5}, linear(1))
-    with mock.patch("lambert.runs.best.save_file", side_effect=OSError(28, "No space left on device")):
+    with mock.patch("lambert.engine.archive.save_file", side_effect=OSError(28, "No space left on device")):
         best.offer(20, {"accuracy": 0.6}, linear(2))
     assert "No space left on device" in caplog.text
     assert "still those of update 10" in caplog.text

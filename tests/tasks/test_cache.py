@@ -248,7 +248,7 @@ def test_the_files_that_were_not_used_for_longest_are_deleted(
 
 def test_a_folder_that_cannot_be_used(words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, path = classify(tmp_path)
-    with pytest.raises(UsageError, match=r"cannot be used: .*Choose another folder"):
+    with pytest.raises(UsageError, match=r"cannot be written: .*Choose another cache"):
         cached(path, words)
 
     def full(path: Path, value: Any) -> None:

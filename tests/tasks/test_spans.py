@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,12 @@ def test_the_counts_are_those_of_each_sentence_alone(scheme: str) -> None:
         (truth_N, bounds), (found_N, _) = (numbered([[w[side] for w in s] for s in sentences], tags) for side in (0, 1))
         counts, strict = reader.counts(truth_N, found_N, bounds), reader.strict_counts(truth_N, found_N, bounds)
         for number, sentence in enumerate(sentences):
+            alone = (np.arange(len(sentences)) == number).astype(np.int64)
             for kept, cells in ((False, counts), (True, strict)):
                 sides = [set(found(scheme, [word[side] for word in sentence], strict=kept)) for side in (0, 1)]
                 for label, name in enumerate(reader.labels):
                     true, said = ({span for span in side if span[0] == name} for side in sides)
-                    assert cells[number, label].tolist() == [len(true), len(said), len(true & said)]
+                    assert cells.of_labels(alone)[label].tolist() == [len(true), len(said), len(true & said)]
 
     check()
 
@@ -303,3 +305,16 @@ def test_tags_of_spans_are_read_as_these_spans(scheme: str, suffix: bool) -> Non
 def test_tags_of_spans_without_a_scheme() -> None:
     assert tags_of(3, [(0, 1, "A")], "none") == ["A", "A", "O"]
     assert tags_of(2, [(0, 1, "_")], "IOB2") == ["B", "I"]
+
+
+def test_thousands_of_labels_take_no_table_of_sentences_and_labels() -> None:
+    """A table of 1,000 sentences and 1,000 labels has 24 MB."""
+    size = 1000
+    tags = ["O", *(f"B-{number}" for number in range(size))]
+    truth_N = np.arange(1, size + 1)
+    tracemalloc.start()
+    scores = span_scores(Reader("IOB2", tags, suffix=False), truth_N, truth_N, np.arange(size + 1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (scores["span_f1"], scores["span_f1_999"], scores["span_f1_se"]) == (1.0, 1.0, 0.0)
+    assert peak < 20e6, peak

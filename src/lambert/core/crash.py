@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lambert import __version__
+from lambert.core.urls import without_secrets
 
 FILE = "crash.txt"
 
@@ -10,8 +11,9 @@ FILE = "crash.txt"
 def save_traceback(command: str, traceback: str) -> str:
     """Writes a traceback to `crash.txt` in the current folder, under the version and the command. Returns a sentence
     that says where it is, or the traceback itself if the file cannot be written."""
+    text = without_secrets(f"lambert {__version__} {command}\n\n{traceback}")
     try:
-        Path(FILE).write_text(f"lambert {__version__} {command}\n\n{traceback}", encoding="utf-8")
+        Path(FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError:
-        return traceback
+        return text
     return f"The traceback is in {FILE}: please report it."

@@ -6,8 +6,8 @@ Any other exception that ends the process is a bug in Lambert: exit code 1 and a
 import re
 import signal
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and line feed, separators of lines, controls of the direction of text, half pairs."""
+_UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab, separators of lines, controls of the direction of text, halves of surrogate pairs."""
 
 
 class LambertError(Exception):
@@ -74,12 +74,8 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def printable(text: str) -> str:
-    """Returns lines as they are printed and logged. Control characters and those that change the direction of text
-    appear as in JSON (\\u001b): names of files, labels and tensors are from outside, and a terminal obeys them."""
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
 def printable_line(text: str) -> str:
-    """Returns a text as one printable line. A line feed in a name appears as \\u000a."""
-    return printable(text).replace("\n", "\\u000a")
+    """Returns a text as the one line that is printed or logged. Control characters, line feeds included, and those that
+    change the direction of text appear as in JSON (\\u001b): names of files, labels and tensors are from outside, a
+    terminal obeys them, and a line feed would forge a line."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

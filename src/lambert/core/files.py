@@ -19,26 +19,26 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, LambertError, MachineError, UsageError
 
 MAX_BYTES = 1 << 30
 """Bytes that a file may have which is read whole, such as settings, rows of a run or a tokenizer (our choice)."""
 _NEW, _OLD, _GONE = "new", "old", "gone"
 """The kinds of temporary names: content that is being written; content that is being replaced, which is restored if its
 replacement was not completed; and content that is being deleted."""
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE)
+"""Errors of a disk that is full or fails, and of a process with too many open files."""
 _UNSUPPORTED_ERRORS = (errno.EACCES, errno.EINVAL, errno.ENOTSUP)
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _TEMPORARY = re.compile(rf"\.tmp-(?P<what>{_NEW}|{_OLD}|{_GONE})-(?P<pid>\d+)@(?P<host>[^@]*)@(?P<name>.+)")
 
 
 def write_atomic(path: Path, text: str | bytes) -> Path:
-    """Writes a file, of text in UTF-8, atomically and returns its path. Raises MachineError if the disk refuses the
-    write."""
+    """Writes a file, of text in UTF-8, atomically and returns its path. Raises `not_written` if the disk refuses it."""
     try:
         replace_files({path: text.encode() if isinstance(text, str) else text})
     except OSError as error:
-        raise MachineError(
-            f"{path} cannot be written: {error.strerror}. Free space or choose another place."
-        ) from error
+        raise not_written(path, error) from error
     return path
 
 
@@ -80,6 +80,15 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
+def not_written(path: Path, error: OSError, kind: str = "place") -> LambertError:
+    """Returns the error for a file or folder that the system does not let write: MachineError if the disk is full or
+    fails, UsageError if only another `kind` of path helps, such as in a folder that is read-only."""
+    problem = f"{path} cannot be written: {error.strerror or error}."
+    if error.errno in DISK:
+        return MachineError(f"{problem} Free space or choose another {kind}.")
+    return UsageError(f"{problem} Choose another {kind}.")
+
+
 def check_regular(path: Path) -> Path:
     """Returns the path. Raises DataError if it names anything else than a file, for libraries that open it
     themselves."""
@@ -91,11 +100,13 @@ def check_regular(path: Path) -> Path:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Returns a value as standard JSON, in which numbers that are not finite become null."""
+    """Returns a value as standard JSON that UTF-8 can encode. Numbers that are not finite become null; halves of
+    surrogate pairs, which stand for the bytes of file names that are not UTF-8, are escaped."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+        text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return text if text.isascii() else _HALF_PAIR.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def parse_json(text: str | bytes, *, surrogates: bool = False) -> Any:

@@ -11,9 +11,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lambert.core.errors import LambertError, printable
+from lambert.core.errors import LambertError, printable_line
 from lambert.core.files import write_atomic
 from lambert.core.signals import LAUNCHED
+from lambert.core.urls import without_secrets
 
 ENDS = "LAMBERT_ENDS"
 """Name of the variable with the folder in which the workers report how they ended."""
@@ -68,7 +69,7 @@ def report_end(code: int, line: str) -> int:
     Returns the exit code to end with. For a code in FINAL that is 0 under a launcher, because the launcher would take
     another code for a crash and stop the other ranks, which are about to end in the same way.
     """
-    launcher = _launcher()
+    launcher, line = _launcher(), without_secrets(line)
     if launcher and os.getppid() == launcher:
         rank = os.environ.get("RANK", "0")
         end = End(int(rank), os.getpid(), code, line, time.time())
@@ -77,7 +78,7 @@ def report_end(code: int, line: str) -> int:
             return 0 if code in FINAL else code
     elif launcher and not _is_first_to_end():
         return code
-    print(f"lambert: {printable(line)}", file=sys.stderr)
+    print(f"lambert: {printable_line(line)}", file=sys.stderr)
     return code
 
 

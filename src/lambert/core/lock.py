@@ -1,7 +1,6 @@
 """The lock of a folder: one process at a time can write in it, or several that agree on what they write."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import logging
@@ -12,12 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lambert.core.errors import MachineError, UsageError
-from lambert.core.files import make_folder, process_exists, regular_handle
+from lambert.core.errors import UsageError
+from lambert.core.files import make_folder, not_written, process_exists, regular_handle
 
 LOCK = "lock.json"
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
-"""What is wrong with the disk, and not with the folder that was chosen."""
 _log = logging.getLogger("lambert.lock")
 
 
@@ -65,10 +62,7 @@ def _locked(folder: Path, kind: str, shared: bool) -> int:
         make_folder(folder)
         handle = regular_handle(folder / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        if error.errno in _DISK:
-            remedy = f"Choose another {kind}" if error.errno == errno.EROFS else f"Free space or choose another {kind}"
-            raise MachineError(f"{folder} cannot be written: {error.strerror}. {remedy}.") from error
-        raise UsageError(f"{folder} cannot be written: {error.strerror}. Choose another {kind}.") from error
+        raise not_written(folder, error, kind) from error
     try:
         _take(folder, handle, kind, shared)
     except BaseException:

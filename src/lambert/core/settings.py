@@ -286,8 +286,20 @@ def plain(value: Any) -> Any:
 
 
 def text(config: Any) -> str:
-    """Returns the resolved settings as TOML. Reading the TOML gives equal settings."""
-    return tomli_w.dumps(as_dict(config))
+    """Returns the resolved settings as TOML (`toml`). Reading the TOML gives equal settings."""
+    return toml(as_dict(config))
+
+
+def toml(values: Mapping[str, Any]) -> str:
+    """Returns nested plain values as TOML. Raises UsageError, which names the setting, for a path that is not UTF-8,
+    because TOML is."""
+    found = tomli_w.dumps(values)
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        name = next(name for name, value in dotted(values).items() if "\\udc" in ascii(value))
+        raise UsageError(f"{name} names a path that is not UTF-8, as config.toml must be: rename it.") from None
+    return found
 
 
 def typed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from lambert.core.contents import HashedFile, check, digests, misfit
 from lambert.core.errors import DataError
 from lambert.core.files import check_regular, open_regular, parse_json, read_file
 from lambert.core.unsupported import is_work_folder
+from lambert.core.urls import public
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "heldout")
@@ -312,8 +313,8 @@ def read_manifest(corpus: Path) -> dict[str, Any]:
     path = corpus / "manifest.json"
     if not path.is_file():
         if remote := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/([^/].*)", str(corpus)):  # a Path has one slash here
-            url = f"{remote[1]}://{remote[2].rpartition('@')[2]}"
-            raise DataError(f"{url} is remote. Fetch it: `lambert prepare --fetch {url} --out {corpus.name}`.")
+            url = public(f"{remote[1]}://{remote[2]}")
+            raise DataError(f"{url} is remote. Fetch it: `lambert prepare --fetch {url} --out {Path(url).name}`.")
         if is_work_folder(corpus):
             raise DataError(f"{corpus} is a work folder of `lambert prepare`: name the corpus that was made with it.")
         near: Sequence[str] = sorted(str(p.parent) for p in corpus.parent.glob("*/manifest.json"))[:3]

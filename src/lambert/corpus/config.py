@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from lambert.core.errors import UsageError, shown
 from lambert.core.registry import nearest
 from lambert.core.settings import SEEDS, as_dict, check
+from lambert.core.urls import check_url, is_remote, public
 from lambert.corpus.filters import FILTERS
 from lambert.corpus.filters.c4 import C4
 from lambert.corpus.filters.decontamination import Decontaminate
@@ -16,7 +17,7 @@ from lambert.corpus.filters.fineweb import FineWeb
 from lambert.corpus.filters.gopher import Gopher
 from lambert.corpus.filters.repetition import Repetition
 from lambert.corpus.reading.readers import READERS, Layout
-from lambert.corpus.remote.addresses import address, is_remote, public
+from lambert.corpus.remote.addresses import address
 from lambert.corpus.tokens.sentences import LINES
 from lambert.text.encodings import known
 from lambert.text.streams import MAX_RATIO
@@ -180,6 +181,8 @@ class PrepareConfig:
             raise UsageError(f"weights has {given} numbers for {needed} inputs: give one for each.")
         if self.verify is not None and len(lacking) < 2:
             raise UsageError("verify checks a corpus and prepares nothing: leave out input and out.")
+        for url in filter(is_remote, (*self.input, self.url, self.checksums)):
+            check_url(str(url))
         for entry in self.input:
             if is_remote(entry) and self.peek:
                 raise UsageError(
@@ -336,7 +339,8 @@ def _check_fetch(config: PrepareConfig) -> None:
     if config.input or not Path(config.out).parts or config.url or config.verify is not None:
         raise UsageError("fetch copies a corpus and prepares nothing: give out, a local folder, and leave out input.")
     if not is_remote(config.fetch):
-        raise UsageError(f"fetch = {config.fetch} is no URL, such as s3://bucket/corpus.")
+        raise UsageError(f"fetch = {public(config.fetch)} is no URL, such as s3://bucket/corpus.")
+    check_url(config.fetch)
 
 
 def _check_out(config: PrepareConfig) -> None:

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lambert.core.errors import MachineError, UsageError
+from lambert.core.files import DISK
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRITTEN = (errno.ENOTEMPTY, errno.EEXIST)
-_WRONG_PATH = (errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def size_text(size: float) -> str:
@@ -31,7 +31,7 @@ def disk_errors(path: Path, setting: str = "work folder", kept: str = "Complete 
 
     Raises:
         MachineError: The disk refuses a write.
-        UsageError: `path` cannot be a path, or another process has written it.
+        UsageError: `path` may not be written, or another process has written it.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def disk_errors(path: Path, setting: str = "work folder", kept: str = "Complete 
         if error.errno in _WRITTEN:
             raise UsageError(f"{path} was written by another process meanwhile: nothing was changed.") from error
         problem = f"{path} cannot be written: {error.strerror or error}."
-        if error.errno in _WRONG_PATH:
+        if error.errno not in DISK:
             raise UsageError(f"{problem} Choose another {setting}.") from error
         free = "free space, or " if error.errno in _FULL else ""
         raise MachineError(f"{problem} {kept}; {free}choose another {setting}.") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import HashedFile
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, printable_line
 from lambert.corpus.reading.files import size_of
 from lambert.corpus.reading.pieces import as_text
 from lambert.corpus.reading.readers import Layout, Piece, read
@@ -205,7 +205,7 @@ class Documents:
     def _refuse(self, file: str, what: str) -> None:
         self.bad += 1
         self.bad_of[file] += 1
-        add_name(self.named, printable(f"{file}, {what}"))
+        add_name(self.named, printable_line(f"{file}, {what}"))
 
 
 MOST_FOUND = 200
@@ -239,12 +239,6 @@ def too_many_bad(bad: int, read: int, max_bad: float, named: Sequence[str]) -> N
             f"{named[0]}. {bad} of {read} documents cannot be read, more than max_bad = {max_bad:g}. {other}Repair or "
             "remove them, or raise max_bad to drop them."
         )
-
-
-def printable(text: str) -> str:
-    """Returns a text in one line that every terminal and file can hold. File names may have line breaks, and bytes that
-    are no UTF-8."""
-    return "".join(c if c.isprintable() else c.encode("unicode-escape", "surrogatepass").decode() for c in text)
 
 
 def changed(file: object) -> DataError:

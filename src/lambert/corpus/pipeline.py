@@ -19,6 +19,7 @@ from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import atomic_folder, remove_leftovers
 from lambert.core.lock import Lock, lock_folder
 from lambert.core.shards import FORMAT_VERSION, with_hash
+from lambert.core.urls import is_remote, public
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors, size_text
 from lambert.corpus.documents import Documents, Part, file_sources, most_found, weighted
@@ -31,7 +32,6 @@ from lambert.corpus.plan import Make, Progress, here
 from lambert.corpus.reading import files
 from lambert.corpus.reading.beginnings import check_beginnings
 from lambert.corpus.remote import corpora, fetch
-from lambert.corpus.remote.addresses import is_remote, public
 from lambert.corpus.remote.servers import source_of
 from lambert.corpus.stages import FileCounts, make_parts
 from lambert.corpus.tokens import roles, tokenizer, vocabulary

@@ -19,11 +19,11 @@ from lambert import __version__
 from lambert.core.errors import DataError, LambertError, MachineError, UsageError, shown
 from lambert.core.files import make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.lock import Lock, lock_folder
+from lambert.core.urls import is_remote, public
 from lambert.corpus import versions
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.plan import Plan, Units
-from lambert.corpus.remote.addresses import is_remote
 from lambert.corpus.remote.parts import PartStore, outputs
 from lambert.corpus.stages import plans
 
@@ -150,7 +150,7 @@ def prepare_on_cluster(
     if not config.stages:
         raise UsageError("steps is empty: name the steps, such as extract, clean, tokens.")
     if store and not is_remote(store):
-        raise UsageError(f"store = {store!r} is no URL, such as s3://bucket/work.")
+        raise UsageError(f"store = {public(store)!r} is no URL, such as s3://bucket/work.")
     return prepare(config, elsewhere=partial(partial, _make, config, executor, tasks, store))
 
 

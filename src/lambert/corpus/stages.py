@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from lambert.core.contents import HashedFile, misfit, sha256
-from lambert.core.errors import UsageError
+from lambert.core.errors import UsageError, printable_line
 from lambert.core.files import atomic_file, make_folder, read_file, remove_all_leftovers, replace_files
 from lambert.core.registry import lookup
 from lambert.core.shards import RECORD_HASH, has_hash, with_hash
@@ -28,7 +28,7 @@ from lambert.corpus.cleaning import code_hash
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.disk import disk_errors
 from lambert.corpus.division import divided
-from lambert.corpus.documents import Source, add_name, changed, most_found, printable, too_many_bad
+from lambert.corpus.documents import Source, add_name, changed, most_found, too_many_bad
 from lambert.corpus.duplicates.deduplication import Lists, deduplicate
 from lambert.corpus.duplicates.drops import Drops, remaining
 from lambert.corpus.filtering import Ledger, decides, filtered, merged
@@ -78,7 +78,7 @@ class Extract:
                     passed_over[piece.passed_over] = passed_over.get(piece.passed_over, 0) + 1
                     continue
                 if piece.error:
-                    add_name(named, printable(f"{extent.source}, {piece.place}, {piece.error}"))
+                    add_name(named, printable_line(f"{extent.source}, {piece.place}, {piece.error}"))
                 seen.update(piece.found)
                 yield piece if len(unit.extents) == 1 else replace(piece, source=own)
             if HashedFile(Path(extent.source), "").stamp() != extent.stamp:

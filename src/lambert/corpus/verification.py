@@ -9,7 +9,7 @@ import numpy as np
 from lambert.core.contents import HashedFile
 from lambert.core.errors import DataError
 from lambert.core.shards import SPLITS, Split, check_corpus, read_manifest
-from lambert.corpus.remote.addresses import is_remote
+from lambert.core.urls import is_remote
 from lambert.corpus.tokens import roles, tokenizer
 from lambert.corpus.tokens.unigram import cross_entropy, entropy
 

@@ -20,7 +20,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.utils.store import barrier
 
-from lambert.core.errors import STOPPED, MachineError, printable
+from lambert.core.errors import STOPPED, MachineError, printable_line
 from lambert.core.launcher import FINAL, End, read_ends
 from lambert.distributed.failure_detector import report, within_deadline
 from lambert.distributed.rendezvous import connect
@@ -62,6 +62,9 @@ class Agent(LocalElasticAgent):
         self._elastic = elastic
         self._run = run
         self._first: dict[int, int] = {}
+        self._ended: float | None = None
+        """When this agent saw that a worker had ended; the moment in its report is of another clock, which may be
+        set."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -148,11 +151,15 @@ class Agent(LocalElasticAgent):
             say("a machine joins or leaves: all ranks save, and the group starts again")
         super()._restart_workers(worker_group)
 
+    def _waited(self) -> float:
+        return 0.0 if self._ended is None else time.monotonic() - self._ended
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         end = self._final(worker_group) or self._published(worker_group)
         if result.state == WorkerState.HEALTHY:
-            if end is None or time.time() - end.moment < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
+            self._ended = None if end is None else self._ended or time.monotonic()
+            if end is None or self._waited() < _SAVING_SECONDS.get(end.code, _ENDING_SECONDS):
                 return result
             self._stop_workers(worker_group)
         elif end is None and result.state == WorkerState.FAILED:
@@ -262,7 +269,7 @@ def _stores(group: WorkerGroup) -> list[Any]:
 
 def say(line: str) -> None:
     """Prints a line of the launcher to stderr, because stdout may show a progress bar."""
-    print(f"lambert launch: {printable(line)}", file=sys.stderr, flush=True)
+    print(f"lambert launch: {printable_line(line)}", file=sys.stderr, flush=True)
 
 
 def _described(end: End) -> str:

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,20 @@ def write(run: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], sta
 def _write(target: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str) -> None:
     with atomic_folder(target) as aside:
         for name in _TENSORS:
-            save_file(dict(tensors[name]), aside / name)
+            write_tensors(aside / name, tensors[name])
         (aside / STATE).write_text(state, encoding="utf-8")
         files = [_describe(aside / name) for name in FILES]
         manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "files": files}
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors to a new file with the permissions of any other new file. safetensors itself makes files that
+    nobody but their owner may read."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path)
+    path.chmod(stat.S_IMODE(mode))
 
 
 def _make_room(run: Path, needed: int) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from lambert.core.errors import MachineError, printable_line
 from lambert.core.files import identity, json_text, removed_message, replace_files
+from lambert.core.urls import without_secrets
 from lambert.core.world import World
 from lambert.engine import environment
 from lambert.engine.ceiling import CEILING
@@ -180,8 +181,9 @@ class RunLog:
     def note(self, text: str) -> None:
         """Writes a line to the console and log.txt. Does nothing for an empty line."""
         if self._writes and text:
-            self._text.write(f"{_now()} {printable_line(text)}")
-            self._bar.note(printable_line(text))
+            line = printable_line(without_secrets(text))
+            self._text.write(f"{_now()} {line}")
+            self._bar.note(line)
 
     def state(self) -> dict[str, Any]:
         """Returns the plain values for the checkpoint, and flushes all rows to the disk."""
@@ -311,7 +313,7 @@ def _details(row: Mapping[str, Any]) -> str:
 def append(run: Path, text: str) -> None:
     """Writes a line to log.txt of a run whose RunLog is closed. Does nothing if the disk refuses the line."""
     file = AppendOnlyFile(run / LOG, lambda problem: None)
-    file.write(f"{_now()} {printable_line(text)}")
+    file.write(f"{_now()} {printable_line(without_secrets(text))}")
     file.close()
 
 

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from lambert.core.errors import printable
+from lambert.core.errors import printable_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -113,12 +113,12 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             after = f", {duration(left)} left" if left is not None else ""
             aside(f"{self._plain()}{after}")
 
-    def note(self, text: str) -> None:
-        """Prints `text` as a line of its own, above the bar."""
+    def note(self, line: str) -> None:
+        """Prints a line above the bar."""
         if self._bar is not None:
-            self._bar.console.print(printable(text), markup=False, highlight=False)
+            self._bar.console.print(printable_line(line), markup=False, highlight=False)
         elif not self.quiet:
-            aside(text)
+            aside(line)
 
     @property
     def seconds_left(self) -> float | None:
@@ -148,7 +148,9 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
         ]
         bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
         total = None if self.total is None else int(self.total)
-        bar.add_task(self.description, total=total, completed=int(self.done), unit=self.unit, left="", details="")
+        bar.add_task(
+            printable_line(self.description), total=total, completed=int(self.done), unit=self.unit, left="", details=""
+        )
         return bar
 
     def _refresh(self) -> None:
@@ -156,8 +158,8 @@ class progress:  # noqa: N801 - reads as a verb: `with progress(total, "tokenize
             left = self.seconds_left
             shown = "" if left is None else f"{duration(left)} left"
             self._bar.update(
-                self._bar.task_ids[0], description=self.description, completed=int(self.done),
-                total=None if self.total is None else int(self.total), left=shown, details=self.details,
+                self._bar.task_ids[0], description=printable_line(self.description), completed=int(self.done),
+                total=None if self.total is None else int(self.total), left=shown, details=printable_line(self.details),
             )  # fmt: skip
 
 
@@ -167,10 +169,10 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def aside(text: str) -> None:
+def aside(line: str) -> None:
     """Prints a line on stderr."""
     with contextlib.suppress(OSError):  # a closed pipe or a full disk behind stderr must not stop the task
-        print(printable(text), file=sys.stderr, flush=True)
+        print(printable_line(line), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -298,9 +298,7 @@ class _Comparing:
             problem = f"the prompt of {name} is {theirs!r} there and {own!r} here" if theirs != own else ""
             self.found.equal(f"prompt of {name}", "1 prompt", problem)
         found = self.model.encode(texts[:few])
-        self._close(
-            "vectors as encode gives them", known, arrays["default"], found, lambda row: exact("default")[row]
-        )
+        self._close("vectors as encode gives them", known, arrays["default"], found, lambda row: exact("default")[row])
 
     def _task(self, facts: Mapping[str, Any], arrays: Mapping[str, Any], exact: Callable[[str], Any]) -> None:
         task = self.model.task

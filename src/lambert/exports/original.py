@@ -11,6 +11,7 @@ from lambert.corpus.tokens import tokenizer as tokenizers
 from lambert.exports.config import ExportConfig
 from lambert.model import folder as layout
 from lambert.model import weights
+from lambert.model.config import EncoderConfig
 from lambert.model.families import family_of, reads_segments
 from lambert.model.heads import Model
 from lambert.model.labels import label_keys, label_names
@@ -69,7 +70,7 @@ def read(config: ExportConfig) -> Original:
     model, report = weights.load(folder, heads, roles.size(tokenizer), code=config.code)
     if report.missing:
         raise DataError(f"{folder} lacks {report.missing[0]}: fine-tune the model, or import the whole folder.")
-    extra, files = kept(folder, model.config.hidden)
+    extra, files = kept(folder, model.config)
     embed, layers = (vectors or TaskConfig()).embed, sentence_transformers.layers(folder) if vectors else []
     finish = VectorLayers(layers, vectors is not None and embed.unit(), embed.truncate_dim)
     limit = sentence_transformers.length(folder)
@@ -97,14 +98,15 @@ def _vectors(settings: Mapping[str, Any], folder: Path) -> TaskConfig | None:
     return task.resolved() if task.name == "embed" else None
 
 
-def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str | bytes]]:
-    """Returns what a copy of a model folder keeps beside its encoder and tokenizer: keys of config.json, and the files
-    of sentence-transformers by name, for states of `width` components. Raises DataError if other programs could not
-    read them."""
+def kept(folder: Path, encoder: EncoderConfig) -> tuple[dict[str, Any], dict[str, str | bytes]]:
+    """Returns what a copy of a model folder keeps beside its encoder and tokenizer: keys of config.json, without ids of
+    special tokens that the encoder does not have, and the files of sentence-transformers by name. Raises DataError if
+    other programs could not read them."""
     found = layout.read_config(folder)
     path = folder / layout.CONFIG
     extra = {name: found[name] for name in KEPT if found.get(name) is not None}
     _check_kept(extra, path)
+    extra = {n: value for n, value in extra.items() if n not in _IDS or layout.names_pieces(value, encoder.vocabulary)}
     if layout.answering_head(found, layout.check_family(found, folder)) in layout.LABELLED_HEADS:
         extra |= label_keys(label_names(found, path))
     if activation := task_of(folder, found).activation:
@@ -112,9 +114,8 @@ def kept(folder: Path, width: int) -> tuple[dict[str, Any], dict[str, str | byte
     if sentence_transformers.root(folder) is None or sentence_transformers.is_cross_encoder(folder):
         return extra, {}
     config = sentence_transformers.described(folder)
-    positions = layout.encoder_config(found, folder).positions
-    config = replace(config, max_length=min(config.max_length or positions, positions))
-    return extra, sentence_transformers.files(config, width, sentence_transformers.layers(folder))
+    config = replace(config, max_length=min(config.max_length or encoder.positions, encoder.positions))
+    return extra, sentence_transformers.files(config, encoder.hidden, sentence_transformers.layers(folder))
 
 
 def _check_kept(kept: Mapping[str, Any], path: Path) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.contents import SUMS, misfit, model_files, sha256
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.core.files import (
     atomic_file,
     delete_folder,
     make_folder,
+    not_written,
     open_regular,
     read_file,
     remove_leftovers,
@@ -59,7 +60,7 @@ def answer_file(path: Path, copied: Collection[str] = ("id",)) -> Iterator[Add]:
             finally:
                 rows.close()
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise not_written(path, error) from error
 
 
 def partial_folder(path: Path) -> Path:
@@ -95,7 +96,7 @@ class Unfinished:
             self._answers = write(self.folder / _ROWS, state, copied)
         except OSError as error:
             self._stack.close()
-            raise _unwritable(path, error) from error
+            raise not_written(path, error) from error
         except BaseException:
             self._stack.close()
             raise
@@ -131,7 +132,7 @@ class Unfinished:
         try:
             self._answers.add(row)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise not_written(self.path, error) from error
 
     def commit(self, position: Position, *, now: bool = False) -> None:
         """Notes that the predictions of the input before `position` are complete; on the disk if a second has passed,
@@ -145,7 +146,7 @@ class Unfinished:
                     "position": {"file": position.file, "offset": position.offset, "line": position.line},
                 }  # fmt: skip
             except OSError as error:
-                raise _unwritable(self.path, error) from error
+                raise not_written(self.path, error) from error
             write_atomic(self.folder / _STATE, json.dumps(state) + "\n")
             self._written = time.monotonic()
 
@@ -156,7 +157,7 @@ class Unfinished:
             _finish(self._answers, self.path)
             delete_folder(self.folder)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise not_written(self.path, error) from error
 
     def __enter__(self) -> "Unfinished":
         return self
@@ -195,10 +196,6 @@ def _finish(rows: Lines, path: Path) -> None:
     remove_leftovers(path)
     with atomic_file(path) as new:
         rows.write(new)
-
-
-def _unwritable(path: Path, error: OSError) -> MachineError:
-    return MachineError(f"{path} cannot be written: {error.strerror or error}. Free space or choose another place.")
 
 
 def _difference(name: str, was: str, now: str) -> str:

@@ -74,6 +74,11 @@ class ConfigKeys:
             else:
                 raise DataError(f"{path} lacks {key}, without which the model is not known. Fetch the file again.")
         found |= self.read(found, settings, path)
+        if found.get("pad", 0) >= found["vocabulary"]:
+            raise DataError(
+                f"{path} has pad_token_id = {found['pad']}, beyond its table of {found['vocabulary']:,} words "
+                "(vocab_size). Correct the one that is wrong."
+            )
         modern = {name.removeprefix("modern."): found.pop(name) for name in [*found] if name.startswith("modern.")}
         return EncoderConfig(**found, modern=ModernConfig(**modern))
 
@@ -103,7 +108,7 @@ class ConfigKeys:
         fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
         if not fits or not low <= value <= high:
             raise DataError(f"{where} it must be a {'whole ' if kind is int else ''}number from {low} to {high}.")
-        return value
+        return value if kind is int else float(value)
 
 
 def check_fixed(settings: Settings, fixed: Settings, path: Path) -> None:

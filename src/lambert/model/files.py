@@ -7,6 +7,7 @@ header against the file, and `pytorch_model.bin` is read with `weights_only` and
 import hashlib
 import json
 import pickle
+import re
 import struct
 import warnings
 import zipfile
@@ -28,6 +29,8 @@ EXPORTED = {"model.onnx": "ONNX", "openvino_model.xml": "OpenVINO", "model.pt2":
 """Files of `lambert export`, and what they are."""
 
 Tensors = dict[str, Tensor]
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+"""In messages of torch, the name of a function that a pickle calls and that is not allowed."""
 _DAMAGE = (
     struct.error,
     safetensors.SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, OSError,
@@ -166,5 +169,10 @@ def _pickled(path: Path) -> Tensors:
 
 
 def _damaged(path: Path, error: BaseException) -> DataError:
+    if not str(path).isascii() and "\\udc" in ascii(str(path)):
+        return DataError(f"{path}: safetensors only opens files whose paths are UTF-8. Rename the folder.")
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, pickle.UnpicklingError):  # torch's message advises to load the file without protection
+        name = _GLOBAL.search(str(error))
+        reason = f"it calls {name[1]}, which no table of tensors needs" if name else "it is no table of tensors"
     return DataError(f"{path} is cut short, damaged or unsafe ({reason[:120]}). Fetch or write it again.")

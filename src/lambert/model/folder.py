@@ -185,12 +185,14 @@ def encoder_config(settings: Mapping[str, Any], folder: Path, code: Collection[s
 
 
 def left_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
-    """Returns a line if config.json names code, which is not run, one if its label2id contradicts its labels, and one
-    for each dropout that training does not use: embeddings and heads drop as the layers do."""
+    """Returns a line if config.json names code, which is not run, one if its label2id contradicts its labels, one for
+    special tokens beyond the vocabulary, and one for each dropout that training does not use: embeddings and heads
+    drop as the layers do."""
     code = f"note: config.json has auto_map, code that is not run: the model is read as a plain {config.block!r}."
     return (
         [code] * ("auto_map" in settings)
         + ids_left_aside(settings)
+        + _tokens_left_aside(settings, config.vocabulary)
         + [
             f"note: config.json has {key} = {shown(value)}, which is left aside: {what} drop as the layers do, with "
             f"{config.dropout:g}."
@@ -198,6 +200,23 @@ def left_aside(settings: Mapping[str, Any], config: EncoderConfig) -> list[str]:
             if isinstance(value := settings.get(key), int | float) and value != config.dropout
         ]
     )
+
+
+def _tokens_left_aside(settings: Mapping[str, Any], vocabulary: int) -> list[str]:
+    """Returns a line if config.json has special tokens beyond the vocabulary."""
+    found = {key: value for key, value in settings.items() if key.endswith("_token_id") and key != "pad_token_id"}
+    beyond = [f"{key} = {shown(value)}" for key, value in found.items() if not names_pieces(value, vocabulary)]
+    return (
+        [f"note: config.json has {', '.join(beyond)}, left aside: the model has {vocabulary:,} pieces."]
+        if beyond
+        else []
+    )
+
+
+def names_pieces(value: Any, vocabulary: int) -> bool:
+    """Returns whether the value of a key such as eos_token_id is null, or one or several numbers of pieces."""
+    numbers = value if isinstance(value, list) else [] if value is None else [value]
+    return all(type(number) is int and 0 <= number < vocabulary for number in numbers)
 
 
 def _block(name: object, path: Path, code: Collection[str]) -> str:

@@ -110,8 +110,18 @@ def scaled(difference: float, largest: float) -> float:
 def _compare(model: Model, folder: Path, batch: Batch, expected: Mapping[str, Tensor]) -> float:
     """Returns the largest difference of the outputs from those of transformers. Raises DataError if an output differs
     by more than TOLERANCE allows, and by more than the rounding error of transformers explains, its difference from
-    transformers in float64: two right programs differ by more in a model that amplifies rounding errors."""
-    found = _by_transformers(model, folder, batch, expected)
+    transformers in float64: two right programs differ by more in a model that amplifies rounding errors; and if
+    transformers cannot read the folder."""
+    try:
+        found = _by_transformers(model, folder, batch, expected)
+    except (MemoryError, RuntimeError):
+        raise
+    except Exception as error:  # the classes of many libraries
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        raise DataError(
+            f"transformers cannot read the folder ({type(error).__name__}: {said}); nothing was written. Compare its "
+            f"{layout.CONFIG} with that of a model of the same family."
+        ) from error
     differences = {name: _difference(expected[name], logits) for name, logits in found.items()}
     largest = {name: float(expected[name].abs().max()) for name in found}
     large = [name for name, one in differences.items() if not scaled(one, largest[name]) <= TOLERANCE]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lambert.core.contents import check_sums
-from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import replace_files
+from lambert.core.errors import DataError, UsageError
+from lambert.core.files import not_written, replace_files
 from lambert.core.randomness import Stream, key
 from lambert.model import files
 from lambert.model import folder as layout
@@ -203,7 +203,7 @@ def save(model: Model, folder: Path, extra: Mapping[str, Any] | None = None) -> 
         folder: Model folder; created if necessary.
         extra: Keys to add to config.json, such as id2label.
 
-    Raises MachineError if a file cannot be written.
+    Raises `not_written` if a file cannot be written.
     """
     folder = Path(folder)
     config = layout.config_of(model) | dict(extra or {})
@@ -214,7 +214,7 @@ def save(model: Model, folder: Path, extra: Mapping[str, Any] | None = None) -> 
     try:
         replace_files(contents)
     except OSError as error:
-        raise MachineError(f"{folder} cannot be written: {error.strerror or error}.") from error
+        raise not_written(folder, error) from error
 
 
 def load(

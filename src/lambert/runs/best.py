@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
 
 from lambert.core.contents import sha256
@@ -174,7 +173,7 @@ class Best:
         try:
             with atomic_folder(self._folder, replace=True) as aside:
                 host = {name: tensor.cpu().contiguous() for name, tensor in state.tensors(model).items()}
-                save_file(host, aside / archive.MODEL)
+                archive.write_tensors(aside / archive.MODEL, host)
                 manifest = {"step": step, "scores": scores, "sha256": sha256(aside / archive.MODEL)}
                 (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         except (OSError, SafetensorError) as error:

@@ -62,16 +62,18 @@ def fingerprints(model: Model, tokenizer: Any, hashes: Mapping[str, str]) -> dic
 def open_run(config: RunConfig, world: World, data: Mapping[str, object]) -> Iterator[None]:
     """Locks the run folder and writes config.toml and data.json, or compares them if the run continues.
 
-    Raises UsageError, on all ranks, if the folder is in use, belongs to a run with other settings or other `data` (see
-    `fingerprints`), or holds something else; and if ranks differ in settings, `data`, code or libraries.
+    Raises UsageError, on all ranks, if a path of the settings is not UTF-8; if the folder is in use, belongs to a run
+    with other settings or other `data` (see `fingerprints`), or holds something else; and if ranks differ in settings,
+    `data`, code or libraries.
     """
+    text = settings.text(config)  # raises for paths that it cannot hold
     agreement.compare(world, settings.dotted(settings.as_dict(config)) | dict(data) | agreement.software())
     problem = world.broadcast_text(_foreign(config, data) if world.is_first else "")
     if problem:
         raise UsageError(problem)
     with lock.hold(config.out, world):
         if world.is_first:
-            write_atomic(config.out / CONFIG, settings.text(config))
+            write_atomic(config.out / CONFIG, text)
             write_atomic(config.out / DATA, json.dumps(dict(data), indent=1) + "\n")
         yield
 

@@ -9,6 +9,7 @@ Under overload most requests are refused, so that is done here, in 20 microsecon
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from lambert.serving.metrics import Metrics
 _CLOSING_SECONDS = 5.0
 _READ_SECONDS = 1.0
 """Time between looks at how much of an answer a client has read."""
+_SAID_SECONDS = 60.0
+"""Time between two warnings of too many connections."""
 _LINGER_SECONDS = 1.0
 """When the service ends, a new connection may still send its request for this time."""
 
@@ -56,10 +59,23 @@ class _TooLarge(Exception):
     pass
 
 
-def protocol_class(limits: ConnectionLimits, admission: Admission, metrics: Metrics) -> type[HttpToolsProtocol]:
-    """Returns the protocol for `uvicorn.Config(http=...)`."""
+def protocol_class(
+    limits: ConnectionLimits, admission: Admission, metrics: Metrics, say: Callable[[str], None]
+) -> type[HttpToolsProtocol]:
+    """Returns the protocol for `uvicorn.Config(http=...)`. `say` gets a line when connections are refused."""
     reading: set[Any] = set()
     """Connections whose clients have not read all that was written."""
+    said = -math.inf
+
+    def refuse_connection(now: float) -> None:
+        nonlocal said
+        metrics.refused("connections")
+        if now - said >= _SAID_SECONDS:
+            said = now
+            say(
+                f"warning: {limits.connections:,} connections are open, as many as the limit of open files allows "
+                "(ulimit -n): others are closed at once."
+            )
 
     class Protocol(HttpToolsProtocol):
         timer: asyncio.TimerHandle | None = None
@@ -75,7 +91,7 @@ def protocol_class(limits: ConnectionLimits, admission: Admission, metrics: Metr
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
-                metrics.refused("connections")
+                refuse_connection(self.loop.time())
                 transport.abort()
             self._arm(limits.header_seconds, self._slow)
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from lambert.core.errors import LambertError, MachineError, UsageError, printable_line
+from lambert.core.errors import LambertError, MachineError, UsageError
 from lambert.core.files import open_regular
 from lambert.core.signals import block_hangups, unblock_hangups
 from lambert.serving.config import ServeConfig
@@ -107,15 +107,15 @@ def serve(config: ServeConfig, say: Say) -> None:
         stalled_seconds=min(_STALLED_SECONDS, config.seconds), unread_bytes=_UNREAD_BODIES * config.body_bytes,
     )  # fmt: skip
     settings = uvicorn.Config(
-        service.app, http=protocol_class(limits, service.app.admission, service.metrics), ws="none", log_level="error",
-        access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
+        service.app, http=protocol_class(limits, service.app.admission, service.metrics, say), ws="none",
+        log_level="error", access_log=False, lifespan="off", server_header=False, timeout_keep_alive=10,
         timeout_graceful_shutdown=math.ceil(config.seconds) + 2,
     )  # fmt: skip
     _listen(listener, config)
     host, port = listener.getsockname()[:2]
     for served in service.models:
         what = f"{served.name} ({served.task or 'no task'}, {served.model.precision})"
-        say(printable_line(f"model    {what}  {served.path}"))
+        say(f"model    {what}  {served.path}")
     say(f"serving  http://{f'[{host}]' if ':' in host else host}:{port}")
     ended = [0, 0]
     try:
@@ -173,9 +173,9 @@ class _Reload:
             changed, failed = self._service.models.reload()
             self._service.metrics.reloaded("failed" if failed else "changed" if changed else "unchanged")
             for message in failed:
-                self._say(printable_line(f"warning: {' '.join(message.split())}"))
+                self._say(f"warning: {' '.join(message.split())}")
             if changed or not failed:
-                self._say(printable_line(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}"))
+                self._say(f"loaded again: {', '.join(changed) or 'nothing, no file has changed'}")
 
 
 async def _run(server: Any, listener: socket.socket, service: Built, reload: _Reload, ended: list[int]) -> None:

@@ -14,8 +14,7 @@ import tokenizers
 
 from lambert import tasks
 from lambert.core.contents import sha256
-from lambert.core.errors import UsageError
-from lambert.core.files import make_folder, open_regular, remove_leftovers
+from lambert.core.files import make_folder, not_written, open_regular, remove_leftovers
 from lambert.core.settings import as_dict
 from lambert.corpus.tokens.declared import declared
 from lambert.corpus.tokens.tokenizer import fingerprint
@@ -43,7 +42,7 @@ class FeatureCache:
     tokenizer, the settings of the task, and the `software`. Without a folder, nothing is kept. The data of tasks from
     outside are not kept, because the hash does not include their code.
 
-    `notes`: lines for the user. Raises UsageError if the folder cannot be made.
+    `notes`: lines for the user. Raises `not_written` if the folder cannot be made.
     """
 
     def __init__(self, folder: Path | None, tokenizer: "Tokenizer", software: str) -> None:
@@ -54,7 +53,7 @@ class FeatureCache:
         try:
             make_folder(folder)
         except OSError as error:
-            raise UsageError(f"cache: {folder} cannot be used: {error.strerror}. Choose another folder.") from error
+            raise not_written(folder, error, "cache") from error
 
     def learn(self, config: TaskConfig, path: Path) -> tuple[Task[Any, Any], Any]:
         """Returns the task, completed from the training file, and the training data."""

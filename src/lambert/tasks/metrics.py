@@ -81,11 +81,11 @@ def mean_error(values_N: Floats) -> float:
 
 def bootstrap_errors(scores: Callable[[Ints], Mapping[str, float]], rows: int) -> dict[str, float]:
     """Returns the standard errors of `scores`, a function of row numbers, by bootstrap with fixed random numbers."""
-    found: dict[str, list[float]] = {}
-    for resample in range(_RESAMPLES if rows > 1 else 0):
-        for name, value in scores(below(words(key(0, Stream.ORDER, resample), rows), rows)).items():
-            found.setdefault(name, []).append(value)
-    return {name: float(np.std(values, ddof=1)) for name, values in found.items()}
+    if rows < 2:
+        return {}
+    found = [scores(below(words(key(0, Stream.ORDER, resample), rows), rows)) for resample in range(_RESAMPLES)]
+    values_KR = np.array([[one[name] for one in found] for name in found[0]])
+    return dict(zip(found[0], np.std(values_KR, axis=1, ddof=1).tolist(), strict=True))
 
 
 def softmax(logits_NL: npt.NDArray[Any]) -> Floats:

@@ -206,24 +206,44 @@ class Reader:
             allowed = (begin == _S) | ((begin == _B) & (end == _E))
         return Spans(first, last, label_N[first], allowed)
 
-    def counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> Ints:
-        """Returns the numbers of spans that are true, predicted, and both [sentences, labels, 3]."""
+    def counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> "Counts":
+        """Returns the numbers of spans that are true, predicted, and both."""
         return self._counts(self.spans(truth_N, bounds), self.spans(found_N, bounds), bounds)
 
-    def strict_counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> Ints:
+    def strict_counts(self, truth_N: Ints, found_N: Ints, bounds: Ints) -> "Counts":
         """Returns `counts` of only the spans that the scheme allows."""
         return self._counts(_allowed(self.spans(truth_N, bounds)), _allowed(self.spans(found_N, bounds)), bounds)
 
-    def _counts(self, truth: Spans, found: Spans, bounds: Ints) -> Ints:
+    def _counts(self, truth: Spans, found: Spans, bounds: Ints) -> "Counts":
         words, size = int(bounds[-1]) + 1, len(self.labels)
         keys = [(spans.first * words + spans.last) * size + spans.label for spans in (truth, found)]
         both = np.isin(keys[0], keys[1])
-        counts = np.zeros((len(bounds) - 1, size, 3), dtype=np.int64)
-        for column, (first, label) in enumerate(
-            [(truth.first, truth.label), (found.first, found.label), (truth.first[both], truth.label[both])]
-        ):
-            np.add.at(counts[:, :, column], (np.searchsorted(bounds, first, side="right") - 1, label), 1)
-        return counts
+        firsts = (truth.first, found.first, truth.first[both])
+        owners = tuple(np.searchsorted(bounds, first, side="right") - 1 for first in firsts)
+        return Counts(len(bounds) - 1, size, owners, (truth.label, found.label, truth.label[both]))
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of spans that are true, predicted, and both. They are kept as lists of spans: a table of sentences and
+    labels is mostly zeros, and has billions of cells for thousands of each."""
+
+    sentences: int
+    labels: int
+    owners: tuple[Ints, ...]
+    """The sentence of each span, for the three columns."""
+    kinds: tuple[Ints, ...]
+    """The label of each span."""
+
+    def of_sentences(self) -> Ints:
+        """Returns the numbers for each sentence [S, 3]."""
+        return np.stack([np.bincount(owner, minlength=self.sentences) for owner in self.owners], 1)
+
+    def of_labels(self, weights_S: Ints) -> Ints:
+        """Returns the numbers for each label [L, 3], with every sentence as often as `weights_S` says."""
+        pairs = zip(self.kinds, self.owners, strict=True)
+        columns = [np.bincount(kind, weights_S[owner], minlength=self.labels) for kind, owner in pairs]
+        return np.stack(columns, 1).astype(np.int64)
 
 
 def _allowed(spans: Spans) -> Spans:
@@ -241,30 +261,32 @@ def span_score_names(reader: Reader) -> list[str]:
 def span_scores(reader: Reader, truth_N: Ints, found_N: Ints, bounds: Ints) -> dict[str, float]:
     """Returns micro-averaged span_f1, span_precision and span_recall; span_f1_LABEL if there are several labels;
     strict_span_f1 for schemes that mark one end of every span or both; and NAME_se, by bootstrap over the sentences."""
-    counts_SL3 = reader.counts(truth_N, found_N, bounds)
-    strict_SL3 = reader.strict_counts(truth_N, found_N, bounds)
-    size, labels = len(counts_SL3), reader.labels if len(reader.labels) > 1 else []
+    counts = reader.counts(truth_N, found_N, bounds)
+    strict = reader.strict_counts(truth_N, found_N, bounds)
+    size = counts.sentences
+    names = [f"span_f1_{label}" for label in reader.labels] if len(reader.labels) > 1 else []
 
     def scores(rows: Ints) -> dict[str, float]:
         weights_S = np.bincount(rows, minlength=size)
-        counts_L3, strict_L3 = (np.tensordot(weights_S, cells, 1) for cells in (counts_SL3, strict_SL3))
+        counts_L3 = counts.of_labels(weights_S)
         true, predicted, both = counts_L3.sum(0).tolist()
         made = {
-            "span_f1": _f1(counts_L3.sum(0)),
+            "span_f1": float(_f1(counts_L3.sum(0))),
             "span_precision": both / predicted if predicted else 0.0,
             "span_recall": both / true if true else 0.0,
         }
         if reader.scheme not in NOT_STRICT:
-            made["strict_span_f1"] = _f1(strict_L3.sum(0))
-        return made | {f"span_f1_{label}": _f1(counts_L3[number]) for number, label in enumerate(labels)}
+            made["strict_span_f1"] = float(_f1(strict.of_labels(weights_S).sum(0)))
+        return made | (dict(zip(names, _f1(counts_L3).tolist(), strict=True)) if names else {})
 
     found = scores(np.arange(size))
     return found | {f"{name}_se": error for name, error in metrics.bootstrap_errors(scores, size).items()}
 
 
-def _f1(counts_3: Ints) -> float:
-    true, predicted, both = counts_3.tolist()
-    return 2.0 * both / (true + predicted) if true + predicted else 0.0
+def _f1(counts_K3: Ints) -> npt.NDArray[np.float64]:
+    """Returns the F1 of numbers of spans that are true, predicted, and both [..., 3]; 0 without any."""
+    marked_K = counts_K3[..., 0] + counts_K3[..., 1]
+    return np.asarray(2.0 * counts_K3[..., 2] / np.maximum(marked_K, 1))
 
 
 def tag_examples(
@@ -298,7 +320,7 @@ def tag_examples(
         numbers: dict[str | None, int] = {**{label: number for number, label in enumerate(labels)}, None: -1}
         truth_N, found_N = (np.array([numbers[tag] for own in of for tag in own], np.int64) for of in (truth, tags))
         bounds = np.cumsum([0, *map(len, truth)])
-        counts_S3 = reader.counts(truth_N, found_N, bounds).sum(1)
+        counts_S3 = reader.counts(truth_N, found_N, bounds).of_sentences()
         for row, (true_spans, predicted, both) in zip(rows, counts_S3.tolist(), strict=True):
             row |= {"spans_correct": both, "spans_true": true_spans, "spans_predicted": predicted}
         spans = Formula("f1_of_sums", ("spans_correct", "spans_true", "spans_predicted"))

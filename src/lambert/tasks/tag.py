@@ -28,7 +28,7 @@ from lambert.tasks.label_names import Matched, match
 from lambert.tasks.labels import LabelLoss, check_class_weights, doubtful
 from lambert.tasks.metrics import Floats
 from lambert.tasks.mismatch import Mismatch
-from lambert.tasks.segments import concatenated
+from lambert.tasks.segments import arrays, concatenated
 from lambert.tasks.spans import (
     OUTSIDE,
     Reader,
@@ -130,7 +130,8 @@ class Tag:
 
     def predictions(self, data: Words, outputs: Outputs) -> list[list[int | None]]:
         """Returns the class of each word of each example, None if the word has no piece."""
-        found = data.of_words(concatenated(outputs, self.head).argmax(1)).tolist()
+        numbers = [logits_TL.argmax(1) for logits_TL in arrays(outputs, self.head)]  # not all logits at once
+        found = data.of_words(np.concatenate(numbers or [np.zeros(0, np.int64)])).tolist()
         classes = [None if label == NONE else label for label in found]
         return [classes[begin:end] for begin, end in pairwise(data.bounds_Q.tolist())]
 

@@ -108,7 +108,7 @@ def _imported(config: ImportConfig, out: Path, checks: list[Comparison]) -> Iter
         model, report = _google(checkpoint, folder, pieces)
     check_padding(tokenizer, model.config, folder)
     yield from (*report.lines(), *report.warnings())
-    extra, files = kept(folder, model.config.hidden)
+    extra, files = kept(folder, model.config)
     task = task_of(folder, layout.read_config(folder))
     positions = model.config.positions
     write_tokenizer = partial(

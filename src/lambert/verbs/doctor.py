@@ -18,6 +18,7 @@ from typing import Literal
 
 import lambert
 from lambert import native
+from lambert.core.errors import printable_line
 from lambert.core.imports import imported
 from lambert.runs.result import Say, silent
 
@@ -77,7 +78,8 @@ def run(config: DoctorConfig, say: Say = silent) -> list[Finding]:
     """Prints the findings and returns them. Missing parts are not errors: the exit code is 0."""
     findings = list(examine())
     if config.json:
-        say(text.dumps([asdict(finding) for finding in findings], indent=1))
+        for line in text.dumps([asdict(finding) for finding in findings], indent=1).split("\n"):
+            say(line)
         return findings
 
     from rich.console import Console
@@ -282,4 +284,4 @@ def _first_line(text: str) -> str:
 
 def _plain(words: str) -> str:
     """Returns the text escaped for rich, for which `[report]` would be a style."""
-    return words.replace("[", r"\[")
+    return printable_line(words).replace("[", r"\[")

@@ -49,7 +49,7 @@ def run(config: ExtendConfig, say: Say = silent) -> Result:
     model, report = weights.load(folder, vocabulary=old, code=config.code, pooler=True)
     for warning in report.warnings():
         say(warning)
-    extra, files = kept(folder, shape.hidden)
+    extra, files = kept(folder, shape)
     listed = _listed(division, config.word_list, tokenizer.get_vocab(), say) if config.word_list else []
     texts = _read(config, say)
     counts, held = division.word_counts(division.counts(texts.counts)), division.counts(texts.heldout)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -85,7 +85,7 @@ def _answer(config: PredictConfig, say: Say, answered: Callable[[], None]) -> No
         compare_ranks(world, config.model)
         if world.is_first:
             if model.note and say is not silent:  # standard output has the predictions alone
-                print(model.note, file=sys.stderr, flush=True)
+                aside(model.note)
             try:
                 failure = _lead(model, task, config, world, say, answered)
             except (DataError, UsageError, BrokenPipeError) as error:
@@ -167,8 +167,7 @@ def _lead(
         bar.show("writing the file")
         sink.finish()
     if say is not silent and (line := tally.unknown.note("the input")):
-        with suppress(OSError):  # a closed pipe behind stderr
-            print(line, file=sys.stderr, flush=True)
+        aside(line)
     return tally.error()
 
 
@@ -191,7 +190,8 @@ def _printed(say: Say) -> Sink:
     lines: list[str] = []
 
     def commit(position: Position, tally: Tally) -> None:
-        say("\n".join(lines))
+        for line in lines:
+            say(line)
         lines.clear()
 
     return Sink(lambda row: lines.append(row_text(row)), commit)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lambert.core.urls import public
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.documents import ends_early
 from lambert.corpus.peek import peek
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.remote import corpora
-from lambert.corpus.remote.addresses import public
 from lambert.corpus.remote.fetch import AGAIN
 from lambert.corpus.verification import verify
 from lambert.engine.progress import progress

@@ -12,10 +12,11 @@ import pytest
 from commands import last_line
 
 from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.urls import public
 from lambert.corpus.config import PrepareConfig
 from lambert.corpus.pipeline import prepare
 from lambert.corpus.remote import fetch as module
-from lambert.corpus.remote.addresses import name_of, public
+from lambert.corpus.remote.addresses import name_of
 from lambert.corpus.remote.fetch import fetch
 from lambert.corpus.remote.servers import source_of
 

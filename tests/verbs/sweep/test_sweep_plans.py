@@ -152,6 +152,12 @@ WRONG = {
     "the seeds": ('"seeds" = {choices = [[1], [2]]}', "sweep.seeds"),
     "the folder": ('"out" = {choices = ["a", "b"]}', "sweep.out"),
     "what is also set": ('"train.steps" = {choices = [3, 4]}', "both in [sweep.space] and set beside it"),
+    "a date": ('"optim.lr" = {choices = [1979-05-27]}', "is neither a text, a number"),
+    "a date as an end": ('"optim.lr" = {low = 1979-05-27, high = 1}', "must be a number"),
+    "infinity": ('"optim.lr" = {low = 0.1, high = inf}', "must be a number of at most 2^53"),
+    "no number": ('"optim.lr" = {low = nan, high = 1}', "must be a number"),
+    "a huge number": (f'"train.steps" = {{low = 1, high = {10**400}}}', "must be a number of at most 2^53"),
+    "a tiny step": ('"optim.lr" = {low = 0.1, high = 1.0, step = 5e-324}', "more than 1,000,000 values"),
     "nothing": ("", "[sweep.space] is empty"),
 }
 

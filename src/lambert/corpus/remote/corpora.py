@@ -3,7 +3,6 @@
 The manifest is written last. Until then an object `MARK` says that what is there may be replaced by `lambert prepare`.
 """
 
-import errno
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,10 +11,10 @@ from typing import Any
 
 from lambert.core.contents import sha256
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import delete_folder, make_folder, remove_leftovers, sync
+from lambert.core.files import delete_folder, make_folder, not_written, remove_leftovers, sync
 from lambert.core.lock import lock_folder
 from lambert.core.shards import FORMAT_VERSION, check_corpus, has_hash, read_manifest
-from lambert.corpus.remote.addresses import public
+from lambert.core.urls import public
 from lambert.corpus.remote.fetch import download
 from lambert.corpus.remote.servers import source_of
 from lambert.corpus.remote.store import Store
@@ -58,7 +57,7 @@ def begin(url: str, folder: Path) -> None:
         make_folder(folder)
         (folder / MARK).write_text(_SAID)
     except OSError as error:
-        raise MachineError(f"{folder} cannot be written: {error.strerror}. Choose another work folder.") from error
+        raise not_written(folder, error, "work folder") from error
     Store(url).write(MARK, folder / MARK)
     (folder / MARK).unlink(missing_ok=True)
 
@@ -123,9 +122,7 @@ def fetch_corpus(url: str, out: Path, progress: Progress) -> dict[str, Any]:
             folder.rename(out)
             sync(out.parent)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            advice = "Free space; the same command continues" if full else "Choose another out"
-            raise MachineError(f"{keep} cannot be written: {error.strerror}. {advice}.") from error
+            raise not_written(keep, error, "out") from error
         delete_folder(keep)
     return manifest
 

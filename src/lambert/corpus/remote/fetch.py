@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lambert.core.contents import sha256
-from lambert.core.errors import DataError, MachineError
+from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import make_folder, open_regular, read_file, replace_files, sync
+from lambert.core.urls import is_remote, public
 from lambert.corpus.disk import disk_errors, size_text
-from lambert.corpus.remote.addresses import is_remote, name_of, public
+from lambert.corpus.remote.addresses import name_of
 
 TRIES = 5
 AGAIN = "trying again"
@@ -76,10 +77,12 @@ def fetch(
     Raises:
         DataError: A file does not exist, or its checksum is wrong.
         MachineError: A server cannot be reached or ends too early, or the disk is full.
+        UsageError: Two URLs differ in their secrets alone.
     """
     found: list[str | Path] = []
     numbers: list[int] = []
     urls: dict[str, str] = {}
+    own: dict[Path, str] = {}
     sums = _checksums(checksums, source_of) if checksums else None
     for number, entry in enumerate(inputs):
         if not is_remote(entry):
@@ -87,6 +90,11 @@ def fetch(
             numbers.append(number)
             continue
         for url in _files(str(entry), source_of(str(entry))):
+            if own.setdefault(place(url, folder), url) != url:
+                raise UsageError(
+                    f"Two inputs are {public(url)} but for what is taken for a password or a signature, so they would "
+                    "be kept in one file. Fetch them as local files first."
+                )
             path = _fetched(url, folder, source_of(url), sums, checksums, progress)
             found.append(path)
             numbers.append(number)

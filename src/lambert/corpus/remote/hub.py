@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from lambert.core.errors import DataError, UsageError
-from lambert.corpus.remote.addresses import public, public_text
+from lambert.core.urls import public
+from lambert.corpus.remote.addresses import public_text
 from lambert.corpus.remote.fetch import Body, Unavailable
 
 SCHEME = "datasets"
@@ -47,7 +48,7 @@ class Hub:
                 try:
                     row = next(rows, None)
                 except Exception as error:
-                    raise Unavailable(f"{type(error).__name__}: {public_text(str(error))}") from error
+                    raise Unavailable(f"{type(error).__name__}: {public_text(str(error), url)}") from error
                 if row is None:
                     break
                 held += json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"

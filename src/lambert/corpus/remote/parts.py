@@ -13,11 +13,11 @@ from typing import Any
 from lambert.core.contents import HashedFile, sha256
 from lambert.core.errors import DataError, MachineError
 from lambert.core.files import atomic_file, make_folder, read_file
+from lambert.core.urls import public
 from lambert.corpus.documents import changed
 from lambert.corpus.duplicates.deduplication import Lists
 from lambert.corpus.duplicates.signatures import Signed
 from lambert.corpus.plan import Plan
-from lambert.corpus.remote.addresses import public
 from lambert.corpus.remote.fetch import fetch_again
 from lambert.corpus.remote.servers import source_of
 from lambert.corpus.remote.store import Store

@@ -14,20 +14,22 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from lambert import __version__
 from lambert.core.errors import DataError, LambertError, UsageError
+from lambert.core.urls import account, public
 from lambert.corpus.reading.readers import SUFFIXES
-from lambert.corpus.remote.addresses import public, public_text
+from lambert.corpus.remote.addresses import public_text
 from lambert.corpus.remote.fetch import Body, Source, Unavailable
 from lambert.corpus.remote.hub import SCHEME, Hub
 from lambert.text.streams import inner_suffix
 
 SECONDS = 60
 """A server that sends nothing for so long is given up (our choice)."""
+_BUCKETS = ("s3", "s3a", "gs", "gcs", "r2", "oss", "abfs", "abfss", "az", "adl")
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
 
 def source_of(url: str) -> Source:
     """Returns the kind of server of a URL."""
-    scheme = urlsplit(url).scheme.lower()
+    scheme = url.partition("://")[0].lower()
     if scheme == SCHEME:
         return Hub()
     return Http() if scheme in ("http", "https") else Fsspec()
@@ -59,7 +61,7 @@ class Http:
                 raise DataError(f"{shown} is redirected in a circle.") from error
             raise DataError(f"{shown} cannot be fetched: the server answers {error.code} {error.reason}.") from error
         except http.client.InvalidURL as error:
-            raise DataError(f"{shown} is no URL: {error}.") from error
+            raise DataError(f"{shown} is no URL: {public_text(str(error), url)}.") from error
         except http.client.HTTPException as error:
             raise Unavailable(f"the server's answer is cut off or no HTTP ({type(error).__name__})") from error
         except OSError as error:  # also URLError
@@ -68,12 +70,12 @@ class Http:
 
 
 def _request(url: str, begin: int, mark: str) -> urllib.request.Request:
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
     try:
+        parts = urlsplit(url)
+        user, at, host = parts.netloc.rpartition("@")
         request = urllib.request.Request(urlunsplit((parts.scheme, host, parts.path, parts.query, "")))
     except ValueError as error:
-        raise DataError(f"{public(url)} is no URL: {error}.") from error
+        raise DataError(f"{public(url)} is no URL: {public_text(str(error), url)}.") from error
     request.add_header("User-Agent", f"lambert/{__version__}")
     request.add_header("Accept-Encoding", "identity")
     if at:
@@ -151,7 +153,13 @@ def _is_text(name: str) -> bool:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """Returns the object of fsspec for a URL, and the path in it. Raises UsageError if a library is missing."""
+    """Returns the object of fsspec for a URL, and the path in it. Raises UsageError if a library is missing, and for a
+    user or password in the URL of an object store, which would take them for a part of the bucket's name."""
+    if url.partition("://")[0].lower() in _BUCKETS and account(url):
+        raise UsageError(
+            f"{public(url)} was given with a user or a password, which URLs of object storage do not have: set them as "
+            "its library says; for S3, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        )
     try:
         files, path = importlib.import_module("fsspec.core").url_to_fs(url)
         files.invalidate_cache()  # objects of fsspec are shared in the process, and remember listings
@@ -160,7 +168,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         missing = str(error).rstrip(".") if "fsspec" not in str(getattr(error, "name", "")) else "fsspec is missing"
         raise UsageError(f"{public(url)} needs a library: {missing}; pip install 'lambert-bert[remote]'.") from error
     except ValueError as error:
-        raise UsageError(f"{public(url)} cannot be read: {error}.") from error
+        raise UsageError(f"{public(url)} cannot be read: {public_text(str(error), url)}.") from error
 
 
 @contextmanager
@@ -175,7 +183,7 @@ def errors(url: str) -> Iterator[None]:
     except PermissionError as error:
         raise DataError(f"{public(url)} cannot be read: access is denied.") from error
     except Exception as error:
-        said = f"{type(error).__name__}: {public_text(str(error))}"
+        said = f"{type(error).__name__}: {public_text(str(error), url)}"
         if "credential" in said.partition(":")[0].lower():
             raise UsageError(
                 f"{public(url)} needs credentials, and none can be used ({said.rstrip('.')}). Set them as its library "

@@ -11,7 +11,8 @@ from typing import Any
 from lambert.core.contents import sha256
 from lambert.core.errors import MachineError
 from lambert.core.files import open_regular
-from lambert.corpus.remote.addresses import public, public_text
+from lambert.core.urls import public
+from lambert.corpus.remote.addresses import public_text
 from lambert.corpus.remote.fetch import Unavailable
 from lambert.corpus.remote.servers import errors, filesystem
 
@@ -128,5 +129,5 @@ def _written(url: str) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, PermissionError) as error:
-            said = public_text(str(error)).rstrip(".")
+            said = public_text(str(error), url).rstrip(".")
             raise MachineError(f"{public(url)} cannot be written: {said}. Choose another out.") from error

@@ -45,7 +45,8 @@ def run(config: BenchConfig, say: Say = silent) -> None:
     if config.profile:
         with SideProcess(config, OWN, environments.of(process.settings())) as side:
             costs = side.ask("profile")
-        say(json_text(costs) if config.json else costs_table(costs))
+        for line in [json_text(costs)] if config.json else costs_table(costs):
+            say(line)
         return
     if config.work == "run":
         from lambert.verbs.bench import runs
@@ -53,7 +54,8 @@ def run(config: BenchConfig, say: Say = silent) -> None:
         result = runs.measured(config, world)
     else:
         result = measured(config, work_of(config, world), world)
-    say(json_text(result) if config.json else table(config, result))
+    for line in [json_text(result)] if config.json else table(config, result):
+        say(line)
 
 
 def measured(config: BenchConfig, work: Work, world: World) -> dict[str, Any]:

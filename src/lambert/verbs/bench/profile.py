@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lambert.core.errors import MachineError, UsageError
+from lambert.core.files import not_written
 from lambert.core.world import World
 from lambert.verbs.bench.work import OWN, Work
 from lambert.verbs.settings.bench import BenchConfig
@@ -106,7 +107,7 @@ def _write(found: torch.profiler.profile, path: Path) -> None:
         found.export_chrome_trace(str(path))
         written = path.stat().st_size
     except OSError as error:
-        raise MachineError(f"{path} cannot be written: {error.strerror}. Choose another file.") from error
+        raise not_written(path, error, "file") from error
     if not written:  # the profiler does not report a full disk
         raise MachineError(f"{path} cannot be written. Free space or choose another place.")
 
@@ -136,11 +137,11 @@ def grouped(events: Iterable[Any], cuda: bool) -> Costs:
     return dict(sorted(costs.items(), key=lambda cost: -cost[1][0]))
 
 
-def costs_table(found: dict[str, Any]) -> str:
-    """Returns the result of `profile` as a table."""
+def costs_table(found: dict[str, Any]) -> list[str]:
+    """Returns the result of `profile` as the lines of a table."""
     shares = ", ".join(f"{kind} {share:.0%}" for kind, share in found["kinds"].items() if share >= 0.005)
     lines = [f"{ROUNDS} rounds of {found['work']}, {1e3 * found['seconds']:,.1f} ms each under the profiler"]
     lines += [*textwrap.wrap(shares, 100), "", f"{'kind':20}{'operation':48}{'share':>8}{'calls':>8}"]
     for cost in found["costs"]:
         lines.append(f"{cost['kind']:20}{cost['operation'][:46]:48}{cost['share']:8.1%}{cost['calls']:8,}")
-    return "\n".join([*lines, f"trace: {found['trace']} (chrome://tracing or ui.perfetto.dev)"])
+    return [*lines, f"trace: {found['trace']} (chrome://tracing or ui.perfetto.dev)"]

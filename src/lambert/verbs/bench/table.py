@@ -25,7 +25,7 @@ COLUMNS = {
 """By figure of a side: the heading, the format and the width of its column. A work shows the figures that it has."""
 
 
-def table(config: BenchConfig, result: dict[str, Any]) -> str:
+def table(config: BenchConfig, result: dict[str, Any]) -> list[str]:
     """Returns a line for each side, a line for each peer's ratio, and the ceilings."""
     sides = result["sides"]
     shown = {figure: column for figure, column in COLUMNS.items() if sides[OWN].get(figure) is not None}
@@ -41,7 +41,7 @@ def table(config: BenchConfig, result: dict[str, Any]) -> str:
                 lines.append(
                     f"    {name}: the fastest of {len(tried)} environments is {described(side['environment'])}"
                 )
-    return "\n".join([*lines, *_ceilings(config, result)])
+    return [*lines, *_ceilings(config, result)]
 
 
 def _cell(value: float | None, form: str, width: int) -> str:

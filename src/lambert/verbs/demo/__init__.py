@@ -99,7 +99,8 @@ def _report(out: Path, summary: Mapping[str, Any], call: Call, say: Say) -> None
     """Writes report.html, which also shows the summary."""
     write_atomic(out / ENCODER / "summary.json", json_text(summary, indent=1))
     if find_spec("matplotlib") is None:
-        say("\nA report of the runs needs matplotlib: pip install 'lambert-bert[report]'.")
+        say("")
+        say("A report of the runs needs matplotlib: pip install 'lambert-bert[report]'.")
     else:
         _lambert(["report", out / ENCODER, "--out", out / REPORT], call, say)
 
@@ -107,7 +108,8 @@ def _report(out: Path, summary: Mapping[str, Any], call: Call, say: Say) -> None
 def _lambert(words: Iterable[object], call: Call, say: Say) -> Any:
     """Prints and runs a command line. Returns its result."""
     tokens = [str(word) for word in words]
-    say(f"\n$ lambert {shlex.join(tokens)}")
+    say("")
+    say(f"$ lambert {shlex.join(tokens)}")
     return call(tokens)
 
 

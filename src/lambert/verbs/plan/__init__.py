@@ -1,9 +1,7 @@
 """`lambert plan`: what a run takes and costs, predicted before it is started."""
 
 import json
-import sys
 from collections.abc import Sequence
-from functools import partial
 from math import inf, prod
 from statistics import fmean
 
@@ -11,6 +9,7 @@ import numpy as np
 
 from lambert.core.errors import UsageError
 from lambert.core.files import write_atomic
+from lambert.engine.progress import aside
 from lambert.planning.choices import COUNTS, Choice, choices, efficient
 from lambert.planning.devices import DEVICES, Device, fewest_nodes
 from lambert.planning.failures import daly, group_mtbf, useful_share
@@ -75,13 +74,14 @@ def run(config: PlanConfig, settings: Read, say: Say = silent) -> Plan:
     if config.plot is not None:
         write_atomic(config.plot, draw(config, found, table, chosen, result.cost_unit))
     if config.json:
-        say(json.dumps(result.as_dict(), indent=1))
+        for line in json.dumps(result.as_dict(), indent=1).split("\n"):
+            say(line)
     else:
-        aside = partial(print, file=sys.stderr) if result.script and say is not silent else say
+        beside = aside if result.script and say is not silent else say
         for line in lines(config, plan, chosen, table, result):
-            aside(line)
-        if result.script:
-            say(result.script)
+            beside(line)
+        for line in result.script.split("\n") if result.script else ():
+            say(line)
     return result
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from lambert.core.errors import LambertError
+from lambert.core.urls import is_remote
 from lambert.corpus.reading.readers import Layout, read
-from lambert.corpus.remote.addresses import is_remote
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.encoding import Encoder
 from lambert.text.encodings import known

@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from lambert.core.errors import UsageError
 from lambert.core.settings import SEEDS, check
+from lambert.core.urls import is_remote, public
 from lambert.corpus.config import PrepareConfig
-from lambert.corpus.remote.addresses import is_remote, public
 
 
 @dataclass(frozen=True, slots=True)

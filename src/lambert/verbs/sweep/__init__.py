@@ -27,7 +27,7 @@ def run(config: SweepConfig, read: "Read", say: Say = silent) -> Result:
     if find_spec("optuna") is None:
         raise UsageError("sweep needs optuna: pip install 'lambert-bert[sweep]'.")
     from lambert.verbs.sweep.plan import planned
-    from lambert.verbs.sweep.processes import is_worker, run_processes
+    from lambert.verbs.sweep.processes import is_worker, run_processes, with_storage
     from lambert.verbs.sweep.result import written
     from lambert.verbs.sweep.study import Study
     from lambert.verbs.sweep.trials import work
@@ -37,7 +37,7 @@ def run(config: SweepConfig, read: "Read", say: Say = silent) -> Result:
             f"This is one of {info.size} ranks ({info.reason}), and each process of a sweep trains alone. Start "
             "lambert sweep once on each machine, with the same out; --jobs starts several on one (docs/sweep.md)."
         )
-    plan = planned(config, read)
+    plan = planned(with_storage(config), read)
     with graceful_stop("; all trials that began are saved") as stop:
         study = Study(plan, say)
         if config.jobs > 1 and study.is_open():

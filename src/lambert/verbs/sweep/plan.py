@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lambert.core.errors import LambertError, UsageError
-from lambert.core.settings import as_dict, dotted
+from lambert.core.settings import as_dict, dotted, text
 from lambert.optim.optimizers import check_names
 from lambert.runs.folder import FREE
 from lambert.tasks.cache import FOLDER
@@ -77,6 +77,7 @@ def planned(config: SweepConfig, read: Read) -> Plan:
             raise UsageError(f"{name} is both in [sweep.space] and set beside it: remove one.")
     plan = Plan(config, space, False, read)
     first = _settings(plan)
+    text(first)  # raises for paths that config.toml cannot hold
     if isinstance(first, FinetuneConfig):
         _check_finetuning(first)
     _check_ends(plan)

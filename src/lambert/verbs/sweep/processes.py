@@ -9,19 +9,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import tomli_w
-
 from lambert.core.errors import LambertError, MachineError
 from lambert.core.files import scratch_folder, write_atomic
 from lambert.core.launcher import ENDS, End, read_ends
-from lambert.core.settings import as_dict
+from lambert.core.settings import as_dict, toml
 from lambert.core.signals import LAUNCHED
+from lambert.core.urls import public
 from lambert.engine import process
 from lambert.engine.signals import StopRequest
 from lambert.verbs.settings.sweep import SweepConfig
 
 RECIPE = "sweep.toml"
 """The recipe in the folder of the sweep from which its processes start."""
+
+
+STORAGE = "LAMBERT_SWEEP_STORAGE"
+"""The variable that has the storage for these processes."""
 
 
 class Ended(LambertError):
@@ -32,10 +35,16 @@ class Ended(LambertError):
         self.exit_code = end.code
 
 
+def with_storage(config: SweepConfig) -> SweepConfig:
+    """Returns the settings of a process that `run_processes` started with the storage that the recipe was given: the
+    file RECIPE does not have the password of its URL."""
+    return replace(config, storage=os.environ.get(STORAGE, config.storage)) if is_worker() else config
+
+
 def recipe_text(config: SweepConfig) -> str:
     """Returns the settings of a sweep as its recipe."""
     own = {name: value for name, value in as_dict(config).items() if name != "base"}
-    return tomli_w.dumps({**config.base, "sweep": own})
+    return toml({**config.base, "sweep": own})
 
 
 def run_processes(config: SweepConfig, stop: StopRequest) -> None:
@@ -43,10 +52,14 @@ def run_processes(config: SweepConfig, stop: StopRequest) -> None:
 
     Raises Ended with the error of the first process that failed, MachineError if a process was killed.
     """
-    recipe = write_atomic(config.out / RECIPE, recipe_text(replace(config, jobs=1)))
+    recipe = write_atomic(config.out / RECIPE, recipe_text(replace(config, jobs=1, storage=public(config.storage))))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // config.jobs)))
-    common = os.environ | process.settings() | {LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": threads}
+    common = (
+        os.environ
+        | process.settings()
+        | {LAUNCHED: str(os.getpid()), "OMP_NUM_THREADS": threads, STORAGE: config.storage}
+    )
     with scratch_folder("lambert-sweep") as ends, stop.deferred():
         workers = []
         for number, device in zip(range(config.jobs), _devices(config.jobs), strict=True):

@@ -13,6 +13,10 @@ from lambert.core.settings import dotted_names, kinds_of, unknown_name
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
+_LARGEST = 2**53
+"""Up to here, float64 has every whole number."""
+_MOST_VALUES = 1_000_000
+"""Maximum number of values of a dimension with a step, and of one in a grid (ours)."""
 _KEYS = ("low", "high", "step", "log", "choices")
 _OTHERWISE = {
     "seed": "give the seeds as sweep.seeds", "seeds": "give the seeds as sweep.seeds",
@@ -75,6 +79,8 @@ class Dimension:
             raise UsageError(f"sampler = 'grid': {self.name} has log; list its values as choices.")
         step = self.step or 1
         count = math.floor((self.high - self.low) / step + 1e-9) + 1
+        if count > _MOST_VALUES:
+            raise UsageError(f"sampler = 'grid': {self.name} has {count:,} values: give it a step, or choices.")
         found = [self.low + place * step for place in range(count)]
         return [int(value) for value in found] if self.whole else [min(value, self.high) for value in found]
 
@@ -139,8 +145,8 @@ def _dimension(name: str, table: Mapping[str, Any], kinds: set[Any]) -> Dimensio
         raise UsageError(f"{place} is not a number: list its values as choices.")
     for key in ("low", "high", "step"):
         value = table.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise UsageError(f"{place}: {key} = {shown(value)} must be a finite number.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+            raise UsageError(f"{place}: {key} = {shown(value)} must be a number of at most 2^53 = {_LARGEST:,}.")
     low, high, step, log = table["low"], table["high"], table.get("step"), table.get("log", False)
     if not isinstance(log, bool):
         raise UsageError(f"{place}: log = {shown(log)} must be true or false.")
@@ -155,6 +161,8 @@ def _dimension(name: str, table: Mapping[str, Any], kinds: set[Any]) -> Dimensio
         raise UsageError(f"{place} has both log and step: unset one.")
     if step is not None and not 0 < step <= high - low:
         raise UsageError(f"{place}: step = {step} must be above 0 and at most high - low.")
+    if step is not None and (high - low) / step >= _MOST_VALUES:
+        raise UsageError(f"{place}: step = {step} makes more than {_MOST_VALUES:,} values: raise it.")
     if step is not None and not whole:  # the last value of the grid of steps is the upper end
         high = low + math.floor((high - low) / step + 1e-9) * step
     return Dimension(name, float(low), float(high), None if step is None else float(step), log, whole)
@@ -168,7 +176,13 @@ def _choices(name: str, table: Mapping[str, Any], place: str) -> Dimension:
         raise UsageError(f"{place}: choices = {shown(choices)} must be a list of at least one value.")
     if any(isinstance(choice, Mapping) for choice in choices):
         raise UsageError(f"{place}: a choice is a value, not a table.")
+    if other := [choice for choice in choices if not _is_plain(choice)]:
+        raise UsageError(f"{place}: {shown(other[0])} is neither a text, a number, true, false nor a list of these.")
     found = Dimension(name, choices=tuple(choices))
     if len(found.labels) < len(choices):
         raise UsageError(f"{place}: choices = {shown(list(choices))} has a value twice.")
     return found
+
+
+def _is_plain(choice: Any) -> bool:
+    return all(map(_is_plain, choice)) if isinstance(choice, list | tuple) else isinstance(choice, str | int | float)

@@ -12,6 +12,7 @@ from optuna.storages.journal._file import get_lock_file
 
 from lambert.core.errors import DataError, MachineError, UsageError
 from lambert.core.files import identity, make_folder, open_regular, read_file
+from lambert.core.urls import public, without_secrets
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -70,12 +71,8 @@ def journal_path(config: SweepConfig) -> Path:
 
 
 def shown(config: SweepConfig) -> str:
-    """Returns the storage as messages show it: without the password of a URL."""
-    scheme, mark, rest = config.storage.partition("://")
-    if not mark:
-        return str(journal_path(config))
-    account, at, place = rest.rpartition("@")
-    return f"{scheme}://{account.partition(':')[0]}{at}{place}"
+    """Returns the storage as messages show it: without the account of a URL."""
+    return public(config.storage) if "://" in config.storage else str(journal_path(config))
 
 
 @contextmanager
@@ -89,12 +86,12 @@ def explained(config: SweepConfig) -> Iterator[None]:
         yield
     except (ArgumentError, NoSuchModuleError) as error:
         raise UsageError(
-            f"storage = {shown(config)!r} is no URL of a database: {_first_line(error)}. Give one such as "
+            f"storage = {shown(config)!r} is no URL of a database: {_first_line(error, config)}. Give one such as "
             "sqlite:///sweep.db, or the path of a journal file."
         ) from error
     except ImportError as error:
         raise UsageError(
-            f"storage = {shown(config)!r} needs a Python package for that database: {_first_line(error)}"
+            f"storage = {shown(config)!r} needs a Python package for that database: {_first_line(error, config)}"
         ) from error
     except MachineError as error:
         raise MachineError(
@@ -105,13 +102,13 @@ def explained(config: SweepConfig) -> Iterator[None]:
         if isinstance(error, OSError) and not _is_of_storage(error, config):
             raise
         raise MachineError(
-            f"The storage {shown(config)} of the sweep cannot be used: {_first_line(error)}. {kept} Once it is back, "
-            "the same command continues."
+            f"The storage {shown(config)} of the sweep cannot be used: {_first_line(error, config)}. {kept} Once it is "
+            "back, the same command continues."
         ) from error
     except (ValueError, KeyError, AssertionError, OptunaError) as error:  # lines that are JSON, but of something else
         raise DataError(
-            f"The storage {shown(config)} of the sweep cannot be read: {_first_line(error)}. {kept} Restore it from a "
-            "copy, or remove it, and repeat the command."
+            f"The storage {shown(config)} of the sweep cannot be read: {_first_line(error, config)}. {kept} Restore it "
+            "from a copy, or remove it, and repeat the command."
         ) from error
 
 
@@ -119,6 +116,7 @@ def _is_of_storage(error: OSError, config: SweepConfig) -> bool:
     return "://" not in config.storage and str(error.filename or "").startswith(str(journal_path(config)))
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line(error: BaseException, config: SweepConfig) -> str:
     cause = error.__cause__ if str(error.__cause__ or "") else error
-    return (str(cause).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    line = (str(cause).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return without_secrets(line, config.storage)

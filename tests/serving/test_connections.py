@@ -1,0 +1,33 @@
+"""The limit of connections."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+from unittest.mock import MagicMock
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from lambert.serving.protocol import ConnectionLimits, protocol_class
+
+
+def test_connections_beyond_the_limit_are_closed_with_one_warning() -> None:
+    limits = ConnectionLimits(
+        header_seconds=1, answer_seconds=1, stalled_seconds=1, unread_bytes=1, ending_seconds=1, connections=2,
+        body_bytes=1,
+    )  # fmt: skip
+    refused, said = Counter[str](), list[str]()
+    metrics: Any = MagicMock()
+    metrics.refused = lambda reason: refused.update([reason])
+
+    async def connect(count: int) -> list[bool]:
+        kind = protocol_class(limits, MagicMock(), metrics, said.append)
+        config, state = uvicorn.Config(MagicMock(), http=kind), ServerState()
+        transports = [MagicMock() for _ in range(count)]
+        for transport in transports:
+            kind(config, state, {}).connection_made(transport)
+        return [transport.abort.called for transport in transports]
+
+    assert asyncio.run(connect(5)) == [False, False, True, True, True]
+    assert refused == {"connections": 3}
+    assert [line.partition(",")[0] for line in said] == ["warning: 2 connections are open"]
