@@ -171,3 +171,10 @@ def test_rows_that_prodigy_calls_rejected_are_told(tmp_path: Path) -> None:
     own: list[str] = []
     assert len(list(labelled_rows(path, Columns(label="answer"), own))) == 3
     assert own == []
+
+
+def test_rows_with_an_empty_text_are_told(tmp_path: Path) -> None:
+    path, notes = tmp_path / "x.csv", list[str]()
+    path.write_text("text,label\na,1\n,0\nb,0\n")
+    assert len([*labelled_rows(path, Columns(), notes)]) == 3
+    assert notes == [f"note: 1 row of {path} has an empty text."]

@@ -67,7 +67,7 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
     """Yields what `read_rows` does, and adds a note about labels that are not read as they are written. Raises
     DataError with all columns that the file lacks."""
     checked = False
-    changed, first, rejected = 0, "", 0
+    changed, first, rejected, empty = 0, "", 0, 0
     for place, row in read_rows(path, columns, notes):
         if not checked:
             given = {setting: getattr(columns, setting) for setting in ("text", "text_b", "label", "group")}
@@ -86,11 +86,16 @@ def labelled_rows(path: Path, columns: Columns, notes: list[str] | None = None) 
         if columns.label and (odd := _changed(value_of(row, columns.label))):
             changed, first = changed + 1, first or f"{shown(odd)} in {place}"
         rejected += row.get("answer") in _REJECTED
+        empty += value_of(row, columns.text) == ""
         yield place, row
     if rejected and notes is not None and "answer" not in named(columns):
         notes.append(
             f"note: {rejected:,} row{'s' * (rejected > 1)} of {path} have the answer reject or ignore, as Prodigy "
             "writes it, and are read like the others. Leave them out if their labels are wrong."
+        )
+    if empty and notes is not None:
+        notes.append(
+            f"note: {empty:,} row{'s' * (empty > 1)} of {path} {'have' if empty > 1 else 'has'} an empty text."
         )
     if changed and notes is not None:
         notes.append(

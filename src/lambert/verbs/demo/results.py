@@ -15,9 +15,9 @@ from lambert.verbs.demo import ENCODER, REPORT, SEEDS, SHORT_UPDATES, TUNED
 
 SENTENCES = (
     '"jane," said mr. rochester, "are you happy?"',
-    '"i am glad to see you," said roderick to mrs. hudson.',
+    '"emma," said mr. knightley, "you are wrong."',
 )
-"""In lower case. The first has names of a novel that is not in the data."""
+"""In lower case. The names are of novels that are not in the data."""
 COLUMNS = ("", "this model", "to compare with")
 
 
