@@ -45,6 +45,7 @@ from lambert.core.settings import (
     without,
     wrong_type,
 )
+from lambert.core.urls import public_word
 from lambert.engine.process import COMPUTES
 from lambert.runs.expect import TABLE, expectation
 
@@ -421,5 +422,5 @@ def _exit(code: int) -> NoReturn:
 
 def _crash(tokens: list[str]) -> NoReturn:
     text = traceback.format_exc()
-    where = save_traceback(" ".join(tokens), text)
+    where = save_traceback(" ".join(map(public_word, tokens)), text)
     _exit(launcher.report_end(1, f"bug: {' '.join(text.splitlines()[-1].split())}. {where}"))

@@ -2,7 +2,8 @@
 
 Each function takes a recipe (the path of a TOML file) or a settings dataclass, and keywords that override it: nested
 settings are written `optim__lr=1e-3` or `optim={"lr": 1e-3}`; None unsets a setting. All errors are subclasses of
-LambertError. Nothing is printed unless `log__console=True`, except in a notebook, which shows what a terminal would.
+LambertError, and a run that a signal stopped raises SavedAndStopped, a SystemExit. Nothing is printed unless
+`log__console=True`, except in a notebook, which shows what a terminal would.
 """
 
 import dataclasses

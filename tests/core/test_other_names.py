@@ -28,7 +28,6 @@ def test_every_name_leads_to_one_that_exists() -> None:
         ("pretrain", "max_length", "packing.sequence_length"),
         ("finetune", "train_file", "data"),
         ("pretrain", "train_file", "corpus"),
-        ("evaluate", "batch_size", "inference.micro_tokens"),
         ("finetune", "batch_size", "train.batch_size"),
         ("finetune", "optm.lr", ""),
         ("finetune", "nonsense", ""),

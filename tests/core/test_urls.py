@@ -3,7 +3,7 @@
 import pytest
 
 from lambert.core.errors import UsageError
-from lambert.core.urls import account, check_url, public, without_secrets
+from lambert.core.urls import account, check_url, public, public_word, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,11 @@ from lambert.core.urls import account, check_url, public, without_secrets
         ("abfs://c:secret@account/a", "abfs://account/a"),
         ("https://host/a?X-Amz-Signature=1&X-Amz-Credential=2&v=3", "https://host/a?v=3"),
         ("https://host/a?sv=1&sig=2&token=3&api_key=4#access_token=5", "https://host/a?sv=1"),
+        ("hdfs://nn:8020/user/x@2024/part.txt", "hdfs://nn:8020/user/x@2024/part.txt"),
+        ("sftp://host:22/a@b/c", "sftp://host:22/a@b/c"),
+        ("s3://arn:aws:s3:eu:1:accesspoint/ap/key@v1", "s3://arn:aws:s3:eu:1:accesspoint/ap/key@v1"),
+        ("az://container@account/p", "az://container@account/p"),
+        ("postgresql://u:pa'ss@h/db", "postgresql://h/db"),
         ("https://[::1/a", "https://[::1/a"),
         ("a/b:c@d", "a/b:c@d"),
     ],
@@ -39,6 +44,8 @@ def test_a_message_has_no_secret_of_a_url() -> None:
     assert not any(secret in found for secret in ("KEYID", "sec%2Fret", "sec/ret", "abcdef"))
     assert without_secrets("see (https://a:b@host/x), ok") == "see (https://host/x), ok"
     assert account("s3://bucket/x") == ""
+    assert public_word("--storage=postgresql://u:pa'ss@h/db") == "--storage=postgresql://h/db"
+    assert public_word("--out=runs/x") == "--out=runs/x"
 
 
 @pytest.mark.parametrize("url", ["http://[me:secret@x/a", "http://h:secret/a"])

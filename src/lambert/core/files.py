@@ -59,7 +59,9 @@ def regular_handle(path: str | Path, flags: int) -> int:
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
             raise _irregular(path) from error
-        raise
+        if not isinstance(error, BlockingIOError) or not os.path.isfile(path):
+            raise
+        handle = os.open(path, flags | os.O_NOCTTY, 0o666)  # another program has a lease on it, which ends
     kind = os.fstat(handle).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or (flags & os.O_WRONLY and stat.S_ISCHR(kind))):
         os.close(handle)
@@ -84,6 +86,8 @@ def not_written(path: Path, error: OSError, kind: str = "place") -> LambertError
     """Returns the error for a file or folder that the system does not let write: MachineError if the disk is full or
     fails, UsageError if only another `kind` of path helps, such as in a folder that is read-only."""
     problem = f"{path} cannot be written: {error.strerror or error}."
+    if error.errno == errno.EMFILE:
+        return MachineError(f"{problem} Raise the limit of open files (ulimit -n).")
     if error.errno in DISK:
         return MachineError(f"{problem} Free space or choose another {kind}.")
     return UsageError(f"{problem} Choose another {kind}.")

@@ -12,8 +12,6 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
         "num_train_epochs num_epochs n_epochs epoch": "train.epochs",
         "max_steps num_steps num_training_steps": "train.steps",
         "per_device_train_batch_size per_gpu_train_batch_size train_batch_size bs": "train.batch_size",
-        "per_device_eval_batch_size eval_batch_size batch_size": "inference.micro_tokens",
-        "gradient_accumulation_steps accumulate_grad_batches": "train.micro_tokens",
         "max_seq_length max_seq_len max_len model_max_length max_length block_size":
             "task.max_length packing.sequence_length",
         "model model_name model_name_or_path pretrained_model_name_or_path base_model encoder checkpoint": "init model",

@@ -277,7 +277,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return plain(value.tolist())
+        found = value.tolist()
+        return float(found) if type(found) is type(value) else plain(found)  # a long double of numpy has no other type
     if isinstance(value, list | tuple | range):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -297,8 +298,11 @@ def toml(values: Mapping[str, Any]) -> str:
     try:
         found.encode()
     except UnicodeEncodeError:
-        name = next(name for name, value in dotted(values).items() if "\\udc" in ascii(value))
-        raise UsageError(f"{name} names a path that is not UTF-8, as config.toml must be: rename it.") from None
+        odd = re.compile(r"\\ud[89a-f]")
+        name = next((name for name, value in dotted(values).items() if odd.search(ascii(value))), "A setting")
+        raise UsageError(
+            f"{name} has characters that are not UTF-8, as config.toml must be. Rename the path, or correct the text."
+        ) from None
     return found
 
 

@@ -16,8 +16,9 @@ _SECRET = re.compile(
 )
 """Occurs in the names of parameters that grant access."""
 _PORT = re.compile(r"[^/?#@]*:\d*([/?#]|$)")
-_WEB = ("http", "https", "ftp", "ftps")
-_CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
+_HOSTS = ("http", "https", "ftp", "ftps", "hdfs", "webhdfs", "sftp", "ssh", "smb")
+"""Schemes in which a host and a port may follow the slashes."""
+_CONTAINERS = ("abfs", "abfss", "az", "wasb", "wasbs")
 """Schemes of Azure, in which CONTAINER@ACCOUNT is a place."""
 _SHORTEST = 3
 """Characters of the shortest part of a password that is looked for in messages."""
@@ -54,6 +55,12 @@ def public(url: str) -> str:
     return f"{scheme}:{slashes}{path}{'?' if kept else ''}{kept}"
 
 
+def public_word(word: str) -> str:
+    """Returns a word of a command line, such as --storage=URL, with the URL in it as `public` has it."""
+    found = _REMOTE.search(word)
+    return word[: found.start()] + public(word[found.start() :]) if found else word
+
+
 def without_secrets(text: str, url: str = "") -> str:
     """Returns a text in which URLs are `public`, and which has neither the account nor a signature of `url`: libraries
     take the password of a URL for a part of a host or a bucket, and name that."""
@@ -66,7 +73,8 @@ def _account(scheme: str, rest: str) -> str:
     """Returns the part of a URL behind its slashes that is an account, with the @. A password may have slashes."""
     own = re.split("[/?#]", rest, maxsplit=1)[0]
     first = rest.find("@")
-    if first < 0 or ("@" not in own and (":" not in own or (scheme in _WEB and _PORT.match(rest)))):
+    place = own.startswith("arn:") or (scheme in _HOSTS and _PORT.match(rest))
+    if first < 0 or ("@" not in own and (":" not in own or place)):
         return ""
     end = first + len(re.split("[/?#]", rest[first:], maxsplit=1)[0])
     found = rest[: rest.rindex("@", 0, end) + 1]

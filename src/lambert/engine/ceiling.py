@@ -27,8 +27,8 @@ _QUEUED = 10
 CEILING = "ceiling_gflops"
 """Key of a row of metrics.jsonl."""
 _measured: dict[tuple[Any, ...], tuple[float, dict[Shape, float]]] = {}
-"""The best rate that this process measured at the start of a run, and the seconds of each product, by device, number
-format, threads and way of measuring: a process that begins several runs, as those of a sweep, measures once."""
+"""The best rate that this process measured, and the seconds of each product, by device, number format, threads and way
+of measuring: a process that begins several runs, as those of a sweep, measures all products once."""
 SHARE = 0.005
 """Largest share of a run's time for measuring again."""
 _FIRST = 4
@@ -86,20 +86,22 @@ class Ceiling:
         measure: Callable[[Shape, torch.device, torch.dtype], float] = rate,
     ) -> None:
         self._device, self._dtype, self._clock, self._measure = device, dtype, clock, measure
-        key = str(device), dtype, torch.get_num_threads(), measure
-        self.best, self._costs = _measured.get(key, (0.0, dict.fromkeys(shapes(device), 0.0)))
-        for shape in () if key in _measured else shapes(device):
+        self._key = str(device), dtype, torch.get_num_threads(), measure
+        self.best, costs = _measured.get(self._key, (0.0, dict.fromkeys(shapes(device), 0.0)))
+        self._costs = dict(costs)
+        for shape in () if self._key in _measured else shapes(device):
             for _ in range(_FIRST if shape in _SHORT else 1):
                 self._time(shape)
-        _measured[key] = self.best, self._costs
         self.best = max(known, self.best)
         self._began, self._spent, self._turns = clock(), 0.0, cycle(shapes(device))
         self._next = next(self._turns)
 
     def _time(self, shape: Shape) -> None:
         began = self._clock()
-        self.best = max(self.best, self._measure(shape, self._device, self._dtype))
+        found = self._measure(shape, self._device, self._dtype)
+        self.best = max(self.best, found)
         self._costs[shape] = self._clock() - began
+        _measured[self._key] = max(found, _measured.get(self._key, (0.0, {}))[0]), dict(self._costs)
 
     def again(self) -> float:
         """Measures the next product if that and all measurements since the start take at most SHARE of the time since

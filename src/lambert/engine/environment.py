@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import lambert
-from lambert.core.urls import without_secrets
+from lambert.core.urls import public_word
 from lambert.core.world import World
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sentencex", "transformers", "pyarrow", "tensorboard")
@@ -33,7 +33,7 @@ def describe(world: World) -> dict[str, Any]:
     return {
         "lambert": lambert.__version__,
         "commit": commit(),
-        "command": [without_secrets(word) for word in sys.argv],
+        "command": [public_word(word) for word in sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},

@@ -121,7 +121,7 @@ class TextModel:
         model, self.tokenizer, self._task, self._missing, self.note = load_task(self.folder, task, code, columns, squad)
         self._model, self._precision = ready(model, inference.precision, world.device)
         limit = 0 if read_config(self.folder).get("lambert") else sentence_transformers.length(self.folder)
-        self._longest = min(limit or model.config.positions, model.config.positions)
+        self._longest = min(max(limit, SHORTEST) if limit else model.config.positions, model.config.positions)
         self._inference, self._world = inference, world
         self._work = Work(self._model, self._precision)
         self._vectors: dict[str, Work] = {}
@@ -301,7 +301,7 @@ class TextModel:
     @property
     def max_length(self) -> int:
         """Maximum tokens of a text."""
-        return self._task.config.max_length or self._model.config.positions
+        return self._task.config.max_length or self._longest
 
     def vectors(
         self,
@@ -399,7 +399,7 @@ class TextModel:
 
     def _row(self, text: Text, place: str) -> Row:
         if isinstance(text, Mapping):
-            return plain_row(text, place)
+            return plain_row(text, place, others=True)
         if not isinstance(text, str):
             raise UsageError(f"{place} is neither a text nor a row (a dict), but {type(text).__name__}.")
         column = self.task.config.columns.text

@@ -57,9 +57,9 @@ def modules_of(folder: Path) -> list[str]:
     none for another folder."""
     for path in (Path(folder) / "modules.json", Path(folder).absolute().parent / "modules.json"):
         try:
-            rows = json.loads(path.read_text(encoding="utf-8"))
+            rows = json.loads(read_file(path).decode())
             return [str(row["type"]).rpartition(".")[2] for row in rows]
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError, DataError):
             continue
     return []
 

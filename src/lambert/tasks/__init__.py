@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lambert.core.registry import Kind, choose, lookup
 from lambert.tasks import named
-from lambert.tasks.config import Columns, EmbedConfig, SquadConfig, TaskConfig
+from lambert.tasks.config import TASKS, Columns, EmbedConfig, SquadConfig, TaskConfig
 from lambert.tasks.task import (
     Outputs,
     Row,
@@ -32,16 +32,6 @@ from lambert.tasks.task import (
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TASKS: dict[str, str] = {
-    "classify": "lambert.tasks.classify:Classify",
-    "multilabel": "lambert.tasks.multilabel:MultiLabel",
-    "regress": "lambert.tasks.classify:Regress",
-    "choice": "lambert.tasks.choice:Choice",
-    "squad": "lambert.tasks.squad:Squad",
-    "tag": "lambert.tasks.tag:Tag",
-    "embed": "lambert.tasks.embed:Embed",
-    "mask": "lambert.tasks.mask:Mask",
-}
 KIND = Kind(
     (TaskConfig, object),
     methods={

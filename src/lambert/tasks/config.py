@@ -33,9 +33,22 @@ _ONLY = {
 """Settings of some tasks only: the default value, and the names of the tasks."""
 
 
+TASKS: dict[str, str] = {
+    "classify": "lambert.tasks.classify:Classify",
+    "multilabel": "lambert.tasks.multilabel:MultiLabel",
+    "regress": "lambert.tasks.classify:Regress",
+    "choice": "lambert.tasks.choice:Choice",
+    "squad": "lambert.tasks.squad:Squad",
+    "tag": "lambert.tasks.tag:Tag",
+    "embed": "lambert.tasks.embed:Embed",
+    "mask": "lambert.tasks.mask:Mask",
+}
+"""Where each task is, as module:class. Others may add their own."""
+
+
 def check_task_name(name: str, setting: str = "task.name") -> None:
     """Raises UsageError for a task by the name that another library gives it."""
-    if ours := our_task(name):
+    if name not in TASKS and (ours := our_task(name)):
         raise UsageError(f"{setting} = {name!r} is unknown. Did you mean {ours!r}?")
 
 
@@ -232,6 +245,8 @@ class EmbedConfig:
                 raise UsageError(f"task.embed.pooling: {mode!r} is unknown.{nearest(mode, [*POOLINGS])}")
         if (wrong := next((entry for entry in self.prompts if "=" not in entry), None)) is not None:
             raise UsageError(f"task.embed.prompts: {wrong!r} has no =. Give NAME=TEXT.")
+        if NO_PROMPT in self.named_prompts():
+            raise UsageError(f"task.embed.prompts: {NO_PROMPT!r} stands for no prompt. Give the prompt another name.")
         if self.default_prompt not in ("", NO_PROMPT, *self.named_prompts()):
             known = nearest(self.default_prompt, [*self.named_prompts()])
             raise UsageError(f"task.embed.default_prompt = {self.default_prompt!r} is not among the prompts.{known}")

@@ -14,6 +14,7 @@ from lambert.core.batch import Ints, Target
 from lambert.core.errors import DataError, UsageError
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens.tokenizer import with_mask
+from lambert.corpus.tokens.trial import library_errors
 from lambert.tasks.config import TaskConfig
 from lambert.tasks.examples import Examples
 from lambert.tasks.metrics import softmax
@@ -117,7 +118,8 @@ class Mask:
         """Returns a piece as text; pieces of WordPiece with their ##."""
         if roles.prefix(self.tokenizer):
             return str(self.tokenizer.id_to_token(token))
-        return str(self.tokenizer.decode([token], skip_special_tokens=False)).strip()
+        with library_errors("The tokenizer cannot decode a piece"):
+            return str(self.tokenizer.decode([token], skip_special_tokens=False)).strip()
 
     def write(self, path: Path, data: Masked, predictions: Sequence[list[Candidates]]) -> list[Path]:
         """Writes JSON lines."""

@@ -79,12 +79,14 @@ def files(config: TaskConfig, width: int, layers: Sequence[nn.Module] = ()) -> d
         if layer is not None:
             found[f"{path}/model.safetensors"] = safetensors.torch.save(_tensors(layer))
     prompts = {name: text for name, text in embed.named_prompts().items() if text or name not in ("query", "document")}
-    default = None if embed.default_prompt in ("", NO_PROMPT) else embed.default_prompt
+    default = embed.default_prompt or ("query" if embed.prompt else NO_PROMPT)
+    default = "" if default == NO_PROMPT else default
     if default:
         prompts.setdefault(default, "")
+        prompts.setdefault("document", "")  # without which its encode_document would put the default one
     similarity = "dot" if embed.loss == "margin" else "cosine"
     settings = {
-        "__version__": {}, "prompts": prompts, _DEFAULT: default,
+        "__version__": {}, "prompts": prompts, _DEFAULT: default or None,
         "similarity_fn_name": similarity,
     }  # fmt: skip
     if embed.truncate_dim:

@@ -86,13 +86,7 @@ def data_file(value: Any, name: str) -> tuple[str, bytes]:
         return ".arrow", arrow_content(table, written(value.features.to_dict()))
     if _has(value, *_ARROW) or (_is_stream(value) and not _has(value, *_PANDAS) and not _has(value, *_POLARS)):
         return ".arrow", arrow_content(value)
-    lines = []
-    for number, row in enumerate(rows_of(value, name), 1):
-        try:
-            lines.append((json_text(row) + "\n").encode())
-        except UnicodeEncodeError as error:
-            raise UsageError(f"{name}, row {number}, has half of a surrogate pair, which is no character.") from error
-    return ".jsonl", b"".join(lines)
+    return ".jsonl", "".join(json_text(row) + "\n" for row in rows_of(value, name)).encode()
 
 
 def rows_of(value: Any, name: str) -> list[Row]:
@@ -169,15 +163,19 @@ def items_of(value: Any) -> list[Any]:
     return list(value)
 
 
-def plain_row(row: Mapping[Any, Any], place: str) -> Row:
-    """Returns a row as values of JSON. `place` names it in errors."""
+def plain_row(row: Mapping[Any, Any], place: str, *, others: bool = False) -> Row:
+    """Returns a row as values of JSON; with `others`, values that JSON does not have stay as they are. `place` names
+    the row in errors."""
     found: Row = {}
     for key, value in row.items():
         if str(key) in found:
             raise UsageError(f"{place}: two keys have the name {str(key)!r}. Rename one of them.")
         try:
             found[str(key)] = _EMPTY if _is_missing(value) else _plain(value)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:
+            if others:
+                found[str(key)] = value
+                continue
             raise UsageError(
                 f"{place}: {str(key)!r} holds a value that JSON does not have, {error}: convert it, or leave it out."
             ) from error
@@ -222,7 +220,10 @@ def _plain(value: Any) -> Any:
     method = next((method for method in _LISTS if _has(value, method)), "")
     if not method or isinstance(value, memoryview):
         raise TypeError(f"of the type {type(value).__name__}")
-    return _plain(getattr(value, method)())
+    found = getattr(value, method)()
+    if type(found) is type(value):  # such as a long double of numpy
+        raise TypeError(f"of the type {type(value).__name__}")
+    return _plain(found)
 
 
 @contextmanager

@@ -39,8 +39,6 @@ TABLES = (".csv", ".tsv", ".txt")
 """Suffixes of tables."""
 JSON = (".jsonl", ".ndjson", ".json")
 KNOWN = "rows are read from .csv, .tsv, .txt, .jsonl, .json, .parquet and .arrow, also .gz, .bz2, .xz and .zst"
-_EMPTY = 10_000
-"""Rows without a character at the end of a table that are left out, as spreadsheets leave them there; ours."""
 UNPACKED_RATIO = 200
 """How many times its size a compressed file of rows may expand to. Text has 2 to 10 times."""
 
@@ -224,7 +222,7 @@ class RowFile:
         for read in table_rows(self._stream, self.table, self.names, offset, line):
             if not self.table.quoted:
                 whole += any(cell[:1] == '"' == cell[-1:] and len(cell) > 1 for cell in read.row.values())
-            if len(read.row) > 1 and not any(read.row.values()) and len(empty) < _EMPTY:
+            if len(read.row) > 1 and not any(read.row.values()):
                 empty.append(read)
                 continue
             yield from empty

@@ -13,6 +13,7 @@ from lambert.core.specials import Specials
 from lambert.core.world import World
 from lambert.corpus.tokens import roles
 from lambert.corpus.tokens import tokenizer as tokenizers
+from lambert.corpus.tokens.trial import library_errors
 from lambert.data.config import MaskingConfig, PackingConfig
 from lambert.data.source import CorpusSource
 from lambert.data.stream import places, sequential
@@ -130,7 +131,8 @@ def texts(run: Path, step: int) -> list[str]:
     masked, ids_T = batch.targets["mlm"], batch.ids_T.clone()
     ids_T[masked.at_N] = masked.labels_N
     rows = (ids_T[low:high].tolist() for low, high in pairwise(batch.bounds_S1.tolist()))
-    return [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
+    with library_errors("The tokenizer cannot decode a sequence"):
+        return [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
 
 
 def corpus_source(

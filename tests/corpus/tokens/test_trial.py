@@ -56,6 +56,11 @@ MANY = {"[CLS]": {"id": "[CLS]", "ids": [2] * 3000, "tokens": ["[CLS]"] * 3000}}
 LONG = {"type": "TemplateProcessing", "special_tokens": MANY, "single": SINGLE, "pair": PAIR}
 HOSTILE = {
     "a long template": ({"post_processor": LONG}, "make"),
+    "decoders of a normalizer": (
+        {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40, "decoders": []}},
+        "make",
+    ),
+    "rules beside rules": (sequence(DOUBLE | {"normalizers": []}, 40), "make"),
     "a decoder": ({"decoder": {"type": "Sequence", "decoders": [DOUBLE] * 40}}, "make"),
     "without a type": ({"normalizer": {"normalizers": [{"pattern": {"String": "a"}, "content": "aa"}] * 40}}, "make"),
     "doubled": (sequence(DOUBLE, 40), "make"),

@@ -24,6 +24,8 @@ PIPE = "\x02"
 _ALL = "*"
 _REGION = re.compile(r"-[a-z]{2}$")
 """The region of a language, such as that of en-gb."""
+_WIKIS = ("nds-nl",)
+"""Wikis of languages whose codes look like those of regions."""
 _REMEMBERED = 1 << 16  # names of templates, so that memory is bounded for any page
 
 _Found = tuple[str, Rule | str, dict[str, str] | None]
@@ -62,7 +64,7 @@ class Templates:
     """
 
     def __init__(self, code: str = "") -> None:
-        code = "en" if code == "simple" else _REGION.sub("", code)
+        code = "en" if code == "simple" else code if code in _WIKIS else _REGION.sub("", code)
         self.wiki = wiki_of(code)
         self._tables = [_table(code), _table(_ALL)] if code else [_table(_ALL)]
         self._found: dict[str, _Found] = {}

@@ -113,7 +113,10 @@ def _kind_of_pieces(path: Path) -> object:
 def _gives_segments(config: Mapping[str, Any], name: str) -> bool:
     """Returns whether transformers gives models the segment types of the template; otherwise all are 0."""
     usual = name == "" or (name in CLASSES and name not in classes.WITHOUT_SEGMENTS)
-    return "token_type_ids" in config.get("model_input_names", ["token_type_ids"] * usual)
+    names = config.get("model_input_names", ["token_type_ids"] * usual)
+    if not isinstance(names, list):
+        raise DataError(f"model_input_names = {shown(names)} in {CONFIG} is not a list of names.")
+    return "token_type_ids" in names
 
 
 def _without_segments(tokenizer: Tokenizer) -> Tokenizer:

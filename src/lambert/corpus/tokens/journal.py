@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lambert.core.errors import DataError
-from lambert.core.files import open_regular, read_file
+from lambert.core.files import open_regular
 
 
 class Journal:
@@ -26,7 +26,10 @@ class Journal:
         self._restored = np.zeros((0, columns), dtype="<u8")
         if state:
             self._count = state["records"]
-            data = read_file(path)[: self._bytes()] if path.is_file() else b""
+            data = b""
+            if path.is_file():
+                with open_regular(path) as file:
+                    data = file.read(self._bytes())
             self._hash.update(data)
             if self._hash.hexdigest() != state["sha256"]:
                 raise DataError(f"{path} is damaged.")

@@ -16,7 +16,7 @@ from typing import Any
 
 import tokenizers
 
-from lambert.core.errors import DataError
+from lambert.core.errors import DataError, MachineError
 from lambert.corpus.tokens import trial_process
 
 _PLAIN = {
@@ -25,7 +25,7 @@ _PLAIN = {
 }  # fmt: skip
 """Parts without rules of their own. Each makes a text at most a few times longer, so one of each is harmless."""
 _PLAIN_AFTER = {"BertProcessing", "RobertaProcessing", "ByteLevel", "TemplateProcessing"}
-_PLAIN_DECODERS = {"WordPiece", "ByteLevel", "Metaspace", "BPEDecoder", "Fuse", "ByteFallback", "Strip"}
+_PLAIN_DECODERS = {"WordPiece", "ByteLevel", "Metaspace", "BPEDecoder", "Fuse", "ByteFallback"}
 _TEMPLATE_CHARACTERS = 4_000
 """A template of BERT's has 500, and each token, which is added to every text, about 50 (our choice)."""
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens")
@@ -49,8 +49,11 @@ def check_parts(values: Mapping[str, Any], path: Path) -> None:
 
 def _are_plain(values: Mapping[str, Any], parts: Sequence[str], plain: Set[str]) -> bool:
     """Returns whether all rules of some parts are of a kind in `plain`, one of each kind."""
-    rules = [rule for part in parts for rule in trial_process.flat(values.get(part))]
-    kinds = Counter(str(rule.get("type")) if isinstance(rule, dict) else "" for rule in rules)
+    rules = [rule for part in parts for rule in trial_process.flat(part, values.get(part))]
+    keys = {*trial_process.SEQUENCES.values()}
+    kinds = Counter(
+        str(rule.get("type")) if isinstance(rule, dict) and not keys & rule.keys() else "" for rule in rules
+    )
     return kinds.keys() <= plain and max(kinds.values(), default=0) <= 1
 
 
@@ -63,6 +66,11 @@ def _tried(parts: str) -> str:
         done = subprocess.run(command, input=parts.encode(), capture_output=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"take more than {_SECONDS:.0f} s for short texts"
+    except OSError as error:
+        raise MachineError(f"The process that tries a tokenizer cannot start: {error.strerror}.") from error
+    if done.returncode > 0:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise MachineError(f"The process that tries a tokenizer failed: {last[:300]}.")
     if done.returncode == 0:
         return done.stdout.decode(errors="replace").strip()
     if -done.returncode in trial_process.TIME_IS_UP:

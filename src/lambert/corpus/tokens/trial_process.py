@@ -6,6 +6,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,11 @@ BYTES = 1 << 30
 SECONDS = 3
 """Processor time. The process of a tokenizer with a large table takes 0.1 s; ours."""
 TIME_IS_UP = (signal.SIGXCPU, signal.SIGKILL)
-_SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
+SEQUENCES = {
+    "normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors",
+    "decoder": "decoders",
+}  # fmt: skip
+"""Key of the rules that a sequence of a part has."""
 _WHOLE = 8
 """Texts, the usual ones and the words of the rules, that are also encoded as a whole."""
 _BLOCK = 1 << 12
@@ -24,10 +29,19 @@ _CHARACTERS = ((0, 0x3400), (0x4E00, 0x5000), (0xAC00, 0xAE00), (0xF900, 0x10000
 """First and last + 1: all scripts, some of the many Chinese and Korean characters, compatible forms, pictures."""
 
 
+def _limit(kind: int, value: int) -> None:
+    """Sets a limit of this process where the system has it. A hard limit that is lower stays."""
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    with suppress(ValueError, OSError):  # macOS does not limit the address space
+        resource.setrlimit(kind, (value, hard))
+
+
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, BYTES)
+    _limit(resource.RLIMIT_CPU, SECONDS)
     sys.path.append(sys.argv[1])
     from tokenizers import Tokenizer
 
@@ -38,9 +52,9 @@ def main() -> None:
         return Tokenizer.from_str(json.dumps({"version": "1.0", "model": model, **some}))
 
     try:
-        normalizers = [made(normalizer=one).normalizer for one in flat(parts.get("normalizer"))]
-        dividers = [made(pre_tokenizer=one).pre_tokenizer for one in flat(parts.get("pre_tokenizer"))]
-        decoders = [made(decoder=one).decoder for one in flat(parts.get("decoder"))]
+        normalizers = [made(normalizer=one).normalizer for one in flat("normalizer", parts.get("normalizer"))]
+        dividers = [made(pre_tokenizer=one).pre_tokenizer for one in flat("pre_tokenizer", parts.get("pre_tokenizer"))]
+        decoders = [made(decoder=one).decoder for one in flat("decoder", parts.get("decoder"))]
         for text in _texts(parts):  # step by step, since each may make the text longer
             found = [text]
             for step in normalizers:
@@ -75,14 +89,15 @@ def _check(found: list[str], text: str) -> None:
         raise _Expanded(f"make {length:,} characters of {len(text):,}")
 
 
-def flat(part: Any) -> Iterator[Any]:
-    """Yields a rule, or those that it applies in sequence, as which the library also reads a table without a type."""
-    inner = next((part[key] for key in _SEQUENCES if key in part), None) if isinstance(part, dict) else None
+def flat(part: str, rule: Any) -> Iterator[Any]:
+    """Yields a rule of a part of a tokenizer, or those that it applies in sequence, as which the library also reads a
+    table without a type. A rule that has rules for another reason is yielded as it is."""
+    inner = rule.get(SEQUENCES[part]) if isinstance(rule, dict) and rule.get("type", "Sequence") == "Sequence" else None
     if isinstance(inner, list):
         for each in inner:
-            yield from flat(each)
-    elif part is not None:
-        yield part
+            yield from flat(part, each)
+    elif rule is not None:
+        yield rule
 
 
 def _texts(parts: dict[str, Any]) -> Iterator[str]:

@@ -138,7 +138,7 @@ class SideProcess:
             raise self._ended()
         answer = json.loads(line)
         if "error" in answer:
-            raise getattr(errors, answer["error"])(answer["message"])
+            raise getattr(errors, answer["error"], errors.MachineError)(answer["message"])
         return answer["value"]
 
     def _send(self, line: str) -> None:

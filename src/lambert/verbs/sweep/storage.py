@@ -11,13 +11,15 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.storages.journal._file import get_lock_file
 
 from lambert.core.errors import DataError, MachineError, UsageError
-from lambert.core.files import identity, make_folder, open_regular, read_file
+from lambert.core.files import identity, make_folder, open_regular
 from lambert.core.urls import public, without_secrets
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 from lambert.verbs.settings.sweep import SweepConfig
+
+_BLOCK = 1 << 16  # bytes that are searched at once for the end of a line
 
 
 class Journal(JournalFileBackend):
@@ -45,11 +47,16 @@ class Journal(JournalFileBackend):
         """Removes a last line without an end, which a process left that was killed while it wrote it. Optuna would
         append to that line, and could not read the file again."""
         with get_lock_file(JournalFileSymlinkLock(str(self._path))), open_regular(self._path, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            if size and file.read() != b"\n":
-                content = read_file(self._path)
-                file.truncate(content.rfind(b"\n") + 1)
+            whole = size = file.seek(0, os.SEEK_END)
+            while size:
+                begin = max(0, size - _BLOCK)
+                file.seek(begin)
+                if (found := file.read(size - begin).rfind(b"\n")) >= 0:
+                    size = begin + found + 1
+                    break
+                size = begin
+            if size < whole:
+                file.truncate(size)
 
 
 def open_storage(config: SweepConfig) -> "BaseStorage":
