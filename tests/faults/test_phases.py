@@ -79,7 +79,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "building the index": (pretrain, "CorpusSource"),
     "building the model": (weights, "fresh"),
     "looking for a checkpoint": (Run, "resume"),
-    "measuring the device": (ceiling.Ceiling, "_time"),
+    "measuring the device": (ceiling.Ceiling, "__init__"),
     "finding the micro-batches": (MicrobatchSize, "find"),
     "compiling": (compiler, "compile_blocks"),
 }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sides import SideHere
 from torch import Tensor
 
 from lambert.core.batch import Batch
@@ -114,7 +115,7 @@ def test_without_a_c_compiler_the_run_is_the_eager_one_and_says_so_in_a_line(
 def test_the_benchmark_compiles_lambert_s_side(lambert: Lambert, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr("lambert.verbs.bench.peak_of", lambda config, side: 1)
+    monkeypatch.setattr("lambert.verbs.bench.SideProcess", SideHere)
     checks = []
     for flag in ("--no-compile", "--compile"):
         counters.clear()

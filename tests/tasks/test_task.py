@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.tasks import TASKS, Columns, SquadConfig, TaskConfig, check_metrics, create, described, learn, predict
 from lambert.tasks.task import stored, write_rows
 
@@ -126,10 +126,10 @@ def test_prediction_streams(words: Tokenizer) -> None:
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(MachineError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot be written"):
         write_rows(tmp_path / "file" / "out.jsonl", [{"a": 1}])
     (tmp_path / "taken").mkdir()
-    with pytest.raises(MachineError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot be written"):
         write_rows(tmp_path / "taken", [{"a": 1}])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
 

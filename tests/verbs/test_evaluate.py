@@ -185,6 +185,6 @@ def test_predictions_that_cannot_be_written(
     (tmp_path / "file").write_text("mine")
     path = tmp_path / "file" / "p.jsonl"
     refused = lambert("evaluate", model=tuned("classify"), data=labelled("classify", "dev"), predictions=path)
-    assert refused.code == 4
+    assert refused.code == 2
     assert f"{path} cannot be written" in refused.err
     assert (tmp_path / "file").read_text() == "mine"

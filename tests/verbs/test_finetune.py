@@ -261,4 +261,9 @@ def test_kept_features_change_no_result(
     assert (
         lambert("finetune", recipe, "--out", tmp_path / "0", "--train.steps", 5, "--train.evaluate-every", 2).code == 0
     )
-    one_line(lambert("finetune", recipe, "--out", tmp_path / "x", "--cache", recipe), 2, "cache: ", "Choose another")
+    one_line(
+        lambert("finetune", recipe, "--out", tmp_path / "x", "--cache", recipe),
+        2,
+        "cannot be written",
+        "Choose another cache",
+    )

@@ -9,7 +9,7 @@ import pytest
 from run_folders import Outline, folder, page, row
 
 import lambert
-from lambert.core.errors import DataError, MachineError, UsageError
+from lambert.core.errors import DataError, UsageError
 from lambert.verbs import report
 from lambert.verbs.report import ReportConfig, cells
 from lambert.verbs.report.curves import compact
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_run_is_said(tmp_path: Path) -> None:
         assert "no line of metrics.jsonl is a row of a run" in page(run)
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").mkdir()
-    with pytest.raises(DataError, match=r"metrics\.jsonl is a folder"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl is no file but a folder"):
         page(run)
     with pytest.raises(DataError, match=r"page\.html is a file: name the folder of a run"):
         page(tmp_path / "page.html")
@@ -257,7 +257,7 @@ def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (begun / "metrics.jsonl").unlink()
     with pytest.raises(DataError, match=r"begun has no metrics yet: a row is written every N updates, N = log\.every"):
         report.run(ReportConfig(runs=(begun,)))
-    with pytest.raises(MachineError, match=r"cannot be written: .*choose another place"):
+    with pytest.raises(UsageError, match=r"cannot be written: .*Choose another place"):
         report.run(ReportConfig(runs=(run,), out=run / "config.toml" / "page.html"))
     (run / "summary.json").write_text('{"tables": [{"rows": [[1]]}]}')
     with pytest.raises(DataError, match=r"summary\.json of base: every table"):

@@ -17,7 +17,7 @@ def test_cost_time_and_energy_are_consistent(lambert: Lambert) -> None:
     assert chosen["cost"] == pytest.approx(2 * 8 * chosen["seconds"] / 3600)
     assert chosen["kilowatt_hours"] == pytest.approx(0.4 * chosen["device_hours"])
     assert sum(chosen["parts"].values()) == pytest.approx(chosen["update_seconds"])
-    assert "waiting" in chosen["limit"]
+    assert "products" in chosen["limit"]
 
 
 def test_no_efficient_choice_is_beaten(lambert: Lambert) -> None:

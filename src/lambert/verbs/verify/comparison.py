@@ -125,7 +125,7 @@ class Verified:
             "tokens_per_second": self.here.tokens_per_second, "memory_mb": self.here.memory_mb,
             "differences": list(self.differences),
         }  # fmt: skip
-        return json_text(found, indent=1)
+        return json_text(found)
 
 
 def compared(
